@@ -12,13 +12,14 @@ from pathlib import Path
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.flows.presets import FOLDER, draft_of, open_preset
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.bridge import report_markdown
 from rlcore.tasks.pipeline.opening import is_unfinished
 from rlcore.tasks.pipeline.preflight import preflight
 from rlcore.tasks.pipeline.promotion import current_champion, settle
 from rlcore.tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
 from rlcore.tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
-from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.pipeline.stages import ingredients_of
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.run import RunConfig

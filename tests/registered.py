@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import cast
 
 from rlcore.config import HardwareConfig
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.pipeline.stages import Stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult

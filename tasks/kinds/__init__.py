@@ -1,0 +1,33 @@
+"""The kinds of stages, a folder each.
+
+``settings.py`` is the table of a preset, ``step.py`` computes, ``page.py`` draws, and ``stage.py`` has the ``KIND``
+(:class:`rlcore.tasks.kinds.kind.StageKind`), which says what the pipeline does with a stage of the kind. Folders that
+are not listed here are stages that the pipeline adds by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        "sft": "rlcore.tasks.kinds.sft.settings:SftStage",
+        "dpo": "rlcore.tasks.kinds.dpo.settings:DpoStage",
+        "reward_model": "rlcore.tasks.kinds.reward_model.settings:RewardModelStage",
+        "rl": "rlcore.tasks.kinds.rl.settings:RlStage",
+        "rejection": "rlcore.tasks.kinds.rejection.settings:RejectionStage",
+        "difficulty": "rlcore.tasks.kinds.difficulty.settings:DifficultyStage",
+        "win_rate": "rlcore.tasks.kinds.win_rate.settings:WinRateStage",
+        "benchmark": "rlcore.tasks.kinds.benchmark.settings:BenchmarkStage",
+    }
+)
+"""What a preset may name as ``kind``, with its table."""
+
+
+def load(name: str) -> Any:
+    """Return what ``module:NAME`` names; a preset is read without the libraries that steps need."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)

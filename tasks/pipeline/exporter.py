@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rlcore.errors import ConfigError
 from rlcore.metrics import find_metric
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import RlStage
+from rlcore.tasks.presets.stages import rl_of
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import GaugeMetricFamily
@@ -97,8 +97,8 @@ def exported(config: RunConfig, stage: str) -> Iterator[Show | None]:
 
 def labels_of(config: RunConfig, stage: str) -> Labels:
     """A stage's labels; its recipe is the algorithm that it names, else the stage's name."""
-    own = config.stages.get(stage)
-    recipe = own.settings.algorithm if isinstance(own, RlStage) else stage
+    rl = rl_of(config.stages.get(stage))
+    recipe = rl.algorithm if rl else stage
     return Labels(preset=config.name, stage=stage, recipe=recipe)
 
 

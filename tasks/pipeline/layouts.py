@@ -24,7 +24,7 @@ from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize, readable, rl_needs
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import RlStage
+from rlcore.tasks.presets.stages import data_of, rl_of
 
 _GIB, _NODE = 2**30, 8  # GPUs of one machine, between which the link is the fast one
 _HALF, _SINGLE = 2, 4  # bytes
@@ -124,10 +124,10 @@ def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, c
     size, recompute = ModelSize.of(model), config.hardware.recompute_layers
     lines = []
     for stage, each in config.stages.items():
-        if isinstance(each, RlStage):
-            longest = max(config.data[data].max_tokens for data in each.prompts)
+        if rl := rl_of(each):
+            longest = max(config.data[data].max_tokens for data in data_of(each))
             offload = config.placement.offload
-            work = Work(size=size, rl=each.settings, prompt_tokens=longest, recompute=recompute, offload=offload)
+            work = Work(size=size, rl=rl, prompt_tokens=longest, recompute=recompute, offload=offload)
             lines.append(f"layout of {stage}, by arithmetic: {layout_line(work, name, count)}")
     return lines
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rlcore.metrics import is_of_machine
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.retrain import note_past
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
-from rlcore.tasks.pipeline.stages import Stage
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef
 from rlcore.tasks.store.cache import Record, describe_machine

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-import torch
 from transformers import PretrainedConfig
 
-from rlcore.algorithms.advantages import Episodes
-from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, SamplingConfig
 from rlcore.data_contracts.adapters.convert import is_generator
 from rlcore.errors import ConfigError, RlcoreError
@@ -26,18 +23,20 @@ from rlcore.models.gguf import find_package_file
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import reward_faults, untrained
 from rlcore.sampling.vllm.gpu_assignment import is_installed
+from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.data.step import DATASET_KINDS
-from rlcore.tasks.pipeline.extras import extra_faults
+from rlcore.tasks.kinds.facts import BASE, StageConfig
+from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
 from rlcore.tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
 from rlcore.tasks.pipeline.sizes import disk_account, position_faults
 from rlcore.tasks.pipeline.unusual import unusual
 from rlcore.tasks.presets import stages as parts_of_stages
+from rlcore.tasks.presets.caught import caught
 from rlcore.tasks.presets.data import HUB, POLICY
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY, asked_for
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import BASE, RlStage, StageConfig
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.data import check_options, hub_parts, resolve_adapter
 from rlcore.tasks.steps.episodes import environment_faults
@@ -46,7 +45,6 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import read_version
 from rlcore.text.tokenization import ChatTokenizer
 
-_KEY = re.compile(r"[a-z_]+(\.\w+)*")
 _SANDBOX = "infra/install_sandbox.sh (or: apt-get install bubblewrap)"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -98,21 +96,20 @@ def preflight(
     faults = [
         *config.faults,
         *_model(config.model),
-        *_caught("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
+        *caught("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
         *chain(*(_stage(ready, name) for name in stages)),
         *chain(*(_data(config, name) for name in data)),
         *(_evaluation(config) if is_evaluated else ()),
         *position_faults(config, ready.model, stages, data, is_evaluated=is_evaluated),
         *reference_faults(config, stages, data),
-        *extra_faults(config, stages),
         *(promotion_fault(config) if "promote" in (targets or ()) else ()),
     ]
     odd = unusual(config, stages)
     lines = [*odd, *(() if faults else unmeasured_line(config, data))]
     if not faults and refs is not None:  # the sizes are those that are meant
         new = [name for name in stages if name not in refs]
-        faults = _caught("memory", lambda: lines.extend(_memory(ready, stages)))
-        faults += _caught("disk", lambda: lines.append(disk_account(config, ready.model, new, home.root)))
+        faults = caught("memory", lambda: lines.extend(_memory(ready, stages)))
+        faults += caught("disk", lambda: lines.append(disk_account(config, ready.model, new, home.root)))
     if faults:
         raise ConfigError(
             "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys((*faults, *odd))),
@@ -128,22 +125,6 @@ def _memory(ready: Ready, stages: Collection[str]) -> list[str]:
     return memory_lines(ready.config, ready.home, known, stages)
 
 
-def _caught(path: str, work: Callable[[], object], *, within: bool = False) -> list[str]:
-    """The error of ``work`` as a line that begins with the full key ``path``, or with a more exact key of the error.
-
-    ``within``: keys of its errors are those within ``path``.
-    """
-    try:
-        work()
-    except RlcoreError as error:
-        where, section = error.where, path.partition(".")[0]
-        is_key = bool(_KEY.fullmatch(where))
-        key = f"{path}.{where}" if within and is_key else where if where.startswith(f"{section}.") else path
-        file = f" ({where})" if where and not is_key else ""
-        return [f"{key}: {error.what}{file}" + (f"; {error.fix}" if error.fix else "")]
-    return []
-
-
 def _model(config: ModelConfig) -> Iterator[str]:
     path = Path(config.path)
     if config.source == "hub" and not _COMMIT.fullmatch(config.revision):
@@ -156,7 +137,7 @@ def _model(config: ModelConfig) -> Iterator[str]:
     if config.source == "gguf" and not path.is_file():
         yield f"model.path = {config.path!r}: no such file"
     if config.source == "package":
-        yield from _caught("model.path", lambda: find_package_file(config.path, config.file))
+        yield from caught("model.path", lambda: find_package_file(config.path, config.file))
     if config.chat_template and not Path(config.chat_template).is_file():
         yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
 
@@ -183,8 +164,8 @@ def _engine(path: str, engine: EngineConfig) -> Iterator[str]:
 def _stage(ready: Ready, name: str) -> Iterator[str]:
     path, stage = f"stages.{name}", ready.config.stages[name]
     yield from _start(ready, name)
-    if isinstance(stage, RlStage):
-        yield from _caught(path, lambda: resolve_algorithm(stage.settings), within=True) or _signal(path, stage)
+    if checks := kind_of(stage.kind).checks:
+        yield from load(checks)(path, stage)
     sampling = parts_of_stages.sampling_of(stage)
     if sampling:
         prefill = ready.tokenizer.prefill if ready.tokenizer else ""
@@ -192,7 +173,7 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
         if judge := parts_of_stages.judge_of(stage):
             known = {judge.stage: untrained} if judge.stage else {}
             at = f"{path}.judge"
-            yield from _caught(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
+            yield from caught(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
         yield from _files(path, stage)
         yield from _sandbox(f"{path}.rewards", parts_of_stages.rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
@@ -216,23 +197,6 @@ def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
             yield f"{path}.{place}: programs run in a sandbox, and bubblewrap is not installed; {_SANDBOX}"
 
 
-def _signal(path: str, stage: RlStage) -> Iterator[str]:
-    """A group of one has no signal where a group's own mean is its baseline: that is computed, not looked up."""
-    if stage.settings.group_size == 1:
-        rewards, zeros = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.zeros(2, 1)
-        alone = Episodes(
-            rewards=rewards,
-            group=torch.tensor([0, 1]),
-            token_rewards=rewards[:, None],
-            values=zeros,
-            mask=torch.ones(2, 1, dtype=torch.bool),
-            next_values=zeros[:, 0],
-        )
-        if not resolve_algorithm(stage.settings).advantage(alone).any():
-            name = stage.settings.algorithm
-            yield f"{path}.group_size = 1: {name} compares answers to one prompt, so one carries no signal; take 8"
-
-
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
     """The files that functions of one's own read."""
     for key, term in parts_of_stages.terms_of(stage).items():
@@ -243,8 +207,8 @@ def _files(path: str, stage: StageConfig) -> Iterator[str]:
 
 def _data(config: RunConfig, name: str) -> list[str]:
     data, path = config.data[name], f"data.{name}"
-    faults = _caught(f"{path}.adapter", lambda: resolve_adapter(data))
-    faults = faults or _caught(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
+    faults = caught(f"{path}.adapter", lambda: resolve_adapter(data))
+    faults = faults or caught(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
     if faults:
         return faults
     adapter = resolve_adapter(data)
@@ -261,7 +225,7 @@ def _data(config: RunConfig, name: str) -> list[str]:
 def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
     """What is wrong with the file, or the place on a hub, that an adapter reads."""
     if source.startswith(HUB):
-        return _caught(key, lambda: hub_parts(source))
+        return caught(key, lambda: hub_parts(source))
     if Path(source).is_file():
         return []
     return [f"{key} = {source!r}: no such file, and the adapter {adapter!r} reads one; or {otherwise}"]

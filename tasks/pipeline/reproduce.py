@@ -23,8 +23,9 @@ from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, settings_of
 from rlcore.strict import build
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.keys import key_of, why
-from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.pipeline.stages import ingredients_of
 from rlcore.tasks.presets.run import RunConfig, without_faults
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore

@@ -10,13 +10,14 @@ from typing import Literal, Protocol
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.bridge import report_table, task
 from rlcore.tasks.pipeline.keys import key_of, why
 from rlcore.tasks.pipeline.models import complete_cards, register
 from rlcore.tasks.pipeline.opening import opened
 from rlcore.tasks.pipeline.pages import is_drawn, page_folder, show_pages
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
-from rlcore.tasks.pipeline.stages import Stage, ingredients_of, result_of, run_stage
+from rlcore.tasks.pipeline.stages import ingredients_of, result_of, run_stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache, describe_machine

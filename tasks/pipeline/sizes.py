@@ -15,7 +15,7 @@ from rlcore.hardware.memory_plan import ModelSize, readable
 from rlcore.models.architectures import max_positions
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import RlStage, data_of, sampling_of
+from rlcore.tasks.presets.stages import data_of, rl_of, sampling_of
 
 _COPIES = 2  # of each checkpoint that is made: the artifact, and the registered model
 _CHECKPOINTS = 3  # of an RL run while it works: the newest two, and one that is being written
@@ -61,7 +61,7 @@ def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str
     parameters: int = ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
     made: int = 1 + sum(stage.makes in ("checkpoint", "reward_model") for stage in own)
-    rl = [stage.settings for stage in own if isinstance(stage, RlStage)]
+    rl = [found for stage in own if (found := rl_of(stage))]
     working = max((_working(each, parameters) for each in rl), default=0)
     tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
     return made * _COPIES * _WEIGHT_BYTES * parameters + working + _ROLLOUT_BYTES * tokens

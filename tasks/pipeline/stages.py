@@ -11,16 +11,15 @@ import dataclasses
 import logging
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlcore.config import to_dict
-from rlcore.errors import ConfigError, RlcoreError, StorageError
-from rlcore.tasks.drawing.result import Draw, Result
+from rlcore.errors import RlcoreError, StorageError
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.bridge import as_task, report_progress, said_by
 from rlcore.tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
 from rlcore.tasks.pipeline.exporter import exported
@@ -48,54 +47,6 @@ from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 
 logger = logging.getLogger(__name__)
-
-
-def no_files(config: Sections) -> str:
-    """The ``external`` of a stage that reads nothing but its inputs."""
-    return ""
-
-
-def all_used(config: Sections) -> frozenset[str]:
-    """The ``unused`` of a stage that may run all the code that it can reach."""
-    return frozenset()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One step of a pipeline, with what it depends on and what is made of its result.
-
-    ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
-    its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
-    that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``unused`` names
-    modules that the step can reach and does not run with these sections, and packages of others that it then does not
-    use; the key does not count them. ``version`` is raised when a result has to be made anew though no code of ours
-    changed.
-
-    ``model``: the artifact holds a model, which is registered as ``<name of the preset>-<model>``. ``draw`` makes the
-    stage's page. Neither is in the key: they work on the finished artifact, also where it came from the cache.
-
-    Raises:
-        ConfigError: ``run`` holds captured variables, which would be missing from the key.
-    """
-
-    name: str
-    version: int
-    kind: str
-    run: Callable[[StageContext], StageResult]
-    sections: Callable[[RunConfig], Sections]
-    inputs: tuple[str, ...] = ()
-    external: Callable[[Sections], str] = no_files
-    unused: Callable[[Sections], frozenset[str]] = all_used
-    model: str = ""
-    draw: Draw | None = None
-
-    def __post_init__(self) -> None:
-        function = self.run.func if isinstance(self.run, partial) else self.run
-        if getattr(function, "__closure__", None):
-            raise ConfigError(
-                f"the function of stage {self.name!r} captures variables, which its key cannot see",
-                fix="bind them with functools.partial, or read them from the configuration",
-            )
 
 
 def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> Ingredients:

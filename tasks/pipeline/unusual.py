@@ -8,8 +8,9 @@ from typing import Any
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
+from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import StageConfig, data_of
+from rlcore.tasks.presets.stages import data_of
 
 # The largest values that recipes of the literature and ours have, with room above.
 LARGEST = {

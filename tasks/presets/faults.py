@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rlcore.tasks.kinds.facts import BASE, PRODUCTS, Rows, StageConfig
 from rlcore.tasks.presets.data import POLICY
 from rlcore.tasks.presets.graph import (
     REGISTRY,
@@ -17,19 +18,13 @@ from rlcore.tasks.presets.graph import (
 )
 from rlcore.tasks.presets.judging_faults import evaluation_faults, listed, promotion_faults
 from rlcore.tasks.presets.stages import (
-    BASE,
-    PRODUCTS,
-    BenchmarkStage,
-    RewardModelStage,
-    RlStage,
-    Rows,
-    StageConfig,
     anchors_of,
     critic_of,
     data_of,
     draw_of,
     human_pairs_of,
     judge_of,
+    kl_of,
     reference_of,
     rewards_of,
     sampling_of,
@@ -106,7 +101,7 @@ def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str
     if not named:
         return
     yield from _start(config, f"{path}.reference", named)
-    if isinstance(stage, RlStage) and stage.settings.kl.coefficient == 0.0:
+    if (kl := kl_of(stage)) and kl.coefficient == 0.0:
         yield (
             f"{path}.reference = {named!r}: kl.coefficient is 0, so nothing is measured to it; set it above 0, or "
             "leave reference out"
@@ -115,12 +110,13 @@ def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str
 
 def _is_taught(stage: StageConfig) -> bool:
     """Whether the KL to a reference of its own is what a stage is paid by, with or without rewards."""
-    return isinstance(stage, RlStage) and bool(stage.reference) and stage.settings.kl.placement == "reward"
+    kl = kl_of(stage)
+    return kl is not None and bool(reference_of(stage)) and kl.placement == "reward"
 
 
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     key, known = f"{path}.{stage.data_key}", _rows(config, stage.reads)
-    if not data_of(stage) and not isinstance(stage, BenchmarkStage):
+    if stage.data_key and not data_of(stage):
         yield f"{key}: names no data; choose among {listed(known)}"
     for name in data_of(stage):
         at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"
@@ -204,7 +200,7 @@ def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         return
     source, known = critic.initialise_from, _reward_models(config)
     model = config.stages.get(source)
-    if not isinstance(model, RewardModelStage):
+    if model is None or model.makes != "reward_model":
         names = listed([POLICY, *known])
         yield f"{path}.critic.initialise_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
     elif critic.placement == "adapter" and not model.settings.trunk.adapter.rank:

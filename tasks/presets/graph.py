@@ -10,10 +10,9 @@ from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from rlcore.config.rl import RlConfig
+from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.presets.stages import (
-    BASE,
-    RlStage,
-    StageConfig,
     anchors_of,
     data_of,
     draw_of,
@@ -21,6 +20,7 @@ from rlcore.tasks.presets.stages import (
     reference_of,
     reward_models_of,
     rewards_of,
+    rl_of,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def opponents(config: RunConfig) -> tuple[tuple[str, ...], ...]:
     """The RL stages that started from the same checkpoint, where there are several: compared at equal cost."""
     groups: dict[str, list[str]] = {}
     for name, stage in checkpoints(config).items():
-        if isinstance(stage, RlStage):
+        if stage is not None and rl_of(stage):
             groups.setdefault(start_of(name, stage), []).append(name)
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
@@ -140,9 +140,9 @@ def math_data(config: RunConfig) -> frozenset[str]:
     return frozenset((rewarded | named) & config.data.keys())
 
 
-def rl_stages(config: RunConfig) -> dict[str, RlStage]:
-    """The stages of online RL, in their order."""
-    return {name: stage for name in stage_order(config) if isinstance(stage := config.stages[name], RlStage)}
+def rl_stages(config: RunConfig) -> dict[str, RlConfig]:
+    """The settings of the stages of online RL, in their order."""
+    return {name: rl for name in stage_order(config) if (rl := rl_of(config.stages[name]))}
 
 
 def ancestors(config: RunConfig, name: str) -> frozenset[str]:

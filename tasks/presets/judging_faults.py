@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlcore.tasks.presets.graph import checkpoints, evaluated_data, prompt_data, rl_stages
-from rlcore.tasks.presets.stages import RlStage, reward_models_of
+from rlcore.tasks.presets.stages import reward_models_of, rl_of
 
 if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
@@ -55,17 +55,17 @@ def promotion_faults(config: RunConfig) -> Iterator[str]:
     if not config.retrain:
         return
     challenger = config.stages.get(promotion.challenger) if promotion else None
-    if not isinstance(challenger, RlStage):
+    if challenger is None or not rl_of(challenger):
         yield f"retrain: needs [promotion] with a challenger among the RL stages {listed(list(rl_stages(config)))}"
     elif len(reward_models_of(challenger)) > 1:
         yield "retrain: gates one reward model, and the challenger uses several; leave all but one out"
 
 
 def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
-    stage = rl_stages(config).get(challenger)
-    if stage is None:
+    rl = rl_stages(config).get(challenger)
+    if rl is None:
         yield f"promotion.max_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
-    elif not stage.settings.kl.coefficient:
+    elif not rl.kl.coefficient:
         yield (
             f"promotion.max_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set it "
             "above 0, or leave max_kl out"

@@ -18,13 +18,14 @@ from rlcore.config.placement import Learning, PlacementConfig, placement_faults
 from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import apply_override, build, refusal
+from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, anchored
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.faults import graph_faults
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.report import ReportConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
-from rlcore.tasks.presets.stages import AnyStage, DpoStage, RewardModelStage, RlStage, SftStage, StageConfig
+from rlcore.tasks.presets.stages import AnyStage
 
 Section = TypeVar("Section")
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -97,8 +98,7 @@ class RunConfig:
 
 def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
     """The settings of the stages that learn where the preset places them."""
-    kinds = RlStage | SftStage | DpoStage | RewardModelStage
-    return {name: stage.settings for name, stage in stages.items() if isinstance(stage, kinds)}
+    return {name: stage.settings for name, stage in stages.items() if stage.makes in ("checkpoint", "reward_model")}
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:

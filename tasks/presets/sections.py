@@ -16,7 +16,7 @@ from rlcore.config import EngineConfig, ModelConfig, PlacementConfig, to_dict
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import STAGE_KINDS, StageConfig, sampling_of
+from rlcore.tasks.presets.stages import STAGE_KINDS, sampling_of
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,13 @@ def section_of(config: RunConfig, name: str) -> Any:
     return replace(section, engine=None) if isinstance(section, EvaluationConfig) else section
 
 
-def _with_engine(config: RunConfig, name: str) -> StageConfig:
-    stage: StageConfig = config.stages[name]
+def _with_engine(config: RunConfig, name: str) -> Any:
+    stage: Any = config.stages[name]
     sampling = sampling_of(stage)
     if sampling is None:
         return stage
-    settings: Any = stage.settings  # of a kind that samples
     named = replace(sampling, engine=config.engine_of(sampling))
-    return replace(stage, settings=replace(settings, sampling=named))
+    return replace(stage, settings=replace(stage.settings, sampling=named))
 
 
 def _files(name: str, section: Any) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,7 @@ from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from rlcore.tasks.drawing.found import Folders, reward_models, rl_runs
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import RlStage, data_of, rewards_of
+from rlcore.tasks.presets.stages import data_of, rewards_of, rl_of
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.storage import read_json, read_table
 
@@ -93,7 +93,7 @@ def stage_facts(config: RunConfig) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "kind": stage.settings.algorithm if isinstance(stage, RlStage) else stage.kind.replace("_", " "),
+            "kind": rl.algorithm if (rl := rl_of(stage)) else stage.kind.replace("_", " "),
             "start": stage.start,
             "data": ", ".join(data_of(stage)),
             "rewards": [_reward(term) for term in to_dict(rewards_of(stage))],

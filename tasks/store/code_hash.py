@@ -44,8 +44,8 @@ NEUTRAL = (
     "rlcore.tasks.store",
     "rlcore.tasks.tracking",
 )
-_KIND = re.compile(r"tasks\.kinds(\.\w+)?")  # says where its parts are
-_NOT_COMPUTED = re.compile(r"tasks\.kinds\.\w+\.(settings|page)")
+_KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
+_NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(settings|page|stage|memory|checks)")
 _ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
 _MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
 _ROOT = Path(rlcore.__file__).resolve().parents[1]

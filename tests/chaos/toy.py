@@ -10,9 +10,9 @@ import pandas as pd
 from prefect import flow
 
 from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.bridge import call_flow
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.pipeline.stages import Stage
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home

@@ -104,10 +104,10 @@ def test_its_settings_are_for_real_models(name: str, project: Path) -> None:
     config = open_preset(str(project / f"my_{name}.toml"), ["stages.grpo.sampling.max_new_tokens=512"])
     (rl,) = rl_stages(config).values()
     assert config.hardware.recompute_layers
-    assert rl.settings.update.adapter.rank
-    assert rl.settings.learning_rate <= 1e-5
-    assert rl.settings.sampling.temperature == 1.0
-    assert rl.settings.group_size >= 8
+    assert rl.update.adapter.rank
+    assert rl.learning_rate <= 1e-5
+    assert rl.sampling.temperature == 1.0
+    assert rl.group_size >= 8
     assert config.model.shape == ShapeConfig()
 
 

@@ -11,8 +11,9 @@ import torch
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import promotion_stages, stages
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.keys import function_of, key_of
-from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.pipeline.stages import ingredients_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows

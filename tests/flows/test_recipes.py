@@ -123,7 +123,7 @@ def test_three_algorithms_from_one_start_are_compared_with_each_other_under_thei
         assert f"| {contrast} |" in page
     assert opponents(open_preset("three_way")) == (("grpo", "ppo", "dapo"),)
     assert "## grpo against ppo against dapo at equal samples" in page
-    assert [stage.settings.algorithm for stage in rl_stages(open_preset("three_way")).values()] == [
+    assert [rl.algorithm for rl in rl_stages(open_preset("three_way")).values()] == [
         "grpo",
         "ppo",
         "dapo",

@@ -10,8 +10,9 @@ import pytest
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.keys import function_of, key_of
-from rlcore.tasks.pipeline.stages import Stage, ingredients_of
+from rlcore.tasks.pipeline.stages import ingredients_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps import recipe
 from rlcore.tasks.store import code_hash

@@ -27,7 +27,7 @@ from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageResult
-from rlcore.tasks.pipeline.stages import Stage
+from rlcore.tasks.kinds.kind import Stage
 
 @dataclass
 class Config:

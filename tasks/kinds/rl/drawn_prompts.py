@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlcore.errors import DataError
 from rlcore.sampling.difficulty import Tried, drawn
-from rlcore.tasks.presets.stages import DrawConfig, RlStage
+from rlcore.tasks.kinds.rl.settings import DrawConfig, RlStage
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.steps.tokens import id_in_dataset
 from rlcore.tasks.store.storage import read_table

@@ -24,8 +24,9 @@ from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tasks.kinds.rl.drawn_prompts import drawn_prompts
+from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.stages import RlStage, sampling_of, terms_of
+from rlcore.tasks.presets.stages import sampling_of, terms_of
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.episodes import episodes_digest, with_tools
 from rlcore.tasks.steps.rewards import (

@@ -26,8 +26,8 @@ from rlcore.rewards.pairs import Pair
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict import build
+from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.presets.stages import WinRateStage
 from rlcore.tasks.steps.base import MODEL, StageContext, prepared
 from rlcore.tasks.steps.episodes import with_tools
 from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine

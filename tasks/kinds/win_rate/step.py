@@ -18,7 +18,7 @@ from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
-from rlcore.tasks.presets.stages import WinRateStage
+from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import open_reward_models
 from rlcore.tasks.steps.runtime import open_runtime

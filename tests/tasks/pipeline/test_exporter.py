@@ -14,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
-from rlcore.tasks.pipeline.stages import Stage, run_stage
+from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactStore

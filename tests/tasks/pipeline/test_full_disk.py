@@ -13,9 +13,9 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import OperationalError
 
 from rlcore.errors import StorageError
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.opening import is_unfinished
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.pipeline.stages import Stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.disk import full_disk_named
 from rlcore.tasks.store.settings import Home

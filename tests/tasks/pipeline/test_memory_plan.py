@@ -12,10 +12,12 @@ from transformers import LlamaConfig
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import plan_memory
+from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.tasks.pipeline import memory_plan
 from rlcore.tasks.pipeline.memory_plan import checked, memory_lines, model_of, needs_of
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps import memory_need
 from rlcore.tasks.store.settings import Home
 
 GIB = 2**30
@@ -33,8 +35,12 @@ SEVEN_B = LlamaConfig(
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of 80 GiB that computes in bfloat16."""
-    monkeypatch.setattr(memory_plan, "choose_device_and_dtype", lambda _: (torch.device("cuda"), torch.bfloat16))
-    monkeypatch.setattr(memory_plan, "total_bytes", lambda _: 80 * GIB)
+    kinds = (f"kinds.{kind}.memory" for kind in ("sft", "dpo", "reward_model", "rl"))
+    for name in ("steps.memory_need", "pipeline.memory_plan", *kinds):
+        chooser = f"rlcore.tasks.{name}.choose_device_and_dtype"
+        monkeypatch.setattr(chooser, lambda _: (torch.device("cuda"), torch.bfloat16))
+    for module in (memory_need, memory_plan):
+        monkeypatch.setattr(module, "total_bytes", lambda _: 80 * GIB)
 
 
 def preset(*overrides: str) -> RunConfig:
@@ -118,7 +124,7 @@ def test_a_model_from_scratch_is_known_before_it_is_made_and_one_from_a_hub_is_n
     assert model is not None
     shape = config.model.shape
     made = make_model(shape, make_tokenizer(max_positions=shape.max_positions), seed=0)
-    assert memory_plan.ModelSize.of(model).num_parameters == sum(p.numel() for p in made.parameters())
+    assert ModelSize.of(model).num_parameters == sum(p.numel() for p in made.parameters())
     commit = "0" * 40
     unknown = preset("model.source=hub", "model.path=org/name", f"model.revision={commit}")
     assert model_of(unknown, home, {}) is None

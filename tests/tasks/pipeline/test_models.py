@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.pipeline.stages import Stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home

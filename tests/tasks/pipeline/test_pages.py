@@ -12,9 +12,9 @@ import pytest
 
 from rlcore.errors import DataError
 from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.pipeline.stages import Stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.code_hash import closure
 from rlcore.tasks.store.settings import Home

@@ -14,8 +14,9 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, TrainingError
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.stage_runs import PipelineRun, parameters
-from rlcore.tasks.pipeline.stages import Stage, run_stage
+from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult

@@ -11,9 +11,10 @@ import pytest
 
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.strict import Above, AtLeast, Below, Between, keys_of
+from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.described import chosen, comments, describe, fields_of, origin_of, origins, plain, type_text
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import STAGE_KINDS, RlStage
+from rlcore.tasks.presets.stages import STAGE_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)

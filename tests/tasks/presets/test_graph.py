@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
+from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.graph import (
     asked_for,
     checkpoints,
@@ -19,7 +20,7 @@ from rlcore.tasks.presets.graph import (
     stage_order,
 )
 from rlcore.tasks.presets.run import RunConfig, load_preset
-from rlcore.tasks.presets.stages import STAGE_KINDS, RlStage
+from rlcore.tasks.presets.stages import STAGE_KINDS
 
 PRESET = """
 name = "test"

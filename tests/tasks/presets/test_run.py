@@ -14,9 +14,9 @@ from rlcore.algorithms.kl import KL_LOSSES
 from rlcore.config import KlConfig, MismatchConfig, OptimConfig, ShapeConfig, to_dict
 from rlcore.errors import ConfigError
 from rlcore.strict import build
+from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.described import describe
 from rlcore.tasks.presets.run import RunConfig, load_preset
-from rlcore.tasks.presets.stages import RlStage
 from tests import strategies
 
 PRESET = """

@@ -17,7 +17,7 @@ from rlcore.flows.presets import open_preset
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.tasks.presets.stages import RlStage
+from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.steps.episodes import (
     corpus_digest,
     environment_faults,

@@ -20,7 +20,7 @@ from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.gpu_assignment import Cards
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.tasks.presets.stages import RejectionStage
+from rlcore.tasks.kinds.rejection.settings import RejectionStage
 from rlcore.tasks.steps import rollout_engine
 from rlcore.tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
 from rlcore.text.tokenization import ChatTokenizer

@@ -13,7 +13,7 @@ from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.kinds.difficulty.step import account, difficulties, figures
 from rlcore.tasks.kinds.rl.drawn_prompts import drawn_prompts
-from rlcore.tasks.presets.stages import DrawConfig
+from rlcore.tasks.kinds.rl.settings import DrawConfig
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import Message, Prompt
 

@@ -13,7 +13,7 @@ from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.kinds.rl.parts import needed_reward_models
-from rlcore.tasks.presets.stages import RlStage
+from rlcore.tasks.kinds.rl.settings import RlStage
 
 
 def settings(preset: str, stage: str, *overrides: str) -> RlConfig:

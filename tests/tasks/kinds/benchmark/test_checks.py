@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 from rlcore.flows.presets import open_preset
-from rlcore.tasks.pipeline import extras
-from rlcore.tasks.pipeline.extras import extra_faults
+from rlcore.tasks.kinds.benchmark import checks
 
 
 def test_a_missing_harness_and_a_missing_task_are_named_with_their_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     config = open_preset("skills", ('stages.skills.tasks=["sum_choice", "gone"]',))
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    installed, task = extra_faults(config, ["sft", "skills"])
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    installed, task = checks.errors("stages.skills", config.stages["skills"])
     assert installed == "stages.skills: the evaluation harness is not installed: pip install 'rlcore[benchmarks]'"
     assert task.startswith("stages.skills.tasks: there is no file ")
     assert Path(task.rpartition(" ")[2]).name == "gone.yaml"
 
 
 def test_the_committed_tasks_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: object())
-    assert list(extra_faults(open_preset("skills"), ["skills", "grpo"])) == []
+    monkeypatch.setattr(checks, "find_spec", lambda name: object())
+    assert list(checks.errors("stages.skills", open_preset("skills").stages["skills"])) == []

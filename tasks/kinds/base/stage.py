@@ -1,0 +1,34 @@
+"""The stages that import checkpoints: the starting one of a run, and those of the registry."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.base.step import import_sections, registered_version, run_import_sft, run_start, source_files
+from rlcore.tasks.kinds.kind import IMPORT, Stage, sections
+from rlcore.tasks.steps.recipe import unused_by_import
+
+IMPORTED = Stage(
+    name=IMPORT,
+    version=1,
+    kind="checkpoint",
+    model="base",
+    run=run_import_sft,
+    sections=import_sections,
+    external=source_files,
+    unused=unused_by_import,
+)
+"""The starting checkpoint of a run."""
+
+
+def start_stage(name: str, model: str) -> Stage:
+    """A registered model that a stage starts from or measures its KL to."""
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        run=partial(run_start, model=model),
+        inputs=(IMPORT,),
+        sections=sections(),
+        external=partial(registered_version, model=model),
+    )

@@ -1,0 +1,23 @@
+"""The table of a preset for a benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.strict import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkStage:
+    """What ``start`` makes of tasks of the language model evaluation harness. It reads no data set of the preset."""
+
+    makes: ClassVar[Product] = "benchmark"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = ""
+    is_compared: ClassVar[bool] = True
+    kind: Literal["benchmark"]
+    start: str
+    settings: BenchmarkConfig = field(metadata=INLINE)

@@ -1,0 +1,31 @@
+"""The kind of benchmarks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.benchmark.page import benchmark_page
+from rlcore.tasks.kinds.benchmark.settings import BenchmarkStage
+from rlcore.tasks.kinds.benchmark.step import run_benchmark, task_files
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+
+
+def benchmark_stage(name: str, config: RunConfig) -> Stage:
+    """What a checkpoint makes of a benchmark's tasks."""
+    own = config.stage(name, BenchmarkStage)
+    policy = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="benchmark",
+        draw=benchmark_page,
+        run=partial(run_benchmark, policy=policy),
+        inputs=(policy,),
+        sections=own_sections(name, "confidence", "hardware"),
+        external=task_files,
+    )
+
+
+KIND = StageKind(stage=benchmark_stage, checks="rlcore.tasks.kinds.benchmark.checks:errors")

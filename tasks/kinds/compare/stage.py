@@ -1,0 +1,26 @@
+"""The comparison of the checkpoints of a run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.compare.page import comparison_page
+from rlcore.tasks.kinds.compare.step import run_compare
+from rlcore.tasks.kinds.kind import Stage, sections
+from rlcore.tasks.presets.graph import checkpoints, contrasts, opponents, stage_order
+from rlcore.tasks.presets.run import RunConfig
+
+
+def compare_stage(config: RunConfig) -> Stage:
+    """The comparison, which reads every evaluation and what else the kinds have to tell."""
+    evaluations = (f"evaluate_{name}" for name in checkpoints(config))
+    told = (name for name in stage_order(config) if config.stages[name].is_compared)
+    return Stage(
+        name="compare",
+        version=1,
+        kind="comparison",
+        draw=comparison_page,
+        run=partial(run_compare, contrasts=contrasts(config), opponents=opponents(config)),
+        inputs=(*evaluations, *told),
+        sections=sections("confidence"),
+    )

@@ -1,0 +1,56 @@
+"""The stages that prepare datasets."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.data.page import data_page
+from rlcore.tasks.kinds.data.sampled_step import run_prepare_sampled
+from rlcore.tasks.kinds.data.step import data_source, run_prepare
+from rlcore.tasks.kinds.kind import IMPORT, Stage, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.presets.data import POLICY, DatasetConfig
+from rlcore.tasks.presets.graph import math_data, prompt_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, data_sections
+from rlcore.tasks.steps.base import prepared
+from rlcore.tasks.steps.data import resolve_adapter
+from rlcore.tasks.steps.recipe import unused_by_pairs, unused_by_preparing
+
+
+def data_stage(name: str, config: RunConfig) -> Stage:
+    """The stage that prepares a data set. It refuses or drops prompts that other data sets hold out for evaluation."""
+    data, asked = config.data[name], prompt_data(config)
+    held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
+    if resolve_adapter(data) == POLICY:
+        return _prepare_sampled(name, data, asked, held_out)
+    is_graded = name in math_data(config)
+    return Stage(
+        name=prepared(name),
+        version=1,
+        kind="dataset",
+        draw=data_page,
+        run=partial(run_prepare, name=name, held_out=held_out, is_graded=is_graded),
+        inputs=(IMPORT, *held_out),
+        sections=partial(_data_sections, name, ()),
+        external=data_source,
+        unused=partial(unused_by_preparing, is_graded=is_graded),
+    )
+
+
+def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], held_out: tuple[str, ...]) -> Stage:
+    policy = stage_of_checkpoint(data.policy)
+    return Stage(
+        name=prepared(name),
+        version=1,
+        kind="dataset",
+        draw=data_page,
+        run=partial(run_prepare_sampled, name=name, policy=policy, prompts=asked, held_out=held_out),
+        inputs=(policy, *held_out),
+        sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
+        external=data_source,
+        unused=unused_by_pairs,
+    )
+
+
+def _data_sections(name: str, others: tuple[str, ...], config: RunConfig) -> Sections:
+    return data_sections(config, name, *others)

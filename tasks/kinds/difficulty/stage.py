@@ -1,0 +1,35 @@
+"""The kind of pass rates of prompts."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.difficulty.page import difficulty_page
+from rlcore.tasks.kinds.difficulty.settings import DifficultyStage
+from rlcore.tasks.kinds.difficulty.step import run_difficulty
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.rl.parts import outside
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import reward_models_of
+from rlcore.tasks.steps.recipe import unused_by_stage
+
+
+def difficulty_stage(name: str, config: RunConfig) -> Stage:
+    """How often a policy solves each of the prompts."""
+    own = config.stage(name, DifficultyStage)
+    policy = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="difficulty",
+        draw=difficulty_page,
+        run=partial(run_difficulty, policy=policy),
+        inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
+        sections=own_sections(name, "confidence", "hardware"),
+        external=outside,
+        unused=unused_by_stage,
+    )
+
+
+KIND = StageKind(stage=difficulty_stage)

@@ -1,0 +1,24 @@
+"""The table of a preset for direct preference optimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rlcore.config.training import DpoConfig
+from rlcore.strict import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoStage:
+    """Direct preference optimization. ``data``: data sets of preference pairs."""
+
+    makes: ClassVar[Product] = "checkpoint"
+    reads: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["dpo"]
+    start: str
+    data: tuple[str, ...]
+    settings: DpoConfig = field(metadata=INLINE)

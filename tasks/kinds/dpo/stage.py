@@ -1,0 +1,33 @@
+"""The kind of direct preference optimization."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.dpo.page import dpo_page
+from rlcore.tasks.kinds.dpo.settings import DpoStage
+from rlcore.tasks.kinds.dpo.step import run_dpo
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.recipe import unused_by_training
+
+
+def dpo_stage(name: str, config: RunConfig) -> Stage:
+    """A checkpoint trained on preference pairs."""
+    own = config.stage(name, DpoStage)
+    start = stage_of_checkpoint(start_of(name, own))
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        model=name,
+        draw=dpo_page,
+        run=partial(run_dpo, start=start),
+        inputs=(start, *stages_of_data(config, own.data)),
+        sections=own_sections(name, "confidence", "hardware", "placement", data=own.data),
+        unused=unused_by_training,
+    )
+
+
+KIND = StageKind(stage=dpo_stage, memory="rlcore.tasks.kinds.dpo.memory:need")

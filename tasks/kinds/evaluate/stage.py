@@ -1,0 +1,27 @@
+"""The evaluation of a checkpoint on the held-out problems."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.evaluate.step import run_evaluate
+from rlcore.tasks.kinds.kind import Stage, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.episodes import evaluation_episodes, evaluation_sections
+from rlcore.tasks.steps.recipe import unused_by_evaluation
+
+
+def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
+    """The evaluation of a checkpoint, by the name that presets give it."""
+    data, stage = evaluated_data(config), stage_of_checkpoint(checkpoint)
+    return Stage(
+        name=f"evaluate_{checkpoint}",
+        version=1,
+        kind="evaluation",
+        run=partial(run_evaluate, checkpoint=stage, data=data),
+        inputs=(stage, *stages_of_data(config, data)),
+        sections=evaluation_sections,
+        external=evaluation_episodes,
+        unused=unused_by_evaluation,
+    )

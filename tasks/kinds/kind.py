@@ -1,0 +1,119 @@
+"""What the pipeline knows of a stage, and of a kind of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from rlcore.errors import ConfigError
+from rlcore.tasks.drawing.result import Draw
+from rlcore.tasks.kinds import KINDS, load
+from rlcore.tasks.kinds.facts import BASE
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, sections_of, stage_sections
+from rlcore.tasks.steps.base import StageContext, StageResult, prepared
+
+IMPORT = "import_sft"
+
+
+def no_files(config: Sections) -> str:
+    """The ``external`` of a stage that reads nothing but its inputs."""
+    return ""
+
+
+def all_used(config: Sections) -> frozenset[str]:
+    """The ``unused`` of a stage that may run all the code that it can reach."""
+    return frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One step of a pipeline, with what it depends on and what is made of its result.
+
+    ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
+    its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
+    that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``unused`` names
+    modules that the step can reach and does not run with these sections, and packages of others that it then does not
+    use; the key does not count them. ``version`` is raised when a result has to be made anew though no code of ours
+    changed.
+
+    ``model``: the artifact holds a model, which is registered as ``<name of the preset>-<model>``. ``draw`` makes the
+    stage's page. Neither is in the key: they work on the finished artifact, also where it came from the cache.
+
+    Raises:
+        ConfigError: ``run`` holds captured variables, which would be missing from the key.
+    """
+
+    name: str
+    version: int
+    kind: str
+    run: Callable[[StageContext], StageResult]
+    sections: Callable[[RunConfig], Sections]
+    inputs: tuple[str, ...] = ()
+    external: Callable[[Sections], str] = no_files
+    unused: Callable[[Sections], frozenset[str]] = all_used
+    model: str = ""
+    draw: Draw | None = None
+
+    def __post_init__(self) -> None:
+        function = self.run.func if isinstance(self.run, partial) else self.run
+        if getattr(function, "__closure__", None):
+            raise ConfigError(
+                f"the function of stage {self.name!r} captures variables, which its key cannot see",
+                fix="bind them with functools.partial, or read them from the configuration",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageKind:
+    """A kind that presets name.
+
+    ``stage`` makes the stage of a name in a preset. ``memory``: the function, as ``module:NAME``, that says what it
+    needs of the device, (name, config, size of the model) to :class:`rlcore.tasks.steps.memory_need.Need`; empty where
+    it trains nothing. ``checks``: the function, likewise, that says what is wrong before work, (key, its table) to
+    lines; empty where nothing else can be.
+    """
+
+    stage: Callable[[str, RunConfig], Stage]
+    memory: str = ""
+    checks: str = ""
+
+
+def kind_of(name: str) -> StageKind:
+    """The kind that a preset calls ``name``."""
+    found: StageKind = load(KINDS[name].partition(".settings")[0] + ".stage:KIND")
+    return found
+
+
+def preset_stage(name: str, config: RunConfig) -> Stage:
+    """The stage ``name`` of a preset."""
+    return kind_of(config.stages[name].kind).stage(name, config)
+
+
+def stage_of_checkpoint(name: str) -> str:
+    """The stage that makes the checkpoint ``name``."""
+    return IMPORT if name == BASE else name
+
+
+def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
+    """The stages that make the rows of these names: of datasets, or of stages themselves."""
+    return tuple(name if name in config.stages else prepared(name) for name in names)
+
+
+def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:
+    """Declare the settings of the stage ``name``, datasets, and other sections: ``hardware`` where a model computes."""
+    return partial(_own_sections, name, others, data)
+
+
+def sections(*names: str) -> Callable[[RunConfig], Sections]:
+    """Declare sections of a preset: ``hardware`` where a model computes."""
+    return partial(_sections, names)
+
+
+def _own_sections(name: str, others: tuple[str, ...], data: tuple[str, ...], config: RunConfig) -> Sections:
+    return stage_sections(config, name, *others, data=data)
+
+
+def _sections(names: tuple[str, ...], config: RunConfig) -> Sections:
+    return sections_of(config, *names)

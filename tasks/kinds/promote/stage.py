@@ -1,0 +1,93 @@
+"""The stages of a promotion: the champion, what it is compared by, and the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from rlcore.tasks.kinds.benchmark.settings import BenchmarkStage
+from rlcore.tasks.kinds.benchmark.stage import benchmark_stage
+from rlcore.tasks.kinds.evaluate.stage import evaluate_stage
+from rlcore.tasks.kinds.kind import Stage, sections, stages_of_data
+from rlcore.tasks.kinds.promote.page import promotion_page
+from rlcore.tasks.kinds.promote.step import (
+    CHALLENGER_ASKED,
+    CHAMPION_ASKED,
+    CHAMPION_STAGE,
+    WINS,
+    run_champion,
+    run_promote,
+)
+from rlcore.tasks.kinds.win_rate.settings import WinRateStage
+from rlcore.tasks.kinds.win_rate.stage import win_rate_stage
+from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.tracking.registry import ModelVersion
+
+
+def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
+    """The champion, what it is compared by, and the verdict."""
+    promotion = config.section("promotion", PromotionConfig)
+    challenger, data = promotion.challenger, evaluated_data(config)
+    judged = config.stage(promotion.win_rate, WinRateStage).data if promotion.win_rate else ()
+    asked = dict.fromkeys((*data, *judged))
+    asks = tuple(_benchmark(name, challenger, CHALLENGER_ASKED, config) for name in promotion.benchmarks if champion)
+    inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", *stages_of_data(config, asked))
+    opponent: tuple[Stage, ...] = ()
+    if champion is not None:
+        uri = f"models:/{champion.name}/{champion.version}"
+        imported = Stage(
+            name=CHAMPION_STAGE,
+            version=1,
+            kind="checkpoint",
+            run=partial(run_champion, uri=uri, sha256=champion.sha256),
+            sections=sections(),
+            external=partial(_constant, champion.model_id),
+        )
+        wins = (_champion_win_rate(config),) if promotion.win_rate else ()
+        theirs = (_benchmark(name, CHAMPION_STAGE, CHAMPION_ASKED, config) for name in promotion.benchmarks)
+        opponent = (imported, evaluate_stage(CHAMPION_STAGE, config), *wins, *asks, *theirs)
+        inputs = (*inputs, *(stage.name for stage in opponent))
+    version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
+    verdict = Stage(
+        name="promote",
+        version=1,
+        kind="verdict",
+        draw=promotion_page,
+        run=partial(
+            run_promote, challenger=challenger, champion=version, champion_sha256=sha256, data=data, judged=judged
+        ),
+        inputs=inputs,
+        sections=sections("name", "promotion"),
+    )
+    return (*opponent, verdict)
+
+
+def _champion_win_rate(config: RunConfig) -> Stage:
+    """The win rate of the challenger over the champion, by the judge of the stage that the promotion names."""
+    promotion = config.section("promotion", PromotionConfig)
+    name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
+    compared = replace(own, start=promotion.challenger, reference=CHAMPION_STAGE)
+    between = replace(config, stages={**config.stages, name: compared})
+    stage = win_rate_stage(name, between)
+    return replace(stage, name=WINS, sections=partial(_as_in, between, stage.sections))
+
+
+def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
+    """The tasks of the stage ``name``, asked another checkpoint."""
+    asked = replace(config.stage(name, BenchmarkStage), start=checkpoint)
+    between = replace(config, stages={**config.stages, name: asked})
+    stage = benchmark_stage(name, between)
+    return replace(stage, name=f"{beginning}{name}", sections=partial(_as_in, between, stage.sections))
+
+
+def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:
+    """The sections of a stage of another preset, ``changed``."""
+    return sections(changed)
+
+
+def _constant(value: str, config: Sections) -> str:
+    return value

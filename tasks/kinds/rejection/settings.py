@@ -1,0 +1,24 @@
+"""The table of a preset for rejection sampling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rlcore.config.rejection import RejectionConfig
+from rlcore.strict import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectionStage:
+    """Rejection sampling: the policy ``start`` answers the training prompts of ``data``."""
+
+    makes: ClassVar[Product] = "demonstrations"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["rejection"]
+    start: str
+    data: tuple[str, ...]
+    settings: RejectionConfig = field(metadata=INLINE)

@@ -1,0 +1,36 @@
+"""The kind of rejection sampling."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.rejection.page import rejection_page
+from rlcore.tasks.kinds.rejection.settings import RejectionStage
+from rlcore.tasks.kinds.rejection.step import run_rejection
+from rlcore.tasks.kinds.rl.parts import outside
+from rlcore.tasks.presets.graph import prompt_data, start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import reward_models_of
+from rlcore.tasks.steps.recipe import unused_by_stage
+
+
+def rejection_stage(name: str, config: RunConfig) -> Stage:
+    """Demonstrations that a policy has written and its rewards have kept."""
+    own = config.stage(name, RejectionStage)
+    policy, held_out = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, prompt_data(config))
+    data = dict.fromkeys((*stages_of_data(config, own.data), *held_out))
+    return Stage(
+        name=name,
+        version=1,
+        kind="dataset",
+        draw=rejection_page,
+        run=partial(run_rejection, policy=policy, held_out=held_out),
+        inputs=(policy, *data, *reward_models_of(own)),
+        sections=own_sections(name, "confidence", "hardware", data=own.data),
+        external=outside,
+        unused=unused_by_stage,
+    )
+
+
+KIND = StageKind(stage=rejection_stage)

@@ -1,0 +1,33 @@
+"""The gate for the reward model of a retraining."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.kind import Stage, own_sections, stages_of_data
+from rlcore.tasks.kinds.reward_gate.page import reward_gate_page
+from rlcore.tasks.kinds.reward_gate.step import run_reward_gate
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import data_of
+from rlcore.tasks.tracking.past import Past
+
+
+def reward_gate_stage(model: str, config: RunConfig, past: Past) -> Stage:
+    """The gate that compares a new reward model with the one that the champion was trained by."""
+    names = data_of(config.stages[model])
+    data = stages_of_data(config, names)
+    return Stage(
+        name="reward_gate",
+        version=1,
+        kind="verdict",
+        draw=reward_gate_page,
+        run=partial(
+            run_reward_gate,
+            model=model,
+            registered=f"{config.name}-{model}",
+            previous=past.artifacts.get(model, ""),
+            seen=past.paired,
+        ),
+        inputs=(model, *data),
+        sections=own_sections(model, "retrain", "hardware", data=names),
+    )

@@ -1,0 +1,17 @@
+"""What a stage of this kind needs of the device."""
+
+from __future__ import annotations
+
+from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.memory_plan import ModelSize, reward_model_needs
+from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.memory_need import Need, supervised_need
+
+
+def need(name: str, config: RunConfig, size: ModelSize) -> Need:
+    """Return the need of the stage ``name`` for a model of that size."""
+    _, dtype = choose_device_and_dtype(config.hardware)
+    own = config.stage(name, RewardModelStage).settings
+    found = reward_model_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.recompute_layers)
+    return supervised_need(name, config, found, adapter="trunk.adapter.rank", rank=own.trunk.adapter.rank)

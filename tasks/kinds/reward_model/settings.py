@@ -1,0 +1,28 @@
+"""The table of a preset for the training of a reward model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rlcore.config.training import RewardModelConfig
+from rlcore.strict import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelStage:
+    """Training of a reward model. ``data``: data sets of preference pairs.
+
+    ``anchors``: data sets of pairs whose winners are known. It trains on none of them, and has to tell them.
+    """
+
+    makes: ClassVar[Product] = "reward_model"
+    reads: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["reward_model"]
+    start: str
+    data: tuple[str, ...]
+    anchors: tuple[str, ...] = ()
+    settings: RewardModelConfig = field(metadata=INLINE)

@@ -1,0 +1,33 @@
+"""The kind of reward-model training."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.reward_model.page import reward_page
+from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
+from rlcore.tasks.kinds.reward_model.step import run_reward_model
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.recipe import unused_by_training
+
+
+def reward_model_stage(name: str, config: RunConfig) -> Stage:
+    """A reward model trained on preference pairs."""
+    own = config.stage(name, RewardModelStage)
+    start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.anchors)
+    return Stage(
+        name=name,
+        version=1,
+        kind="reward_model",
+        model=name,
+        draw=reward_page,
+        run=partial(run_reward_model, start=start),
+        inputs=(start, *stages_of_data(config, pairs)),
+        sections=own_sections(name, "confidence", "hardware", "placement", data=pairs),
+        unused=unused_by_training,
+    )
+
+
+KIND = StageKind(stage=reward_model_stage, memory="rlcore.tasks.kinds.reward_model.memory:need")

@@ -1,0 +1,36 @@
+"""What is wrong with a stage of online RL, known before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.config import RlConfig
+from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.presets.caught import caught
+
+
+def errors(key: str, stage: RlStage) -> Iterator[str]:
+    """Yield what is wrong with the algorithm of the stage of the key ``stages.NAME``."""
+    rl = stage.settings
+    yield from caught(key, lambda: resolve_algorithm(rl), within=True) or _signal(key, rl)
+
+
+def _signal(path: str, rl: RlConfig) -> Iterator[str]:
+    """A group of one has no signal where a group's own mean is its baseline: that is computed, not looked up."""
+    if rl.group_size == 1:
+        rewards, zeros = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.zeros(2, 1)
+        alone = Episodes(
+            rewards=rewards,
+            group=torch.tensor([0, 1]),
+            token_rewards=rewards[:, None],
+            values=zeros,
+            mask=torch.ones(2, 1, dtype=torch.bool),
+            next_values=zeros[:, 0],
+        )
+        if not resolve_algorithm(rl).advantage(alone).any():
+            name = rl.algorithm
+            yield f"{path}.group_size = 1: {name} compares answers to one prompt, so one carries no signal; take 8"

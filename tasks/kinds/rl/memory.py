@@ -1,0 +1,43 @@
+"""What a stage of online RL needs of the device, and its engine there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.memory_plan import ModelSize, rl_needs
+from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.memory_need import OFFLOAD, Need, engine_bytes, of_a_rank, true_of
+
+
+def need(name: str, config: RunConfig, size: ModelSize) -> Need:
+    """Return the need of the stage ``name`` for a model of that size."""
+    stage, path = config.stage(name, RlStage), f"stages.{name}"
+    rl = stage.settings
+    device, dtype = choose_device_and_dtype(config.hardware)
+    uses_critic = resolve_algorithm(rl).uses_critic
+    models = [config.stages[term.stage].settings for term in rl.rewards if term.kind == "reward_model"]
+    used = config.engine_of(rl.sampling)
+    footprint = rl_needs(
+        size,
+        replace(rl, sampling=replace(rl.sampling, engine=used)),
+        uses_critic=uses_critic,
+        reward_model=models[0] if models else None,  # of several, whose shapes are alike, one is counted
+        compute_bytes=dtype.itemsize,
+        recompute=config.hardware.recompute_layers,
+        num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
+        own_reference=bool(stage.reference),
+    )
+    footprint = of_a_rank(footprint, config.placement, device, is_adapted=rl.update.adapter.rank > 0)
+    engine = engine_bytes(used, size, device)
+    lowers = {
+        f"{path}.update.adapter.rank = 16": not rl.update.adapter.rank,
+        f"{path}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
+        f"{path}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
+        f"{path}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
+        "engine.gpus.memory_fraction": engine > 0,
+        OFFLOAD: not rl.update.adapter.rank and not config.placement.offload,
+    }
+    return Need(stage=name, footprint=footprint, engine=engine, fixes=true_of(lowers))

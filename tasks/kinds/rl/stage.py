@@ -1,0 +1,43 @@
+"""The kind of online RL."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.rl.page import rl_page
+from rlcore.tasks.kinds.rl.parts import needed_reward_models, outside
+from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.step import run_online_rl
+from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, start_of, teacher_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import draw_of
+from rlcore.tasks.steps.recipe import unused_by_stage
+
+
+def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
+    """A policy trained by online RL; ``start`` replaces the preset's own starting stage."""
+    own = config.stage(name, RlStage)
+    start = start or stage_of_checkpoint(start_of(name, own))
+    evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)
+    data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
+    reference = stage_of_checkpoint(teacher_of(name, own)) or start
+    draw = draw_of(own)
+    measured = (draw.difficulty,) if draw else ()
+    return Stage(
+        name=name,
+        version=1,
+        kind="policy",
+        model=name,
+        draw=rl_page,
+        run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
+        inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
+        sections=own_sections(name, "evaluation", "hardware", "health", "placement"),
+        external=outside,
+        unused=unused_by_stage,
+    )
+
+
+KIND = StageKind(
+    stage=rl_stage, memory="rlcore.tasks.kinds.rl.memory:need", checks="rlcore.tasks.kinds.rl.checks:errors"
+)

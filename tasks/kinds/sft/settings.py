@@ -1,0 +1,24 @@
+"""The table of a preset for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rlcore.config.training import SftConfig
+from rlcore.strict import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftStage:
+    """Supervised fine-tuning. ``data``: data sets of demonstrations, or stages that make some."""
+
+    makes: ClassVar[Product] = "checkpoint"
+    reads: ClassVar[Rows] = "demonstrations"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["sft"]
+    start: str
+    data: tuple[str, ...]
+    settings: SftConfig = field(metadata=INLINE)

@@ -1,0 +1,33 @@
+"""The kind of supervised fine-tuning."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.sft.page import sft_page
+from rlcore.tasks.kinds.sft.settings import SftStage
+from rlcore.tasks.kinds.sft.step import run_sft
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.recipe import unused_by_training
+
+
+def sft_stage(name: str, config: RunConfig) -> Stage:
+    """A checkpoint trained on demonstrations."""
+    own = config.stage(name, SftStage)
+    start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        model=name,
+        draw=sft_page,
+        run=partial(run_sft, start=start, data=data),
+        inputs=(start, *data),
+        sections=own_sections(name, "hardware", "placement"),
+        unused=unused_by_training,
+    )
+
+
+KIND = StageKind(stage=sft_stage, memory="rlcore.tasks.kinds.sft.memory:need")

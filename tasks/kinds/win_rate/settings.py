@@ -1,0 +1,29 @@
+"""The table of a preset for a win rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from rlcore.config.win_rate import WinRateConfig
+from rlcore.strict import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class WinRateStage:
+    """How often the answers of ``start`` are preferred to those of ``reference``, on the held-out prompts of ``data``.
+
+    ``human_pairs``: data sets of preference pairs, on whose held-out rows the judge is audited; none: not audited.
+    """
+
+    makes: ClassVar[Product] = "win_rate"
+    reads: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["win_rate"]
+    start: str
+    reference: str
+    data: tuple[str, ...]
+    human_pairs: tuple[str, ...] = ()
+    settings: WinRateConfig = field(metadata=INLINE)

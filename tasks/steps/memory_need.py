@@ -1,0 +1,107 @@
+"""The memory that a training stage needs of the device, and what an engine takes beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from rlcore.config import EngineConfig, PlacementConfig
+from rlcore.config.training import OptimConfig
+from rlcore.hardware.free_memory import total_bytes
+from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.memory import Footprint
+from rlcore.hardware.memory_plan import ModelSize, readable
+from rlcore.sampling.vllm.gpu_assignment import Cards, is_installed
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.rollout_engine import place
+
+_IN_SHARDS = ("weights", "gradients", "optimizer")
+OFFLOAD = "placement.backend = 'processes' with placement.offload = true"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a stage needs of the device. ``engine``: bytes that a vLLM server takes there for itself.
+
+    ``fixes``: settings that lower what is held all the time.
+    """
+
+    stage: str
+    footprint: Footprint
+    engine: int
+    fixes: tuple[str, ...]
+
+    @property
+    def held(self) -> int:
+        """Bytes that do not depend on the micro-batches; exact."""
+        return self.footprint.weights + self.footprint.gradients + self.footprint.optimizer + self.engine
+
+    @property
+    def peak(self) -> int:
+        """The fixed bytes plus the larger of activations and the engine's cache, which take turns; an estimate."""
+        return self.held + max(self.footprint.activations, self.footprint.kv_cache)
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.footprint.weights,
+            "gradients": self.footprint.gradients,
+            "moments": self.footprint.optimizer,
+            "activations": self.footprint.activations,
+            "cache": self.footprint.kv_cache,
+            "engine": self.engine,
+        }
+        named = ", ".join(f"{name} {readable(value)}" for name, value in parts.items() if value)
+        return f"{self.stage} needs about {readable(self.peak)} ({named})"
+
+
+def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: str = "", rank: int = 0) -> Need:
+    """What a supervised stage needs, of which ``found`` is on one device.
+
+    ``adapter``: the key of its LoRA rank within the stage, empty where it can have none; ``rank``: its value.
+    """
+    device, _ = choose_device_and_dtype(config.hardware)
+    optim: OptimConfig = config.stages[name].settings.optim
+    lowers = {
+        f"stages.{name}.{adapter} = 16": bool(adapter) and not rank,
+        f"stages.{name}.optim.kind = 'adamw_8bit'": optim.kind == "adamw",
+        OFFLOAD: not rank and not config.placement.offload,
+    }
+    footprint = of_a_rank(found, config.placement, device, is_adapted=rank > 0)
+    return Need(stage=name, footprint=footprint, engine=0, fixes=true_of(lowers))
+
+
+def of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
+    """What a rank's device holds of it: its part of what is in shards, and nothing of them where they rest elsewhere.
+
+    An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.
+    """
+    if not placement.is_sharded(adapted=is_adapted):
+        return found
+    parts = 0 if placement.offload and device.type != "cpu" else 1
+    shares = {part: parts * getattr(found, part) // placement.learner_ranks for part in _IN_SHARDS}
+    return replace(found, **shares)
+
+
+def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
+    """Bytes that vLLM servers take on the trainer's device; 0 for vLLM in this process, which sleeps during updates.
+
+    Raises:
+        ConfigError: the servers' GPUs do not exist, or ``engine.transfer`` cannot bring weights to them.
+    """
+    if engine.kind != "vllm":
+        return 0
+    is_cuda, count = device.type == "cuda", torch.cuda.device_count()
+    cards = Cards(count=max(int(is_cuda), count), trainer=device.index or 0 if is_cuda else None, learns=True)
+    weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
+    placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
+    total = (total_bytes(device) or 0) if is_cuda else 0
+    with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
+    here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
+    return sum(with_cache or int(part * total) for part in here)
+
+
+def true_of(flags: Mapping[str, bool]) -> tuple[str, ...]:
+    """The names whose flag is True."""
+    return tuple(name for name, flag in flags.items() if flag)
