@@ -17,7 +17,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import read_json
 
 SNAPSHOT = "rlcore.snapshot.made"
-FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.evaluation.promotion.refused"
+FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.promotion.refused"
 
 
 def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:

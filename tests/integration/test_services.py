@@ -256,7 +256,7 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: len(told) == before + 2, seconds=END_SECONDS, what="told of both")
     refused, stopped = told[before:]
-    assert (refused["event"], stopped["event"]) == ("rlcore.evaluation.promotion.refused", "rlcore.run.stopped")
+    assert (refused["event"], stopped["event"]) == ("rlcore.promotion.refused", "rlcore.run.stopped")
     assert refused["text"].startswith(f"{NAME} version 3: ")
     assert re.search(r"^grpo of tiny: stopped after iteration \d+ by .*the result is iteration \d+", stopped["text"])
 
