@@ -10,7 +10,6 @@ from rlcore.tasks.kinds.evaluate.stage import evaluate_stage
 from rlcore.tasks.kinds.kind import Stage, preset_stage, stages_of_data
 from rlcore.tasks.kinds.promote.stage import promote_stages
 from rlcore.tasks.kinds.reward_gate.stage import reward_gate_stage
-from rlcore.tasks.kinds.rl.parts import needed_reward_models
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.kinds.rl.stage import rl_stage
 from rlcore.tasks.presets.graph import checkpoints, registered_starts, stage_order
@@ -18,6 +17,7 @@ from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
 from rlcore.tasks.steps.base import prepared
+from rlcore.tasks.steps.external import needed_reward_models
 from rlcore.tasks.tracking.past import Past
 from rlcore.tasks.tracking.registry import ModelVersion
 

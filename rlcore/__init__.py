@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from rlcore.models.loading import save_model as save_model
     from rlcore.rewards.table import RewardResources as RewardResources
     from rlcore.rewards.table import build_rewards as build_rewards
-    from rlcore.rewards.table import function_reward as function_reward
+    from rlcore.rewards.user_function import function_reward as function_reward
     from rlcore.sampling.base import Sampler as Sampler
     from rlcore.sampling.base import SamplingParams as SamplingParams
     from rlcore.sampling.native import NativeSampler as NativeSampler
@@ -121,7 +121,7 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "save_model": "rlcore.models.loading",
         "RewardResources": "rlcore.rewards.table",
         "build_rewards": "rlcore.rewards.table",
-        "function_reward": "rlcore.rewards.table",
+        "function_reward": "rlcore.rewards.user_function",
         "Sampler": "rlcore.sampling.base",
         "SamplingParams": "rlcore.sampling.base",
         "NativeSampler": "rlcore.sampling.native",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from rlcore.choices import choices
 from rlcore.config import EpisodeConfig
 from rlcore.environments.base import Tool
 from rlcore.environments.calculator import CalculatorTool
@@ -29,12 +29,13 @@ def _make_python(config: EpisodeConfig, resources: ToolResources) -> Tool:
     return PythonTool(resources.sandbox, timeout_seconds=config.timeout_seconds)
 
 
-TOOLS: Mapping[str, Callable[[EpisodeConfig, ToolResources], Tool]] = MappingProxyType(
+TOOLS: Mapping[str, Callable[[EpisodeConfig, ToolResources], Tool]] = choices(
+    "episodes.tools",
     {
         "calculator": lambda config, resources: CalculatorTool(),
         "python": _make_python,
         "search": lambda config, resources: SearchTool(resources.passages, num_passages=config.num_passages),
-    }
+    },
 )
 
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack, closing, contextmanager
 from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import known_answers_canary, terms_canary
 from rlcore.checks.health import Judge
-from rlcore.environments.episodes import episode_metrics
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.history import History
@@ -22,6 +21,7 @@ from rlcore.loop.rollouts import (
     close_turn,
     dataset_rewards,
     draw_groups,
+    episode_metrics,
     evaluate_held_out,
     replacement_metrics,
 )

@@ -170,3 +170,19 @@ def _params(parts: Parts) -> SamplingParams:
         max_new_tokens=config.sampling.max_new_tokens,
         num_samples=config.group_size,
     )
+
+
+def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Turns, calls, errors and tool tokens of a batch of episodes, by their names in the glossary; all 0 for none."""
+    calls = [call for rollout in rollouts for call in rollout.tool_calls]
+    num_tokens = sum(len(rollout.loss_mask) for rollout in rollouts)
+    num_own = sum(sum(rollout.loss_mask) for rollout in rollouts)
+    count = max(1, len(rollouts))
+    return {
+        "episode/turns": sum(len(rollout.turns) for rollout in rollouts) / count,
+        "episode/with_calls": sum(bool(rollout.tool_calls) for rollout in rollouts) / count,
+        "episode/parsed": sum(any(call.tool for call in rollout.tool_calls) for rollout in rollouts) / count,
+        "episode/tool_calls": len(calls) / count,
+        "episode/tool_errors": sum(call.is_error for call in calls) / max(1, len(calls)),
+        "episode/tool_tokens": (num_tokens - num_own) / max(1, num_tokens),
+    }

@@ -64,7 +64,7 @@ class FormatReward:
 
     def __init__(self, options: FormatOptions, *, prefill: str = "") -> None:
         self._options, self._prefill = options, prefill
-        self._pool = GraderPool("regex", timeout_seconds=options.timeout_seconds, num_workers=1)
+        self._pool = GraderPool("format", timeout_seconds=options.timeout_seconds, num_workers=1)
         if options.style == "regex":
             self._require_example(prefill.strip())
 

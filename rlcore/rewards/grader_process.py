@@ -23,8 +23,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
+
+from rlcore.choices import choices
 
 MAX_MESSAGE_BYTES = 1 << 20
 READY = b"ready"
@@ -32,12 +34,13 @@ READY = b"ready"
 Grade = Callable[[dict[str, Any]], Any]
 
 # Loaded in this process alone: reasoning_gym takes seconds, and graders are what may hang.
-GRADERS: Mapping[str, Callable[[], ModuleType]] = MappingProxyType(
+GRADERS: Mapping[str, Callable[[], ModuleType]] = choices(
+    "rewards.kind",
     {
         "math": lambda: importlib.import_module("rlcore.rewards.math_verifier"),
         "procedural": lambda: importlib.import_module("rlcore.rewards.procedural_scorer"),
-        "regex": lambda: importlib.import_module("rlcore.rewards.regex_matcher"),
-    }
+        "format": lambda: importlib.import_module("rlcore.rewards.regex_matcher"),
+    },
 )
 
 

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rlcore.choices import choices
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.rewards.base import RewardFn
@@ -24,9 +24,12 @@ from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
-from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, ScoreTokens, TokenItems
-from rlcore.rewards.user_function import FunctionReward, UserFunction, import_function
+from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
+from rlcore.rewards.user_function import import_function
 from rlcore.strict import build
+
+if TYPE_CHECKING:
+    from rlcore.rewards.reward_model import ScoreTokens, TokenItems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +61,8 @@ def _make_reward_model(options: RewardModelOptions, resources: RewardResources, 
     return RewardModelReward(options, resources.score_tokens[term.stage], name=term.stage or "reward_model")
 
 
-REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
+REWARDS: Mapping[str, RewardEntry] = choices(
+    "rewards.kind",
     {
         "math": RewardEntry(MathOptions, lambda options, resources, _: MathReward(options, prefill=resources.prefill)),
         "procedural": RewardEntry(
@@ -74,8 +78,11 @@ REWARDS: Mapping[str, RewardEntry] = MappingProxyType(
         "environment": RewardEntry(EnvironmentOptions, lambda *_: EnvironmentReward()),
         "judge": RewardEntry(JudgeOptions, lambda options, *_: JudgeReward(options)),
         "reward_model": RewardEntry(RewardModelOptions, _make_reward_model),
-    }
+    },
 )
+
+
+FUNCTIONS = choices("rewards.kind", {"function": import_function})
 
 
 def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) -> MixedReward:
@@ -141,17 +148,9 @@ def _overlap(one: Collection[str], other: Collection[str]) -> bool:
     return not one or not other or bool(set(one) & set(other))
 
 
-def function_reward(function: UserFunction, *, name: str = "reward") -> MixedReward:
-    """A Python function as the whole reward, as :mod:`rlcore.rewards.user_function` describes it; ``name``: its part's.
-
-    ``function_reward(lambda rollouts: [float("7" in rollout.text) for rollout in rollouts])``
-    """
-    return MixedReward([WeightedPart(FunctionReward(function, name), 1.0)])
-
-
 def _make(term: RewardTerm, path: str, resources: RewardResources) -> RewardFn:
     if ":" in term.kind:
-        return import_function(term, path)
+        return FUNCTIONS["function"](term, path)
     if term.kind not in REWARDS:
         close = difflib.get_close_matches(term.kind, REWARDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(REWARDS)}, or module:function"

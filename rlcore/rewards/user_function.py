@@ -23,6 +23,7 @@ from rlcore.config import RewardTerm
 from rlcore.config.rl import DEADLINE_MINUTES
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import graded, ungraded
+from rlcore.rewards.mix import MixedReward, WeightedPart
 from rlcore.timeouts import Deadline
 from rlcore.types import Rollout, Score
 
@@ -184,3 +185,11 @@ def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, gi
 
 async def _finished(outcome: Awaitable[Any]) -> Any:
     return await outcome
+
+
+def function_reward(function: UserFunction, *, name: str = "reward") -> MixedReward:
+    """A Python function as the whole reward; ``name``: its part's.
+
+    ``function_reward(lambda rollouts: [float("7" in rollout.text) for rollout in rollouts])``
+    """
+    return MixedReward([WeightedPart(FunctionReward(function, name), 1.0)])

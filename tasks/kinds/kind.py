@@ -10,9 +10,11 @@ from rlcore.errors import ConfigError
 from rlcore.tasks.drawing.result import Draw
 from rlcore.tasks.kinds import KINDS, load
 from rlcore.tasks.kinds.facts import BASE
+from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepared
+from rlcore.tasks.store.imports import Chosen
 
 IMPORT = "import_sft"
 
@@ -22,21 +24,15 @@ def no_files(config: Sections) -> str:
     return ""
 
 
-def all_used(config: Sections) -> frozenset[str]:
-    """The ``unused`` of a stage that may run all the code that it can reach."""
-    return frozenset()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One step of a pipeline, with what it depends on and what is made of its result.
 
     ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
     its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
-    that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``unused`` names
-    modules that the step can reach and does not run with these sections, and packages of others that it then does not
-    use; the key does not count them. ``version`` is raised when a result has to be made anew though no code of ours
-    changed.
+    that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``chosen`` says
+    which rows of tables (:mod:`rlcore.choices`) it uses; the key counts no other. ``version`` is raised when a
+    result has to be made anew though no code of ours changed.
 
     ``model``: the artifact holds a model, which is registered as ``<name of the preset>-<model>``. ``draw`` makes the
     stage's page. Neither is in the key: they work on the finished artifact, also where it came from the cache.
@@ -52,7 +48,7 @@ class Stage:
     sections: Callable[[RunConfig], Sections]
     inputs: tuple[str, ...] = ()
     external: Callable[[Sections], str] = no_files
-    unused: Callable[[Sections], frozenset[str]] = all_used
+    chosen: Callable[[Sections], Chosen] = chosen_by
     model: str = ""
     draw: Draw | None = None
 

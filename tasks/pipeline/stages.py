@@ -54,17 +54,17 @@ def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, Artifac
     module, arguments = function_of(stage.run)
     sections = stage.sections(config)
     counted, machine = _with_machine(sections)
-    unused = stage.unused(sections)
+    chosen = stage.chosen(sections)
     return {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
         "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
         "external": stage.external(sections),
-        "code": closure_digests(module, without=unused),
+        "code": closure_digests(module, chosen=chosen),
         "arguments": to_dict(arguments),
         "config": counted,
         "machine": machine,
         "seed": config.seed,
-        "versions": versions(module, sections, without=unused),
+        "versions": versions(module, sections, chosen=chosen),
     }
 
 

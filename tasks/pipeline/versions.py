@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
+from rlcore.tasks.presets.chosen import idle_packages
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
 from rlcore.tasks.store.code_hash import libraries
+from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen
 
 UNKNOWN = "unknown"  # of a server that does not answer
 _SECONDS = 20.0
@@ -26,12 +28,13 @@ _ASK = "from importlib.metadata import version; print(version('vllm'))"
 _BENEATH = {"transformers": ("tokenizers",), "sympy": ("mpmath",)}
 
 
-def versions(module: str, sections: Sections, *, without: Collection[str] = ()) -> Mapping[str, str]:
+def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN) -> Mapping[str, str]:
     """The versions of Python and of what a stage's ``module`` uses, by the names that pip has; empty: not installed.
 
-    ``without``: modules and packages that are not run with these sections.
+    ``chosen``: the rows of tables that are used with these sections.
     """
-    names = {name for each in (module, *_own_modules(sections)) for name in libraries(each, without=without)}
+    names = {name for each in (module, *_own_modules(sections)) for name in libraries(each, chosen=chosen)}
+    names -= idle_packages(sections)
     names |= {name for each in names for name in _BENEATH.get(each, ())}
     found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     found |= {name: version for each in sorted(names) for name, version in _installed(each)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,7 @@ from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import ConfigError, DataError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
-from rlcore.tasks.steps.code_tasks import tests_screen
-from rlcore.tasks.steps.references import references_screen
+from rlcore.tasks.steps.screens import SCREENS
 from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import closure_digest
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
@@ -104,8 +103,8 @@ def prepare_dataset(
         source = _source(kind, adapter, config, seed)
         contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
         stream = convert.stream_of(source, kind, adapter=adapter, system=config.system)
-    graded = references_screen if use.is_graded and config.contract == "prompts" else nullcontext
-    screen = tests_screen if contract is code_tasks.CONTRACT else graded
+    graded = "references" if use.is_graded and config.contract == "prompts" else "none"
+    screen = SCREENS["tests" if contract is code_tasks.CONTRACT else graded]
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
@@ -116,7 +115,7 @@ def prepare_source(
     with _contract_errors():
         stream = convert.stream_of(source, kind, adapter=adapter)
         contract = convert.contract_of(adapter, kind)
-    screen = tests_screen if contract is code_tasks.CONTRACT else nullcontext
+    screen = SCREENS["tests" if contract is code_tasks.CONTRACT else "none"]
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 

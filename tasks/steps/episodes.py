@@ -3,48 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 
 from rlcore.config import EpisodeConfig
-from rlcore.data_contracts.contracts.search_corpus import read_corpus
-from rlcore.data_contracts.errors import ContractError
 from rlcore.environments.environment import import_environment
-from rlcore.environments.episodes import EpisodeSampler
-from rlcore.environments.search import Passage
-from rlcore.environments.table import ToolResources, build_tools
 from rlcore.errors import ConfigError, DataError
-from rlcore.sampling.base import Sampler
-from rlcore.sandbox.pool import SandboxPool
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, section_of
 from rlcore.tasks.presets.stages import sampling_of
 from rlcore.tasks.steps.rewards import file_digest
 from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import closure_digest
-from rlcore.text.tokenization import ChatTokenizer
-
-
-@contextmanager
-def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> Iterator[Sampler]:
-    """The engine itself where no tools are named, else one that plays episodes on it.
-
-    Raises:
-        ConfigError: the environment cannot be imported, or is none.
-        DataError: the search tool's corpus cannot be read or breaks its contract.
-        ModelError: the chat template cannot show a tool's output.
-    """
-    if not config.has_tools:
-        yield engine
-        return
-    with ExitStack() as stack:
-        sandbox = stack.enter_context(SandboxPool()) if "python" in config.tools else None
-        resources = ToolResources(passages=_passages(config), sandbox=sandbox)
-        tools = build_tools(config, resources)
-        environment = import_environment(config.environment, config.options) if config.environment else None
-        yield EpisodeSampler(engine, tokenizer, tools, config, environment)
 
 
 def environment_faults(config: EpisodeConfig, path: str) -> list[str]:
@@ -113,13 +83,3 @@ def episodes_digest(config: EpisodeConfig) -> str:
 def evaluation_episodes(config: Sections) -> str:
     """:func:`episodes_digest` of the episodes that are evaluated."""
     return episodes_digest(config.episodes)
-
-
-def _passages(config: EpisodeConfig) -> list[Passage]:
-    if not config.corpus:
-        return []
-    try:
-        rows = read_corpus(Path(config.corpus))
-    except ContractError as error:
-        raise DataError(error.what, where=error.where, fix=error.fix) from error
-    return [Passage(passage_id=name, text=text) for name, text in rows]

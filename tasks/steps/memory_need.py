@@ -15,7 +15,7 @@ from rlcore.hardware.memory import Footprint
 from rlcore.hardware.memory_plan import ModelSize, readable
 from rlcore.sampling.vllm.gpu_assignment import Cards, is_installed
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.rollout_engine import place
+from rlcore.tasks.steps.vllm_engine import place
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
 OFFLOAD = "placement.backend = 'processes' with placement.offload = true"

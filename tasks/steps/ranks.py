@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
+from rlcore.choices import choices
 from rlcore.config import PlacementConfig
 from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.distributed.cluster.remote_ranks import cluster_ranks
@@ -22,9 +23,21 @@ def open_ranks_alone(placement: PlacementConfig, runtime: Runtime, note: Callabl
         ConfigError: there are fewer GPUs than ranks, or Ray is not installed.
         ServiceError: there is no cluster, or it has no room.
     """
-    if placement.backend != "ray":
-        yield child_ranks(placement, runtime.device)
-        return
+    with RANKS[placement.backend](placement, runtime, note) as ranks:
+        yield ranks
+
+
+@contextmanager
+def _children(placement: PlacementConfig, runtime: Runtime, note: Callable[[str], None]) -> Iterator[RankPool]:
+    yield child_ranks(placement, runtime.device)
+
+
+@contextmanager
+def _of_a_cluster(placement: PlacementConfig, runtime: Runtime, note: Callable[[str], None]) -> Iterator[RankPool]:
     alone = replace(placement, ray=replace(placement.ray, samplers=0, scorers=0))
     with open_cluster(alone, gpus=runtime.device.type == "cuda", note=note) as cluster:
         yield cluster_ranks(cluster, runtime.device)
+
+
+_Open = Callable[[PlacementConfig, Runtime, Callable[[str], None]], AbstractContextManager[RankPool]]
+RANKS: Mapping[str, _Open] = choices("placement.backend", {"processes": _children, "ray": _of_a_cluster})

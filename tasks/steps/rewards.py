@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel
 
+from rlcore.choices import choices
 from rlcore.config import RewardTerm
 from rlcore.errors import DataError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
-from rlcore.models.reward_ensemble import RewardModel, load_reward_model
+from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.rewards.mix import MixedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.store.artifacts import file_sha256
+
+if TYPE_CHECKING:
+    from rlcore.models.reward_ensemble import RewardModel
 
 
 def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
@@ -55,7 +60,7 @@ def open_reward_models(
 ) -> dict[str, RewardModel]:
     """The frozen reward models that terms name, by their stage: on the policy's base where they are adapters of it."""
     folders = reward_model_folders(context, terms)
-    return {name: _open_reward_model(folder, name, runtime, policy) for name, folder in folders.items()}
+    return {name: MODELS["reward_model"](folder, name, runtime, policy) for name, folder in folders.items()}
 
 
 def reward_model_folders(context: StageContext, terms: Sequence[RewardTerm]) -> dict[str, Path]:
@@ -72,7 +77,11 @@ def _open_reward_model(
     return load_reward_model(trunk, folder)
 
 
+MODELS = choices("rewards.kind", {"reward_model": _open_reward_model})
+SCORERS = choices("rewards.kind", {"reward_model": token_scorer})
+
+
 def reward_resources(models: Mapping[str, RewardModel], *, tokens_per_microbatch: int, prefill: str) -> RewardResources:
     """What reward terms need beside their options: here, the trained reward models as scoring functions."""
-    score = {name: token_scorer(model, tokens_per_microbatch) for name, model in models.items()}
+    score = {name: SCORERS["reward_model"](model, tokens_per_microbatch) for name, model in models.items()}
     return RewardResources(score_tokens=score, prefill=prefill)

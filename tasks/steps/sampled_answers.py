@@ -26,12 +26,13 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.rejection import Candidate
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tasks.steps.base import MODEL, StageContext
-from rlcore.tasks.steps.episodes import with_tools
+from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_records import write_rollouts
-from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout

@@ -19,22 +19,24 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
 import rlcore
 from rlcore.errors import StorageError
+from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen, imported_packages, imports_of, syntax_tree
 
 OWN = "rlcore"  # the root of all our modules
 
 # The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
 # values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
-# (rlcore.checks.audit): no figure of the audit is in an artifact. Of a stage kind only its step and its parts compute.
+# (the audit and some canaries: no figure of theirs is in an artifact). Of a stage kind only its step and its parts
+# compute.
 NEUTRAL = (
     "rlcore.checks.audit",
+    *(f"rlcore.checks.canaries.{name}" for name in ("known_answers", "masks", "rewards")),
     "rlcore.config",
     "rlcore.metrics",
     "rlcore.tasks.drawing",
@@ -46,40 +48,39 @@ NEUTRAL = (
 )
 _KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
 _NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(settings|page|stage|memory|checks)")
-_ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
 _MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
 _ROOT = Path(rlcore.__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
 
 
-def closure(module: str, *, without: Collection[str] = (), root: Path | None = None) -> frozenset[str]:
+def closure(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> frozenset[str]:
     """The modules of our packages that ``module`` imports, directly or not, and itself.
 
-    ``without``: modules and packages where the search stops, because they are not run. ``root`` is the folder that
-    holds the packages (default: that of this installation). A module outside our packages (a user's reward) is followed
+    ``chosen``: the rows of tables that are used (:mod:`rlcore.choices`). ``root`` is the folder that holds the package
+    (default: that of this installation). A module outside our packages (a user's reward) is followed
     into all of the user's own code, by :func:`is_own`. Of a module that draws, the room of drawing counts.
 
     Raises:
         StorageError: the source of ``module`` cannot be found.
     """
-    return frozenset(_reach(module, without, root))
+    return frozenset(_reach(module, chosen, root))
 
 
-def closure_digests(module: str, *, without: Collection[str] = (), root: Path | None = None) -> Mapping[str, str]:
+def closure_digests(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> Mapping[str, str]:
     """The digest of each module of the closure, by name."""
-    found = sorted(_reach(module, without, root).items())
+    found = sorted(_reach(module, chosen, root).items())
     return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
 
 
-def libraries(module: str, *, without: Collection[str] = ()) -> frozenset[str]:
+def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
     """The packages of others that the closure of ``module`` imports, at the top of a file or inside a function.
 
-    ``without`` may name such packages too. What is imported for type checkers alone is not run.
+    What is imported for type checkers alone is not run.
     """
-    reached = _reach(module, without, None)
-    found = {name for path in reached.values() for name in _foreign_names(path.read_text(encoding="utf-8"))}
+    reached = _reach(module, chosen, None)
+    found = {name for path in reached.values() for name in imported_packages(path.read_text(encoding="utf-8"))}
     own = {name.partition(".")[0] for name in reached}
-    return frozenset(name for name in found - own - {*_MEASURES, *without} if not is_own(name))
+    return frozenset(name for name in found - own - {*_MEASURES} if not is_own(name))
 
 
 def closure_digest(module: str, *, root: Path | None = None) -> str:
@@ -114,11 +115,11 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str, Path]:
+def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     top, draws = module.partition(".")[0], module.endswith(".page")
     own = (module, "rlcore.tasks.drawing") if draws else (module,)
-    stops = [each for each in (*NEUTRAL, *without) if not any(_lies_in(name, (each,)) for name in own)]
+    stops = [each for each in NEUTRAL if not any(_lies_in(name, (each,)) for name in own)]
     waiting = [module]
     while waiting:
         name = waiting.pop()
@@ -132,7 +133,7 @@ def _reach(module: str, without: Collection[str], root: Path | None) -> dict[str
         # A package's __init__ runs first. That of the library only says where names are, to those who ask it for one.
         parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", OWN) else []
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        imported = _imports(source, package)
+        imported = imports_of(source, package, chosen)
         is_users = name.partition(".")[0] != OWN
         tops = {target: target.partition(".")[0] for target in (*parents, *imported)}
         waiting += [t for t, own in tops.items() if own in (OWN, top) or (is_users and is_own(own))]
@@ -179,63 +180,9 @@ def _foreign(top: str) -> Path | None:
     return Path(spec.origin).with_suffix("") if spec.has_location and spec.origin else None
 
 
-# Cached by the text itself and not by time of change, which is too coarse for two edits in one tick.
-@lru_cache(maxsize=1024)
-def _imports(source: str, package: str) -> frozenset[str]:
-    return frozenset(target for node in ast.walk(_tree(source)) for target in _targets(node, package))
-
-
-def _tree(source: str) -> ast.Module:
-    """The syntax tree of a file. Two threads that make one at once disturb each other in CPython (gh-106905)."""
-    for _ in range(_ATTEMPTS):
-        try:
-            return ast.parse(source)
-        except SystemError:
-            time.sleep(_MOMENT)
-    return ast.parse(source)
-
-
-@lru_cache(maxsize=1024)
-def _foreign_names(source: str) -> frozenset[str]:
-    """The top-level names that are imported and are neither ours nor Python's."""
-    tree = _WithoutTypeChecking().visit(_tree(source))
-    relative = (node for node in ast.walk(tree) if not (isinstance(node, ast.ImportFrom) and node.level))
-    tops = {target.partition(".")[0] for node in relative for target in _targets(node, "")}
-    return frozenset(tops - sys.stdlib_module_names - {OWN, ""})
-
-
-def _targets(node: ast.AST, package: str) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
-        base = ".".join(part for part in (parent, node.module) if part)
-        yield base
-        yield from (f"{base}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and _called_name(node) == "import_module" and node.args:
-        argument = node.args[0]
-        if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-            yield argument.value
-
-
-def _called_name(node: ast.Call) -> str:
-    if isinstance(node.func, ast.Attribute):
-        return node.func.attr
-    return node.func.id if isinstance(node.func, ast.Name) else ""
-
-
 @lru_cache(maxsize=1024)
 def _digest(source: str) -> str:
-    return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(_tree(source))).encode()).hexdigest()
-
-
-class _WithoutTypeChecking(ast.NodeTransformer):
-    """Drops what stands below ``if TYPE_CHECKING``."""
-
-    def visit_If(self, node: ast.If) -> ast.AST:
-        is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        kept = ast.If(test=node.test, body=[ast.Pass()], orelse=node.orelse) if is_for_types else node
-        return self.generic_visit(kept)
+    return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(syntax_tree(source))).encode()).hexdigest()
 
 
 class _WithoutDocstrings(ast.NodeTransformer):

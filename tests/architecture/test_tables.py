@@ -12,7 +12,6 @@ import pytest
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import EpisodeConfig
 from rlcore.environments.table import TOOLS
-from rlcore.tasks.steps import recipe
 from tests.architecture.source_files import ROOT
 
 ROW = re.compile(r"^\| .+ \| `(.+)` \| (.+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
@@ -46,4 +45,4 @@ def test_the_page_says_of_an_algorithm_what_its_row_says(name: str) -> None:
 
 def test_every_tool_can_be_named_in_a_preset_and_has_its_code_counted() -> None:
     (named,) = (each for each in typing.get_args(typing.get_type_hints(EpisodeConfig)["tools"]) if each is not ...)
-    assert set(typing.get_args(named)) == set(TOOLS) == set(recipe._TOOLS)
+    assert set(typing.get_args(named)) == set(TOOLS)

@@ -40,6 +40,6 @@ def test_no_function_is_called_that_the_key_of_a_stage_does_not_count(name: str,
     config = open_preset("tiny", SMALL)
     stage = next(stage for stage in stages(config) if stage.name == name)
     module, _ = function_of(stage.run)
-    left_out = closure(module) - closure(module, without=stage.unused(stage.sections(config)))
+    left_out = closure(module) - closure(module, chosen=stage.chosen(stage.sections(config)))
     assert "rlcore.sampling.native" in called[name]
     assert sorted(called[name] & left_out) == []

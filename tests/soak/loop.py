@@ -29,7 +29,7 @@ from rlcore.config import (
 from rlcore.loop import Parts, Run, iterate
 from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.models.importing import import_model
-from rlcore.rewards.table import function_reward
+from rlcore.rewards.user_function import function_reward
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.steps.rl_records import StageRecorder

@@ -6,7 +6,6 @@ from functools import partial
 
 from rlcore.tasks.kinds.base.step import import_sections, registered_version, run_import_sft, run_start, source_files
 from rlcore.tasks.kinds.kind import IMPORT, Stage, sections
-from rlcore.tasks.steps.recipe import unused_by_import
 
 IMPORTED = Stage(
     name=IMPORT,
@@ -16,7 +15,6 @@ IMPORTED = Stage(
     run=run_import_sft,
     sections=import_sections,
     external=source_files,
-    unused=unused_by_import,
 )
 """The starting checkpoint of a run."""
 

@@ -8,13 +8,13 @@ from rlcore.tasks.kinds.data.page import data_page
 from rlcore.tasks.kinds.data.sampled_step import run_prepare_sampled
 from rlcore.tasks.kinds.data.step import data_source, run_prepare
 from rlcore.tasks.kinds.kind import IMPORT, Stage, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.data import POLICY, DatasetConfig
 from rlcore.tasks.presets.graph import math_data, prompt_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
 from rlcore.tasks.steps.base import prepared
 from rlcore.tasks.steps.data import resolve_adapter
-from rlcore.tasks.steps.recipe import unused_by_pairs, unused_by_preparing
 
 
 def data_stage(name: str, config: RunConfig) -> Stage:
@@ -33,7 +33,7 @@ def data_stage(name: str, config: RunConfig) -> Stage:
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
         external=data_source,
-        unused=partial(unused_by_preparing, is_graded=is_graded),
+        chosen=partial(chosen_by, is_graded=is_graded),
     )
 
 
@@ -48,7 +48,6 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
         inputs=(policy, *held_out),
         sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
         external=data_source,
-        unused=unused_by_pairs,
     )
 
 

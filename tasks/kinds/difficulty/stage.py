@@ -8,11 +8,10 @@ from rlcore.tasks.kinds.difficulty.page import difficulty_page
 from rlcore.tasks.kinds.difficulty.settings import DifficultyStage
 from rlcore.tasks.kinds.difficulty.step import run_difficulty
 from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.rl.parts import outside
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
-from rlcore.tasks.steps.recipe import unused_by_stage
+from rlcore.tasks.steps.external import outside
 
 
 def difficulty_stage(name: str, config: RunConfig) -> Stage:
@@ -28,7 +27,6 @@ def difficulty_stage(name: str, config: RunConfig) -> Stage:
         inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware"),
         external=outside,
-        unused=unused_by_stage,
     )
 
 

@@ -10,7 +10,6 @@ from rlcore.tasks.kinds.dpo.step import run_dpo
 from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.recipe import unused_by_training
 
 
 def dpo_stage(name: str, config: RunConfig) -> Stage:
@@ -26,7 +25,6 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         run=partial(run_dpo, start=start),
         inputs=(start, *stages_of_data(config, own.data)),
         sections=own_sections(name, "confidence", "hardware", "placement", data=own.data),
-        unused=unused_by_training,
     )
 
 

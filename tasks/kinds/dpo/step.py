@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.choices import choices
 from rlcore.config import DpoConfig
 from rlcore.distributed.distributed_supervised import DpoGroup, SupervisedPlan
 from rlcore.evaluation.intervals import pair_accuracy
@@ -61,16 +62,30 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
 @contextmanager
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
     """What learns: a policy of this process, or ranks where the placement has them."""
-    placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
-    if not placement.is_shared:
-        yield DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
-        return
-    plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)
+    placement = context.config.placement
+    with LEARNERS[placement.backend if placement.is_shared else "local"](context, checkpoint, runtime) as learner:
+        yield learner
+
+
+@contextmanager
+def _here(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
+    config, seed = context.config.stage.settings, context.seed
+    yield DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
+
+
+@contextmanager
+def _on_ranks(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
+    placement, config = context.config.placement, context.config.stage.settings
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
     with (
         open_ranks_alone(placement, runtime, context.progress) as ranks,
         closing(DpoGroup(plan, placement, runtime, ranks)) as group,
     ):
         yield group
+
+
+_Open = Callable[[StageContext, Path, Runtime], AbstractContextManager[DpoHandle]]
+LEARNERS: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _on_ranks, "ray": _on_ranks})
 
 
 def _figures(

@@ -9,7 +9,6 @@ from rlcore.tasks.kinds.kind import Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.episodes import evaluation_episodes, evaluation_sections
-from rlcore.tasks.steps.recipe import unused_by_evaluation
 
 
 def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
@@ -23,5 +22,4 @@ def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
         inputs=(stage, *stages_of_data(config, data)),
         sections=evaluation_sections,
         external=evaluation_episodes,
-        unused=unused_by_evaluation,
     )

@@ -19,11 +19,12 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.episodes import with_tools
+from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rewards import verifier
-from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine
+from rlcore.tasks.steps.rollout_engine import longest, open_engine
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import Prompt, Rollout, is_correct
 

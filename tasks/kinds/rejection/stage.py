@@ -8,11 +8,10 @@ from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_che
 from rlcore.tasks.kinds.rejection.page import rejection_page
 from rlcore.tasks.kinds.rejection.settings import RejectionStage
 from rlcore.tasks.kinds.rejection.step import run_rejection
-from rlcore.tasks.kinds.rl.parts import outside
 from rlcore.tasks.presets.graph import prompt_data, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
-from rlcore.tasks.steps.recipe import unused_by_stage
+from rlcore.tasks.steps.external import outside
 
 
 def rejection_stage(name: str, config: RunConfig) -> Stage:
@@ -29,7 +28,6 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         inputs=(policy, *data, *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware", data=own.data),
         external=outside,
-        unused=unused_by_stage,
     )
 
 

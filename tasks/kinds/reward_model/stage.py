@@ -10,7 +10,6 @@ from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
 from rlcore.tasks.kinds.reward_model.step import run_reward_model
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.recipe import unused_by_training
 
 
 def reward_model_stage(name: str, config: RunConfig) -> Stage:
@@ -26,7 +25,6 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         run=partial(run_reward_model, start=start),
         inputs=(start, *stages_of_data(config, pairs)),
         sections=own_sections(name, "confidence", "hardware", "placement", data=pairs),
-        unused=unused_by_training,
     )
 
 

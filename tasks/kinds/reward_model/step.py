@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import torch
 
 from rlcore.checks.audit.integrity import require_sealed
 from rlcore.checks.audit.supervised_data import label_noise, require_anchors, require_labels
+from rlcore.choices import choices
 from rlcore.config import RewardModelConfig
 from rlcore.distributed.distributed_supervised import RewardGroup, SupervisedPlan
 from rlcore.errors import TrainingError
@@ -85,17 +86,31 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
 @contextmanager
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
     """What learns: members in this process, or on ranks where the placement has them."""
-    placement, config, seed = context.config.placement, context.config.stage.settings, context.seed
-    if not placement.is_shared:
-        trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
-        yield RewardLearner(reward_members(trunk, config, seed=seed), config)
-        return
-    plan = SupervisedPlan(start=checkpoint, config=config, seed=seed)
+    placement = context.config.placement
+    with LEARNERS[placement.backend if placement.is_shared else "local"](context, checkpoint, runtime) as learner:
+        yield learner
+
+
+@contextmanager
+def _here(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
+    config, seed = context.config.stage.settings, context.seed
+    trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
+    yield RewardLearner(reward_members(trunk, config, seed=seed), config)
+
+
+@contextmanager
+def _on_ranks(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
+    placement, config = context.config.placement, context.config.stage.settings
+    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
     with (
         open_ranks_alone(placement, runtime, context.progress) as ranks,
         closing(RewardGroup(plan, placement, runtime, ranks)) as group,
     ):
         yield group
+
+
+_Open = Callable[[StageContext, Path, Runtime], AbstractContextManager[RewardHandle]]
+LEARNERS: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _on_ranks, "ray": _on_ranks})
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:

@@ -6,13 +6,12 @@ from functools import partial
 
 from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.rl.page import rl_page
-from rlcore.tasks.kinds.rl.parts import needed_reward_models, outside
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.kinds.rl.step import run_online_rl
 from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, start_of, teacher_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import draw_of
-from rlcore.tasks.steps.recipe import unused_by_stage
+from rlcore.tasks.steps.external import needed_reward_models, outside
 
 
 def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
@@ -34,7 +33,6 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
         sections=own_sections(name, "evaluation", "hardware", "health", "placement"),
         external=outside,
-        unused=unused_by_stage,
     )
 
 

@@ -15,7 +15,8 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.loop.update import SKIPPED
 from rlcore.seeding import derive_seed
-from rlcore.tasks.kinds.rl.parts import START, open_parts, start_from
+from rlcore.tasks.kinds.rl.parts import open_parts, start_from
+from rlcore.tasks.kinds.rl.placed import START
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rl_records import StageRecorder
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib

@@ -10,7 +10,6 @@ from rlcore.tasks.kinds.sft.settings import SftStage
 from rlcore.tasks.kinds.sft.step import run_sft
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.recipe import unused_by_training
 
 
 def sft_stage(name: str, config: RunConfig) -> Stage:
@@ -26,7 +25,6 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         run=partial(run_sft, start=start, data=data),
         inputs=(start, *data),
         sections=own_sections(name, "hardware", "placement"),
-        unused=unused_by_training,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from rlcore.checks.audit.integrity import require_sealed, write_seal
 from rlcore.checks.audit.shuffle_gap import mates_of, require_mates, require_pairing
 from rlcore.checks.audit.supervised_data import require_demonstrations
+from rlcore.choices import choices
 from rlcore.config import SftConfig
 from rlcore.distributed.distributed_supervised import SftGroup, SupervisedPlan
 from rlcore.hardware.runtime import Runtime
@@ -77,15 +78,29 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
 @contextmanager
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
     """What is taught: a model of this process, or ranks where the placement has them."""
+    placement = context.config.placement
+    with LEARNERS[placement.backend if placement.is_shared else "local"](context, checkpoint, runtime) as learner:
+        yield learner
+
+
+@contextmanager
+def _here(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
+    config = context.config.stage.settings
+    model = runtime.load_trainable(checkpoint)
+    check_model(model, ChatTokenizer.load(checkpoint))
+    yield SftLearner(model, config)
+
+
+@contextmanager
+def _on_ranks(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
     placement, config = context.config.placement, context.config.stage.settings
-    if not placement.is_shared:
-        model = runtime.load_trainable(checkpoint)
-        check_model(model, ChatTokenizer.load(checkpoint))
-        yield SftLearner(model, config)
-        return
     plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
     with (
         open_ranks_alone(placement, runtime, context.progress) as ranks,
         closing(SftGroup(plan, placement, runtime, ranks)) as group,
     ):
         yield group
+
+
+_Open = Callable[[StageContext, Path, Runtime], AbstractContextManager[SftHandle]]
+LEARNERS: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _on_ranks, "ray": _on_ranks})

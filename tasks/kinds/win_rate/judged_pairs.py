@@ -29,12 +29,13 @@ from rlcore.strict import build
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, prepared
-from rlcore.tasks.steps.episodes import with_tools
-from rlcore.tasks.steps.rollout_engine import Workload, longest, open_engine, sampling_engine
+from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
 from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
 from rlcore.tasks.steps.texts import tokenize_pairs
 from rlcore.tasks.steps.tokens import check_context
+from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout

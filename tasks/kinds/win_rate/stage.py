@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.rl.parts import outside
 from rlcore.tasks.kinds.win_rate.page import win_rate_page
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.kinds.win_rate.step import run_win_rate
 from rlcore.tasks.presets.graph import start_of, teacher_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
-from rlcore.tasks.steps.recipe import unused_by_stage
+from rlcore.tasks.steps.external import outside
 
 
 def win_rate_stage(name: str, config: RunConfig) -> Stage:
@@ -29,7 +28,6 @@ def win_rate_stage(name: str, config: RunConfig) -> Stage:
         inputs=tuple(dict.fromkeys((policy, reference, *data, *reward_models_of(own)))),
         sections=own_sections(name, "confidence", "hardware", data=own.human_pairs),
         external=outside,
-        unused=unused_by_stage,
     )
 
 

@@ -16,7 +16,7 @@ from rlcore.loop import Parts, Stop
 from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.loop.prompt_schedule import Drawn
 from rlcore.models.importing import import_model
-from rlcore.rewards.table import function_reward
+from rlcore.rewards.user_function import function_reward
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout, ScoredRollout

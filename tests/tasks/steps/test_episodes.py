@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from rlcore.config import EpisodeConfig, ModelConfig, RewardTerm, ShapeConfig
-from rlcore.environments.episodes import EpisodeSampler, episode_metrics
+from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import ConfigError, DataError
 from rlcore.flows.presets import open_preset
+from rlcore.loop.rollouts import episode_metrics
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
@@ -24,8 +25,8 @@ from rlcore.tasks.steps.episodes import (
     episodes_digest,
     episodes_of,
     evaluation_sections,
-    with_tools,
 )
+from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rl_records import rollout_rows
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout

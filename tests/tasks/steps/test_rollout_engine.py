@@ -21,8 +21,10 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.gpu_assignment import Cards
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tasks.kinds.rejection.settings import RejectionStage
-from rlcore.tasks.steps import rollout_engine
-from rlcore.tasks.steps.rollout_engine import Workload, engine_dtype, longest, open_engine, server_specs
+from rlcore.tasks.steps import vllm_engine
+from rlcore.tasks.steps.rollout_engine import longest, open_engine
+from rlcore.tasks.steps.vllm_engine import server_specs
+from rlcore.tasks.steps.workload import Workload, engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
@@ -149,7 +151,7 @@ def test_an_engine_has_room_for_the_longest_text_of_the_run_and_no_more(
         yield
         specs[0].exchange.rmdir()
 
-    monkeypatch.setattr(rollout_engine, "open_servers", servers)
+    monkeypatch.setattr(vllm_engine, "open_servers", servers)
     work = Workload(max_concurrent=4, max_tokens=max_tokens, learns_meanwhile=True)
     with opened(checkpoint, vllm(max_model_len=named), work):
         (spec,) = started

@@ -111,8 +111,8 @@ def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: py
             raise SystemError("AST constructor recursion depth mismatch (before=54, after=77)")
         return parse(source)
 
-    monkeypatch.setattr("rlcore.tasks.store.code_hash._MOMENT", 0.0)
-    monkeypatch.setattr("rlcore.tasks.store.code_hash.ast.parse", disturbed)
+    monkeypatch.setattr("rlcore.tasks.store.imports._MOMENT", 0.0)
+    monkeypatch.setattr("rlcore.tasks.store.imports.ast.parse", disturbed)
     assert digests(tree) == before
     assert next(calls) > 1
 
@@ -164,11 +164,11 @@ def test_every_neutral_folder_or_module_exists_so_that_a_rename_is_noticed() -> 
     assert [name for name, either in files.items() if not any(map(Path.is_file, either))] == []
 
 
-def test_the_search_stops_at_what_is_not_run(tree: Path) -> None:
-    assert closure("rlcore.tasks.steps.train", without=["rlcore.maths"], root=tree) == {
-        "rlcore.tasks.steps.train",
-        "rlcore.learn",
-    }
+def test_rows_of_a_table_that_are_not_chosen_are_not_followed(tree: Path) -> None:
+    (tree / "rlcore/learn.py").write_text('from rlcore import late, maths\nT = choices("t", {"a": late, "b": maths})\n')
+    for row, module in (("a", "rlcore.late"), ("b", "rlcore.maths")):
+        found = closure("rlcore.tasks.steps.train", chosen={"t": frozenset({row})}, root=tree)
+        assert found - {"rlcore.maths"} == {"rlcore.tasks.steps.train", "rlcore.learn", module} - {"rlcore.maths"}
 
 
 def test_the_code_version_is_never_empty() -> None:

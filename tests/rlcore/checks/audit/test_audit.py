@@ -23,7 +23,7 @@ from rlcore.errors import CanaryError
 from rlcore.loop import Outcome, Parts, train, update
 from rlcore.loop.native import chat_prompts, native_parts
 from rlcore.rewards.mix import MixedReward
-from rlcore.rewards.table import function_reward
+from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native
 from rlcore.training import learner
 from rlcore.training.experience import Experience, build_experience

@@ -1,0 +1,59 @@
+"""Which rows of the tables of :mod:`rlcore.choices` a stage uses, and which packages of others it does without."""
+
+from __future__ import annotations
+
+from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, to_dict
+from rlcore.tasks.presets.data import HUB, DatasetConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.stages import draw_of, reward_models_of, sampling_of, terms_of
+from rlcore.tasks.store.imports import Chosen
+from rlcore.tasks.store.nested import flatten
+
+
+def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
+    """Return the rows that the sections of a stage choose.
+
+    ``is_graded``: the references of a dataset are tried by the math grader.
+    """
+    stage, evaluation = config.declared.get("stage"), config.declared.get("evaluation")
+    sampling = sampling_of(stage) if stage else None
+    terms: list[RewardTerm] = list(terms_of(stage).values()) if stage else []
+    kinds = {"function" if ":" in term.kind else term.kind for term in terms}
+    kinds |= {"reward_model"} if stage and reward_models_of(stage) else set()
+    kinds |= {each.kind for each in evaluation.verifiers} if evaluation else set()
+    episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
+    engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
+    placement = config.declared.get("placement")
+    data: tuple[DatasetConfig, ...] = () if stage else tuple(config.declared.get("data", {}).values())
+    screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
+    if data and is_graded:
+        kinds, screens = kinds | {"math"}, screens | {"references"}
+    return {
+        "rewards.kind": frozenset(kinds),
+        "episodes": frozenset({"tools" if episodes.has_tools else "none"}),
+        "episodes.tools": frozenset(episodes.tools),
+        "engine.kind": frozenset({engine.kind} if engine else ()),
+        "placement.backend": frozenset({placement.backend if placement else "local"}),
+        "data.screen": frozenset(screens),
+        "draw": frozenset({"by_pass_rate"} if stage and draw_of(stage) else ()),
+    }
+
+
+def idle_packages(config: Sections) -> frozenset[str]:
+    """Return the packages that the code of a stage imports, and that it does not use with these sections."""
+    stage, model = config.declared.get("stage"), config.declared.get("model")
+    settings = flatten(to_dict(stage.settings)) if stage else {}
+    adapts = any(value for key, value in settings.items() if f".{key}".endswith(".adapter.rank"))
+    eight_bits = any(value == "adamw_8bit" for key, value in settings.items() if f".{key}".endswith("optim.kind"))
+    data: tuple[DatasetConfig, ...] = () if stage else tuple(config.declared.get("data", {}).values())
+    made = any("reasoning_gym" in (each.adapter, each.fallback) for each in data)
+    fetched = any(path.startswith(HUB) for each in data for path in (each.path, each.eval_path))
+    used = {
+        "peft": adapts,
+        "bitsandbytes": eight_bits,
+        "accelerate": model is None or model.source in ("gguf", "package"),
+        "gguf": model is None or model.source in ("gguf", "package"),
+        "reasoning_gym": not data or made,
+        "datasets": not data or fetched,
+    }
+    return frozenset(name for name, is_used in used.items() if not is_used)

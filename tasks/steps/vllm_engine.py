@@ -1,0 +1,151 @@
+"""vLLM as the engine of a stage: in this process, or servers that are started for it or running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rlcore.config import EngineConfig, TransferKind
+from rlcore.errors import ConfigError
+from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.architectures import positions_of
+from rlcore.sampling.base import Sampler
+from rlcore.sampling.replicas import open_servers
+from rlcore.sampling.vllm.gpu_assignment import (
+    Cards,
+    choose_transfer,
+    deal,
+    is_installed,
+    memory_fractions,
+    on_the_trainers,
+    visible_cards,
+)
+from rlcore.sampling.vllm.in_process import open_in_process
+from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
+from rlcore.sampling.vllm.weights import exchange_folder
+from rlcore.tasks.steps.workload import Workload, engine_dtype
+from rlcore.text.tokenization import ChatTokenizer
+
+
+@contextmanager
+def open_vllm_in_process(
+    model: Path,
+    tokenizer: ChatTokenizer,
+    config: EngineConfig,
+    work: Workload,
+    runtime: Runtime,
+    progress: Callable[[str], None],
+) -> Iterator[Sampler]:
+    """Open vLLM in this process, on the trainer's GPU if there is one; it sleeps during updates."""
+    free_cached()  # what is free is what the engine may take
+    cards = visible_cards(runtime.device, learns=work.learns)
+    own = () if cards.trainer is None else (cards.trainer,)
+    (fraction,) = memory_fractions(config, [own], cards)
+    alone = replace(_whole_spec(model, config, work, runtime, cards), devices=own, memory_fraction=fraction)
+    turns = bool(own) and work.learns
+    with open_in_process(alone, tokenizer, sleeps=turns, free=free_cached, progress=progress) as in_process:
+        yield in_process
+
+
+@contextmanager
+def open_vllm_servers(
+    model: Path,
+    tokenizer: ChatTokenizer,
+    config: EngineConfig,
+    work: Workload,
+    runtime: Runtime,
+    progress: Callable[[str], None],
+) -> Iterator[Sampler]:
+    """Open the servers of ``config``: those of its addresses, or new ones on the GPUs that it names."""
+    free_cached()  # what is free is what the engine may take
+    cards = visible_cards(runtime.device, learns=work.learns)
+    whole = _whole_spec(model, config, work, runtime, cards)
+    specs = server_specs(whole, cards, runtime.device, adapter_rank=work.adapter.rank, can_send=is_installed())
+    with open_servers(specs, tokenizer, progress) as servers:
+        yield servers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """For each server its GPUs, its part of them, and whether one is the trainer's; how weights get to all of them."""
+
+    dealt: Sequence[tuple[int, ...]]
+    fractions: Sequence[float]
+    shares: Sequence[bool]
+    transfer: TransferKind
+
+
+def place(config: EngineConfig, cards: Cards, device: torch.device, *, num_bytes: int, can_send: bool) -> Placement:
+    """Where servers go, for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
+
+    Raises:
+        ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
+    """
+    dealt = [() for _ in config.urls] or deal(config, cards)
+    shares = [] if config.urls else on_the_trainers(dealt, cards)
+    return Placement(
+        dealt=dealt,
+        fractions=memory_fractions(config, dealt, cards),
+        shares=shares,
+        transfer=choose_transfer(config, device, num_bytes=num_bytes, shares=shares, can_send=can_send),
+    )
+
+
+def server_specs(
+    whole: ServerSpec, cards: Cards, device: torch.device, *, adapter_rank: int, can_send: bool
+) -> list[ServerSpec]:
+    """The servers that share the work of ``whole`` and a folder for weights from ``device``.
+
+    Raises:
+        ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
+    """
+    config = whole.config
+    num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
+    placed = place(config, cards, device, num_bytes=num_bytes, can_send=can_send)
+    exchange = exchange_folder(config.exchange, num_bytes=num_bytes)
+    urls = config.urls or ("",) * len(placed.dealt)
+    return [
+        replace(
+            whole,
+            exchange=exchange,
+            max_concurrent=-(-whole.max_concurrent // len(placed.dealt)),
+            url=url,
+            transfer=placed.transfer,
+            devices=devices,
+            memory_fraction=fraction,
+            adapter_rank=0 if url or adapter_rank > ADAPTER_RANKS[-1] else adapter_rank,
+        )
+        for url, devices, fraction in zip(urls, placed.dealt, placed.fractions, strict=True)
+    ]
+
+
+def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: Cards) -> ServerSpec:
+    """What one server would serve that has all of the work."""
+    return ServerSpec(
+        model=model.resolve(),
+        exchange=Path(),  # of servers alone
+        config=config,
+        dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
+        max_model_len=_model_length(model, config, work),
+        max_concurrent=work.max_concurrent,
+        prefill_in_parts=cards.count > 0,
+        eager=config.eager if config.eager is not None else cards.count == 0,
+        trainer_moves=work.learns_meanwhile,
+    )
+
+
+def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
+    """Positions that the engine makes room for: those of the longest text, and one to score a whole text."""
+    positions = positions_of(model)
+    if config.max_model_len > positions:
+        raise ConfigError(
+            f"the model has {positions} positions",
+            where="engine.max_model_len",
+            fix="set it to 0: the engine then makes room for the run's longest text",
+        )
+    return config.max_model_len or min(positions, work.max_tokens + 1)
