@@ -171,12 +171,12 @@ ROWS = (
     Row(
         attacks="model folders with a fault that was chosen",
         hostile=(
-            f"{_MODELS}/test_starting_model.py::test_a_faulty_folder_is_refused_with_its_reason",
-            f"{_MODELS}/test_starting_model.py::test_no_configuration_chooses_the_attention",
+            f"{_MODELS}/test_model_validation.py::test_a_faulty_folder_is_refused_with_its_reason",
+            f"{_MODELS}/test_model_validation.py::test_no_configuration_chooses_the_attention",
         ),
         sound=(
-            f"{_MODELS}/test_starting_model.py::test_a_large_number_that_is_no_count_of_layers_is_let_through",
-            f"{_MODELS}/test_starting_model.py::test_every_configuration_that_transformers_ships_is_let_through",
+            f"{_MODELS}/test_model_validation.py::test_a_large_number_that_is_no_count_of_layers_is_let_through",
+            f"{_MODELS}/test_model_validation.py::test_every_configuration_that_transformers_ships_is_let_through",
         ),
     ),
     Row(
