@@ -41,6 +41,8 @@ from rlcore.rewards.answers import (
 from rlcore.rewards.base import graded, score_all, ungraded
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.left_to_do import leaves_work
+from rlcore.rewards.mathematics.notations import read_notation
+from rlcore.rewards.mathematics.spelling import canonical
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.references import plain_fault
 from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words
@@ -166,6 +168,8 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
         return expected == given and (given.is_evaluated or not evaluated_only)
     if expected is not None and "\\approx" in answer:
         return None if _states_rounded(answer, expected.value) else False
+    if expected is not None and read_notation(canonical(reference)) is not None:  # 8 pm
+        return None
     if evaluated_only and (expected is not None or leaves_work(answer, reference)):
         return False
     if scale_words(answer) != scale_words(reference):

@@ -23,17 +23,24 @@ from rlcore.rewards.units import parse_quantity
 
 _PLACEHOLDER = re.compile(
     r"(?:(?:the|a) )?(?:proofs?|prove[dn]?|solutions?|explanations?)"
-    r"(?: (?:above|below|omitted|required|is (?:omitted|complete|left).*|in the (?:solution|text)))?"
+    r"(?: (?:above|below|omitted|required|complete|(?:is|are) (?:omitted|complete|left|shown|given).*"
+    r"|in the (?:solution|text)))?"
+    r"|(?:prove|show) that .*|.{0,40}(?:statement|claim|inequality|identity|theorem) is (?:proven|proved|shown)\.?"
     r"|see (?:the )?(?:proof|solution|explanation|above|below|figure|graph|diagram|table|text).*|q\.? ?e\.? ?d\.?"
-    r"|not ?(?:found|available|given|provided|specified|stated|applicable)|n/?a|null|nan|unknown|tbd|todo"
-    r"|no (?:answer|solution) (?:found|given|available|provided)|none (?:given|provided|available)"
-    r"|answers? (?:may )?var(?:y|ies)\.?|placeholder|[?._ -]+|\\ldots",
+    r"|\[?(?:answers? |solutions? )?not ?(?:found|available|given|provided|specified|stated|applicable|supported|yet)"
+    r"(?: \w+)?\]?|n/?a|null|nan|unknown|tbd|todo|to be (?:determined|added|done)|error|(?:the )?answer"
+    r"|no (?:answer|solution) (?:found|given|available|provided)|no answer|none (?:given|provided|available)"
+    r"|answers? (?:may )?var(?:y|ies)\.?|placeholder|[?._ -]+|\\ldots|\\(?:black)?square|\\qed"
+    r"|(?:证明|解答?|答案)?(?:略|见(?:解析|答案|证明|图|上|下)|暂?无|证毕)|证明|解析",
     re.IGNORECASE,
 )
 _PICTURE = re.compile(
     r"\\includegraphics|\[asy\]|!\[[^\]]*\]\(|<img|https?://|\\begin\{(?:tikzpicture|tabular|figure)\}"
 )
 _NO_VALUE = re.compile(r"/ ?0(?![.0-9])|\\frac ?\{[^{}]*\} ?\{ ?0 ?\}|(?<![0-9.])0 ?\^ ?(?:0(?![.0-9])|\{ ?0 ?\})")
+_PARTS = re.compile(r"(?:\A|[\s;,])\((?:a|i|1)\)\s*[^\s,;].*[\s;,]\((?:b|ii|2)\)\s*\S", re.DOTALL)
+_CUT_OFF = re.compile(r"(?:[=*/_<>]|(?<!\^)(?<!\{)[+-]|\^|\\(?:[dt]?frac|sqrt|cdot|times|div|le|ge|ne|pm|left))\s*\Z")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z])")
 _LAYOUT = re.compile(r"\\(?:begin|end) ?\{[a-z*]+\}(?:\{[clr| ]*\})?|\\(?:text[a-z]*|mbox|mathrm|operatorname)|[{}$]")
 MAX_WORDS = 12
@@ -54,8 +61,18 @@ def plain_fault(reference: str) -> str:
         return f"has no value: {written[:40]!r}"
     if is_left_open(reference):
         return "has a marked answer that is not closed"
+    return _fault_of_form(written)
+
+
+def _fault_of_form(written: str) -> str:
+    """Why no answer has the form of a reference: it is cut off, has several parts, is too long."""
+    braces = _BRACE.findall(written)
+    if braces.count("{") != braces.count("}") or _CUT_OFF.search(written):
+        return f"is cut off: {written[-40:]!r}"
     if _PICTURE.search(written):
         return "is a picture or a table"
+    if _PARTS.search(written):
+        return "has several parts, which no answer repeats"
     if len(written) > MAX_ANSWER_CHARACTERS:
         return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, and no answer may have as many"
     if brace_depth(written) > MAX_ANSWER_DEPTH:

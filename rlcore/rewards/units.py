@@ -16,7 +16,7 @@ from rlcore.rewards.plain_numbers import PlainNumber, parse_number
 _SPACE = r"(?:[ ~]|\\[ ,;:!]){0,4}"
 _STYLED = (
     r"(?:\\mu ?)?\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mathrm|mbox|hbox|operatorname)"
-    r" ?\{(?! ?[ei] ?\})(?:[^{}%]|\{[^{}%]{0,10}\}){1,60}\}"
+    r" ?\{(?! ?[abcefijknopqruvwxyz] ?\})(?:[^{}%]|\{[^{}%]{0,10}\}){1,60}\}"
 )
 _DEGREE = r"(?:\^ ?(?:\\circ|\{ ?\\circ ?\})|°|\\degree)"
 _SIGN = rf"{_DEGREE}(?: ?[CF](?![a-z]))?|[€£¥₹₩₽¢℃℉Ω]|\\?\$|\\(?:Omega|ohm)(?![a-z])"
@@ -58,8 +58,15 @@ _KINDS = (
     "clockwise, counterclockwise anticlockwise",
     "平方厘米, 平方米, 平方千米 平方公里, 平方分米, 公顷, 亩",
     "立方厘米, 立方米, 立方分米",
+    "j joule, kj kilojoule, cal calorie, kcal kilocalorie, ev, kwh",
+    "w watt, kw kilowatt, mw megawatt, hp horsepower",
+    "n newton, kn kilonewton",
+    "v volt, kv kilovolt, mv millivolt",
+    "a amp ampere, ma milliampere",
+    "hz hertz, khz kilohertz, mhz megahertz, ghz gigahertz",
+    "pa pascal, kpa kilopascal, mpa megapascal, atm, bar",
     "bit, byte, kb kilobyte, mb megabyte, gb gigabyte, tb terabyte",
-    "°c celsius, °f fahrenheit, kelvin",
+    "°c celsius, °f fahrenheit, k kelvin",
     "° degree, radian rad",
 )
 _UNITS: Mapping[str, tuple[int, str]] = {
@@ -79,6 +86,7 @@ _MAX_TAIL = 120  # characters at the end that may be units
 _CLOSE = re.compile(rf"(.*[0-9])(([A-Za-z]{{2,20}})(?:/[A-Za-z]{{1,12}})?{_EXPONENT})")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)|[{}^~]")
 _UNIT_WORDS = re.compile(rf"(°[cf]?|[a-z]+|[€£¥₹₩₽¢$]|[{_HAN}]+)(?:\^(-?[0-9]))?")
+_SQUARE = re.compile(r"\b(square|sq\.?|cubic) ([a-z]+)")
 _DEGREES = re.compile(_DEGREE)
 _TEMPERATURE = re.compile(r"(?:° ?|degrees? )([cf])(?:elsius|ahrenheit)?(?![a-z])")
 _HALF_OF_DAY = re.compile(r"\b([ap])\. ?m\b\.?|\b([ap]) m\b")
@@ -102,8 +110,10 @@ def same_size(answer: str, reference: str) -> bool:
     Units of which one side has none, or that are not known, are not compared.
     """
     ours, theirs = _units_of(answer), _units_of(reference)
-    if len(ours) != len(theirs):
+    if not ours or not theirs:
         return True
+    if len(ours) != len(theirs):
+        return False
     return all(
         one[0] != other[0] or (one[1] == other[1] and (one[2] == other[2] or not (one[2] and other[2])))
         for one, other in zip(ours, theirs, strict=True)
@@ -122,6 +132,7 @@ def _units_of(text: str) -> list[tuple[int, str, str]]:
         plain = re.sub(r"\\[A-Za-z]+", " ", tail.group()).lower()
         plain = _TEMPERATURE.sub(r"°\1", re.sub(r"[{}]|\\.", "", plain).replace(" ^", "^").replace("^ ", "^"))
         plain = _HALF_OF_DAY.sub(lambda match: f"{match.group(1) or match.group(2)}m", plain)
+        plain = _SQUARE.sub(lambda match: f"{match.group(2)}^{'3' if match.group(1) == 'cubic' else '2'}", plain)
         words = _UNIT_WORDS.findall(plain)
     is_unit = tail is not None and (
         "{" in tail.group() or "/" in tail.group() or parse_number(written[: -len(tail.group())]) is not None

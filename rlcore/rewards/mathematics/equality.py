@@ -81,8 +81,10 @@ def _equals_collection(reference: Item, answer: Item) -> bool:
 def _equals_plain(reference: Item, answer: Item) -> bool:
     """Two items without names, lists and intervals apart."""
     reference, answer = _as_grid(as_pair(reference)), _as_grid(as_pair(answer))
-    if isinstance(reference, Items) != isinstance(answer, Items):  # a column and a tuple
-        reference, answer = _as_tuple(reference), _as_tuple(answer)
+    if isinstance(reference, Grid) and isinstance(answer, Items):
+        reference = _as_row(reference, answer.kind)
+    elif isinstance(answer, Grid) and isinstance(reference, Items):
+        answer = _as_row(answer, reference.kind)
     if isinstance(reference, Items) and reference.kind == "tuple":
         answer = values_by_name(answer)
     if isinstance(reference, Text) or isinstance(answer, Text):
@@ -100,7 +102,9 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
         return equal_relations(equals, reference, answer)
     if isinstance(reference, Combined) and isinstance(answer, Combined):
         pairs = ((reference.left, answer.left), (reference.right, answer.right))
-        return reference.operation == answer.operation and all(equals(*pair) for pair in pairs)
+        crossed = ((reference.left, answer.right), (reference.right, answer.left))
+        orders = (pairs,) if reference.operation == "-" else (pairs, crossed)
+        return reference.operation == answer.operation and any(all(equals(*pair) for pair in order) for order in orders)
     return reference == answer
 
 
@@ -112,11 +116,10 @@ def _as_grid(item: Item) -> Item:
     return Grid(tuple(row.items for row in rows if isinstance(row, Items))) if is_grid else item
 
 
-def _as_tuple(item: Item) -> Item:
-    """A matrix of one row or column as a tuple; anything else as it is."""
-    if not isinstance(item, Grid) or min(len(item.rows), max(map(len, item.rows), default=0)) != 1:
-        return item
-    return Items("tuple", tuple(cell for row in item.rows for cell in row))
+def _as_row(grid: Grid, kind: str) -> Item:
+    """A matrix of one row or column as a tuple or a vector."""
+    is_one = min(len(grid.rows), max(map(len, grid.rows), default=0)) == 1 and kind in ("tuple", "vector")
+    return Items(kind, tuple(cell for row in grid.rows for cell in row)) if is_one else grid
 
 
 def _with_constant(answer: Node, reference: Node) -> Node:
@@ -130,8 +133,8 @@ def _equals_text(reference: Item, answer: Item) -> bool:
     if isinstance(reference, Text) and isinstance(answer, Text):
         is_one = len(reference.text) == len(answer.text) == 1 and reference.text in "ABCDEFGHIJ"
         return reference.text == answer.text or (is_one and reference.text == answer.text.upper())
-    if isinstance(reference, Text) and isinstance(answer, Value):  # a choice in small letters
-        return len(reference.text) == 1 and answer.text.upper() == reference.text and reference.text in "ABCDEFGHIJ"
+    if isinstance(reference, Text) and isinstance(answer, Value) and len(reference.text) == 1:
+        return answer.text.upper() == reference.text and reference.text in "ABCDEFGHIJ"  # a choice in small letters
     text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
     if isinstance(text, Text) and isinstance(other, Items) and other.kind == "list":
         letters = [letter_of(item) for item in other.items]

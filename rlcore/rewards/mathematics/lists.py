@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from rlcore.rewards.mathematics.formula import renamed
 from rlcore.rewards.mathematics.structures import Choice, Item, Items, Named, Span, Text, Value
 
 Equal = Callable[[Item, Item], bool]
@@ -20,6 +21,9 @@ def equal_lists(equals: Equal, reference: Items, answer: Item) -> bool:
     theirs = answer
     if isinstance(answer, Items) and answer.kind == "list" and any(isinstance(item, Named) for item in answer.items):
         theirs = Items("list", _carried(answer.items), answer.joined)
+    reference, theirs = _with_one_parameter(reference, theirs)
+    if isinstance(theirs, Items) and len(reference.items) == len(theirs.items) == 1:
+        return equals(reference.items[0], theirs.items[0])
     ours = Items("list", _carried(reference.items), reference.joined)
     ours, theirs = _without_indices(ours, theirs)
     names = [item.name for item in ours.items if isinstance(item, Named)]
@@ -34,6 +38,24 @@ def equal_lists(equals: Equal, reference: Items, answer: Item) -> bool:
     if theirs.kind == "set" and all(isinstance(item, Value) for item in ours.items):
         return equal_items(equals, Items("set", ours.items), theirs) and len(ours.items) == len(theirs.items)
     return _equal_in_any_order(equals, [_unnamed(item, theirs) for item in ours.items], _anonymous(ours, theirs))
+
+
+def _with_one_parameter(reference: Items, answer: Item) -> tuple[Items, Item]:
+    r"""Both without ``k \in \mathbb{Z}`` at their end, by the reference's name for it, where both have it."""
+    ours = reference.items[-1] if reference.items else None
+    theirs = answer.items[-1] if isinstance(answer, Items) and answer.kind == "list" and answer.items else None
+    if not (isinstance(ours, Named) and isinstance(theirs, Named) and isinstance(answer, Items)):
+        return reference, answer
+    if not isinstance(ours.item, Text) or ours.item != theirs.item or "\\mathbb" not in ours.item.text:
+        return reference, answer
+    items = tuple(_renamed(item, theirs.name, ours.name) for item in answer.items[:-1])
+    return Items("list", reference.items[:-1], reference.joined), Items("list", items, answer.joined)
+
+
+def _renamed(item: Item, old: str, new: str) -> Item:
+    if isinstance(item, Named):
+        return Named(item.name, _renamed(item.item, old, new))
+    return Value(renamed(item.node, old, new), item.text, item.is_percent) if isinstance(item, Value) else item
 
 
 def _without_indices(ours: Items, theirs: Item) -> tuple[Items, Item]:

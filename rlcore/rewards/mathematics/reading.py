@@ -49,7 +49,7 @@ _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|[A-Za-z0-9])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
 _CHOICE = re.compile(
     r"(?:\\text\{)?(?:\( ?([A-J]) ?\)(?: ?[:.])?|([A-J])[.):]) ?\}?(?! ?(?:[,;]|and |or |$))(.*)"
-    r"|([^A-Z(]{1,80}) \( ?([A-J]) ?\)",
+    r"|(?!(?:not?|nor|neither|except|never)\b)([^A-Z(]{1,80}) \( ?([A-J]) ?\)",
     re.DOTALL,
 )
 _CHOSEN = re.compile(r"\A(?i:the )?(?i:option|choice|answer|选项|故选|选|答案)(?: is\b)?[: ]*(?=\(?[A-J]\b)")

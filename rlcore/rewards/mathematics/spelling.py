@@ -67,6 +67,7 @@ _RENAMED = MappingProxyType(
         **dict.fromkeys(("rightarrow", "longrightarrow", "implies"), r"\to "),
         **dict.fromkeys(("prime",), "'"),
         **dict.fromkeys(("mid",), r"\mid "),
+        **dict.fromkeys(("bar",), r"\overline "),
         **dict.fromkeys(("colon",), ":"),
         **dict.fromkeys(("infin",), r"\infty "),
         **dict.fromkeys(("degree",), r"^\circ "),
@@ -124,6 +125,7 @@ _BARE_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(_FUNCTION_NAMES)})(?![A
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])")
 _RELATIONS = re.compile(r"<=|=<|=>|>=|!=|<>|==")
 _RELATION_OF = {"<=": r"\le ", "=<": r"\le ", ">=": r"\ge ", "=>": r"\to ", "!=": r"\ne ", "<>": r"\ne ", "==": "="}
+_ELEMENTS = re.compile(r"\\text\{([A-Z][A-Za-z]{0,3})\}(?= ?_ ?\{? ?[0-9])")  # \text{NH}_3
 _NOT = re.compile(r"\\not ?(=|\\in(?![a-z]))")
 _MATRIX = re.compile(
     r"[\[(] ?\\begin\{(?:array|matrix|smallmatrix)\} ?(?:\{[clr| ]*\})?(.*?)"
@@ -166,6 +168,7 @@ def canonical(text: str) -> str:
     text = _GROUPED.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     text = _SPACING.sub(" ", text)
     text = _STYLE.sub(_styled, _STYLE.sub(_styled, text))
+    text = _ELEMENTS.sub(r"\1", text)
     text = _NOT.sub(lambda match: r"\ne " if match.group(1) == "=" else r"\notin ", text)
     text = _COMMAND.sub(lambda match: _RENAMED.get(match.group(1), match.group()), text)
     text = _ARROWED.sub(lambda match: match.group(1) or match.group(2), text)

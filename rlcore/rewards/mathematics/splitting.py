@@ -42,5 +42,5 @@ def key(text: str) -> str:
     """A text for comparison: words without case, formulas without blanks."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     is_prose = re.search(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", "", text)) is not None
-    text = re.sub(r"\{([A-Za-z0-9])\}", r"\1", text)
+    text = re.sub(r"\{([A-Za-z0-9+*-])\}", r"\1", text).replace("\\mid", "|")
     return re.sub(r"[\s.]+", "", text.casefold() if is_prose else text)

@@ -90,6 +90,9 @@ TIMES_AND_DATES: Table = [
     ("2022/03/09", "2022-03-09", R),
     ("2022年3月9日", "2022-03-09", R),
     ("2022/03/09", "2022/09/03", W),
+    ("4 PM", "16:00", R),
+    ("4 PM", "4:00 p.m.", R),
+    ("4 PM", "4:30 PM", W),
 ]
 RATIOS: Table = [
     ("4:3:2", "2", W),
@@ -185,6 +188,10 @@ LISTS: Table = [
     ("4和9", "4, 9", R),
     ("4, 9", "x=4或x=9", R),
     ("4, 9", "4和8", W),
+    (r"x=k\pi, k\in\mathbb{Z}", r"x = n\pi, n \in \mathbb{Z}", R),
+    (r"x=k\pi, k\in\mathbb{Z}", r"k\pi, k \in \mathbb{Z}", R),
+    (r"x=k\pi, k\in\mathbb{Z}", r"x = 2n\pi, n \in \mathbb{Z}", W),
+    (r"x=k\pi, k\in\mathbb{Z}", r"x = n\pi, n \in \mathbb{N}", W),
 ]
 NAMES: Table = [
     ("4m", "k=4m", R),
@@ -337,6 +344,19 @@ SPELLINGS: Table = [
     ("9", "9th", R),
     ("No", r"\text{no}", R),
     ("No", "Yes", W),
+    ("9", r"9\mathrm{x}", W),
+    (r"9\text{ kJ}", r"9\text{ J}", W),
+    (r"9\text{ N}", r"9\text{ kN}", W),
+    (r"9\text{ m/s}", r"9\text{ m}", W),
+    (r"9\text{ ft}^3", "9 square feet", W),
+    (r"9\text{ ft}^3", "9 cubic feet", R),
+    (r"\mathbb{Z}^+", r"\mathbb{Z}^{+}", R),
+    (r"\text{NH}_3", "NH_3", R),
+    (r"\text{NH}_3", "NH_4", W),
+    (r"\bar{w}", r"\overline{w}", R),
+    (r"m \mid n", "m|n", R),
+    (r"m \mid n", "n|m", W),
+    (r"P \cap Q", r"Q \cap P", R),
 ]
 CHINESE: Table = [
     ("25", "25天", R),
@@ -389,6 +409,7 @@ CHOICES: Table = [
     ("C", "12 (D)", W),
     ("I and III", "I, III", R),
     ("I and III", "I, II", W),
+    ("C", "not (C)", W),
 ]
 RESIDUES: Table = [
     (r"x \equiv 4 \pmod 9", r"x\equiv 4 \pmod{9}", R),
