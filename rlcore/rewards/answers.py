@@ -47,9 +47,13 @@ _VARIABLE = re.compile(r"\b(?!(?:an?|of|in|to|my|our|so|I|he|she|it|we|on|at|a)\
 _ONE_VARIABLE = re.compile(r"[A-Za-z]")
 # Letters and signs that show nothing, and LaTeX and tags that lay out what is inside.
 _UNSEEN = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
-_LAYOUT = re.compile(
-    r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|bb|cal|sf|tt)|[mhf]?box|boxed|displaystyle|left|right|q?quad|[hv]space)"
-    r"(?![A-Za-z])|\\[,;:! ]|[{}$~^`]|</?(?:answer|think)>"
+_LAYOUT = re.compile(r"\\[A-Za-z]+\*?|\\[,;:! ]|[{}$~^`]|</?(?:answer|think)>|&[a-z]{2,8};")
+# Commands that show something by themselves: letters, and what stands for a set or a value.
+_SHOWS = re.compile(
+    r"\\(?:(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon"
+    r"|phi|chi|psi|omega)|infty|emptyset|varnothing|ell|hbar|aleph|checkmark|top|bot|pm|to|le|ge|lt|gt|ne|neq|leq|geq)"
+    r"(?![A-Za-z])",
+    re.IGNORECASE,
 )
 # LaTeX around an answer that is room or size; at its end in as many characters.
 _AT_START = re.compile(
@@ -165,7 +169,7 @@ def is_blank(text: str) -> bool:
 
 def has_content(text: str) -> bool:
     r"""Whether there is something to read in a text besides layout and punctuation: not in ``\text{}`` and ``...``."""
-    shown = _LAYOUT.sub("", _ROOM.sub("", _UNSEEN.sub("", text)))
+    shown = _LAYOUT.sub("", _SHOWS.sub("x", _ROOM.sub("", _UNSEEN.sub("", text))))
     return any(unicodedata.category(each)[0] in "LNS" or each == "-" for each in shown)
 
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from rlcore.config import PositiveFloat, PositiveInt
-from rlcore.rewards.answers import final_part
+from rlcore.rewards.answers import final_part, marked_answers
 from rlcore.rewards.base import graded, ungraded
 from rlcore.sandbox.base import Limits, Outcome, Verdict
 from rlcore.sandbox.pool import Backend, Job, SandboxPool
@@ -19,7 +19,10 @@ from rlcore.types import Rollout, Score
 
 MAX_CODE_CHARACTERS = 100_000
 # Possessive: each line is read once.
-_FENCE = re.compile(r"^(?P<indent>[ \t]*+)(?P<mark>`{3,}+|~{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
+_FENCE = re.compile(r"^(?P<indent>(?:[ \t]|> ?)*+)(?P<mark>`{3,}+|~{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
+# A fence behind text: Code: ```python, and one right behind the last line of a program.
+_OPENED_BEHIND = re.compile(r"(?<=[^\s`])[ \t]*(```(?:python|py)[0-9.]*[ \t]*)$", re.IGNORECASE | re.MULTILINE)
+_CLOSED_BEHIND = re.compile(r"(?<=[^\s`])(```)[ \t]*$", re.MULTILINE)
 _PYTHON = re.compile(r"\{?\.?(?:python|py|pypy|ipython)[0-9.]*\b.*", re.DOTALL)
 
 
@@ -98,25 +101,34 @@ def find_program(text: str) -> str | None:
     """The program of a completion: its last closed block of Python between fences, after the thinking.
 
     A block whose fence names another language is none; one without a language is one only where no fence names Python.
-    Without any fence the whole text is the program (a base model that continues a prompt); with fences of which none
-    holds Python there is no program.
+    Without any fence what stands in ``<answer>`` is the program, else the whole text (a base model that continues a
+    prompt); with fences of which none holds Python there is no program.
     """
     part = final_part(text)
     if part is None:
         return None
-    fences = list(_FENCE.finditer(part))
-    if not fences:
-        return part
+    part = part.replace("\ufeff", "")
+    if (found := _fenced(part)) is not None:
+        return found
+    apart = _CLOSED_BEHIND.sub(r"\n\1", _OPENED_BEHIND.sub(r"\n\1", part))
+    if _FENCE.search(apart):
+        return _fenced(apart)
+    answers = [marked for marked in marked_answers(part) if marked.kind == "tag"]
+    return part[slice(*answers[-1].inner)] if answers else part
+
+
+def _fenced(text: str) -> str | None:
+    """The last closed block of Python, else the last one without a language."""
     named, unnamed, opened = None, None, None
-    for fence in fences:
+    for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
         elif _closes(fence, opened):
             language = opened["info"].strip().lower()
             if _PYTHON.fullmatch(language):
-                named = _block(part, opened, fence)
+                named = _block(text, opened, fence)
             elif not language:
-                unnamed = _block(part, opened, fence)
+                unnamed = _block(text, opened, fence)
             opened = None
     return unnamed if named is None else named
 
@@ -130,5 +142,6 @@ def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
 def _block(text: str, opened: re.Match[str], closing: re.Match[str]) -> str:
     """What stands between two fences, without the blanks that stand in front of the first."""
     block = text[opened.end() + 1 : closing.start()]
-    width = len(opened["indent"])
-    return re.sub(rf"^[ \t]{{1,{width}}}", "", block, flags=re.MULTILINE) if width else block
+    width, quotes = len(opened["indent"]), opened["indent"].count(">")
+    before = f"(?:> ?){{{quotes}}}" if quotes else f"[ \\t]{{1,{width}}}"
+    return re.sub(f"^{before}", "", block, flags=re.MULTILINE) if width else block

@@ -208,12 +208,13 @@ def _formulas(problem: str) -> list[str]:
 def _is_restated(answer: str, reference: str, problem: str) -> bool:
     """Whether an answer with an operation in it stands in the problem, and is not the reference in another spelling."""
     written, expected = ("".join(_respelt(text).split()) for text in (answer, reference))
-    if not problem or written == expected or not _OPERATION.search(written.lstrip("-+")):
+    if not problem or written == expected or not (_OPERATION.search(written.lstrip("-+")) or "=" in written):
         return False
     if parse_quantity(answer) is not None and (parse_number(answer) is None or _is_fraction(expected)):
         return False  # 60 km/h for 60, and 3/4 for \\frac{3}{4}
-    as_written = r"\s*".join(map(re.escape, written))
-    return re.search(rf"(?<![\w.]){as_written}(?!\w|\^|\.[0-9])", _respelt(problem)) is not None
+    forms = {written, "=".join(written.split("=")[::-1])}  # read from either side
+    as_written = "|".join(r"\s*".join(map(re.escape, form)) for form in forms)
+    return re.search(rf"(?<![\w.])(?:{as_written})(?!\w|\^|\.[0-9])", _respelt(problem)) is not None
 
 
 def _is_fraction(text: str) -> bool:

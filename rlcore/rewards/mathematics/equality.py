@@ -190,9 +190,6 @@ def _equals_named(reference: Item, answer: Item) -> bool:
     if isinstance(reference, Named) and isinstance(answer, Named):
         ours, theirs = tuple_names(reference.name), tuple_names(answer.name)
         is_same = reference.name == answer.name
-        if not is_same and all(map(_is_formula, (reference, answer))):  # x = 2y, y = x/2
-            sides = as_relation(reference), as_relation(answer)
-            return sides[0] is not None and sides[1] is not None and equal_relations(equals, sides[0], sides[1])
         return (is_same or bool(ours and ours == theirs)) and equals(reference.item, answer.item)
     if isinstance(answer, Named):
         return _equals_unnamed(reference, answer)
@@ -215,12 +212,8 @@ def _equals_named_relation(reference: Named, answer: Relation) -> bool:
     if isinstance(right, Value) and right.text.replace(" ", "") == reference.name:
         return equals(reference.item, left)
     ours = as_relation(reference)
-    return _is_formula(reference) and ours is not None and equal_relations(equals, ours, answer)
-
-
-def _is_formula(named: Named) -> bool:
-    """True if the value has variables."""
-    return isinstance(named.item, Value) and bool(free_symbols(named.item.node))
+    has_variables = isinstance(reference.item, Value) and free_symbols(reference.item.node)
+    return bool(has_variables) and ours is not None and equal_relations(equals, ours, answer)
 
 
 def _equals_unnamed(reference: Item, answer: Named) -> bool:

@@ -43,7 +43,7 @@ def equal_values(reference: Node, answer: Node) -> bool:
     if reference == answer:
         return True
     names = free_symbols(reference) | free_symbols(answer)
-    if _is_infinite(reference) or _is_infinite(answer):
+    if is_infinite(reference) or is_infinite(answer):
         return _signed_infinity(reference) == _signed_infinity(answer) != 0
     seed = random.Random(hashlib.sha256(repr((reference, answer)).encode()).digest())
     try:
@@ -78,7 +78,8 @@ def _require_value(node: Node) -> None:
                 raise UndefinedError
 
 
-def _is_infinite(node: Node) -> bool:
+def is_infinite(node: Node) -> bool:
+    """True if infinity is in a formula."""
     return any(part == Node("constant", "infinity") for part in walk(node))
 
 

@@ -8,13 +8,14 @@ terms, no larger numbers under a root and no other functions. Otherwise any form
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols
+from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols, is_infinite
 from rlcore.rewards.mathematics.formula import Node, mul, walk
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, exact_rational
 from rlcore.rewards.mathematics.reading import read
@@ -26,7 +27,7 @@ from rlcore.rewards.units import parse_quantity
 
 # Operations that do nothing, as they are written: 1\cdot x, 1(x+1), x^1, x/1.
 _IN_VAIN = re.compile(
-    r"(?<![0-9.^_])1 ?(?:\*|\()|\* ?1(?![0-9.])|(?<![0-9.])0 ?[+*]|\^ ?(?:1(?![0-9.])|\{ ?1 ?\})|/ ?1(?![0-9.])"
+    r"(?<![0-9.^_])1 ?(?:\*|\()|\* ?1(?![0-9.])|(?<![0-9.])0 ?[+*]|\^ ?(?:[01](?![0-9.])|\{ ?[01] ?\})|/ ?1(?![0-9.])"
     r"|\\frac ?\{[^{}]*\} ?\{ ?1 ?\}"
 )
 _MAX_POWER = 20
@@ -35,14 +36,10 @@ _PARTS = ("item", "items", "sides", "left", "right", "pair", "rows")
 
 def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
     """True if an answer that equals the reference does nothing in vain, and has the form that the problem asks for."""
-    pair = read(reference, is_reference=True), read(answer)
-    if (
-        all(isinstance(item, Named) for item in pair)
-        and len({item.name for item in pair if isinstance(item, Named)}) > 1
-    ):
-        return True  # an equation that is solved for another variable
-    ours, theirs = map(_bare, pair)
+    ours, theirs = _bare(read(reference, is_reference=True)), _bare(read(answer))
     if _has_open_division(theirs) and not _has_open_division(ours):
+        return False
+    if not isinstance(ours, Value) and _has_open_number(ours, theirs):
         return False
     if isinstance(ours, Relation):
         return all(_keeps_sides(ours, theirs, read(formula)) for formula in problem)
@@ -68,6 +65,32 @@ def _new_names(answer: Node, reference: Node) -> frozenset[str]:
     return free_symbols(answer) - ours - ({"c"} if "C" in ours else set())
 
 
+def _has_open_number(reference: Item, answer: Item) -> bool:
+    """True if a reference is made of numbers, and one in the answer is not worked out: ``\\pm\\sqrt4``."""
+    ours = list(_leaves(reference))
+    theirs = [leaf for leaf in _leaves(answer) if not free_symbols(leaf) and not is_infinite(leaf)]
+    return bool(ours) and all(map(_is_number, ours)) and not all(map(_is_number, theirs))
+
+
+def _leaves(item: object) -> Iterator[Node]:
+    """The formulas that a list, a set or an interval consists of."""
+    if isinstance(item, Node):
+        yield item
+    elif isinstance(item, Value):
+        yield item.node
+    elif isinstance(item, tuple):
+        yield from (leaf for part in item for leaf in _leaves(part))
+    elif dataclasses.is_dataclass(item):
+        yield from (leaf for name in (*_PARTS, "low", "high") for leaf in _leaves(getattr(item, name, None)))
+
+
+def _is_number(node: Node) -> bool:
+    """True for a number that is worked out: ``2``, ``-3/4``; not ``\\sqrt4``, ``2^2``, ``1+1``."""
+    powers = [part.args for part in walk(node) if part.kind == "pow"]
+    is_left = any(exact_rational(exponent) != -1 and exact_rational(base) != 10 for base, exponent in powers)
+    return not is_left and exact_rational(node) is not None and not _idle(node)
+
+
 def _has_open_division(item: object) -> bool:
     """True if a number anywhere in an answer is a fraction that is not in lowest terms: ``x < 8/2``."""
     if isinstance(item, Value):
@@ -82,17 +105,35 @@ def _idle(node: Node) -> frozenset[str]:
     found = set()
     for part in walk(node):
         if part.kind == "add":
-            if sum(term.kind == "number" for term in part.args) > 1 or Node("number", Fraction(0)) in part.args:
-                found.add("sum of numbers")
-            if _cancels(part.args):
-                found.add("terms that cancel")
-        if part.kind == "mul" and _numbers_of(part) > 1:
+            found |= set(_idle_in_sum(part.args))
+        if part.kind == "mul" and (_numbers_of(part) > 1 or _is_reducible(part)):
             found.add("product of numbers")
         if part.kind == "pow" and part.args[0].kind == "pow" and exact_rational(part.args[1]) != -1:
             found.add("power of a power")
         if part.kind == "call" and part.value == "ln" and any(each.value == "e" for each in walk(part.args[0])):
             found.add("logarithm of a power of e")
     return frozenset(found)
+
+
+def _idle_in_sum(terms: Sequence[Node]) -> Iterator[str]:
+    if sum(term.kind == "number" for term in terms) > 1 or Node("number", Fraction(0)) in terms:
+        yield "sum of numbers"
+    if _cancels(terms):
+        yield "terms that cancel"
+    if len(set(terms)) < len(terms):
+        yield "a term twice"
+    if any(term.kind == "pow" and exact_rational(term) is not None for term in terms):
+        yield "power of a number"
+
+
+def _is_reducible(product: Node) -> bool:
+    """True if whole numbers above and below the line have a common factor."""
+    sides = [1, 1]
+    for factor, times in _powers(product):
+        value = exact_rational(factor) if factor.kind == "number" else None
+        if value is not None and value.denominator == 1:
+            sides[times < 0] *= int(value)
+    return math.gcd(*sides) > 1 and sides[1] != 1
 
 
 def _numbers_of(product: Node) -> int:
@@ -141,7 +182,8 @@ def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
     if not _is_divided(reference) and _is_divided(answer):
         return False
     if _is_expanded(reference):
-        return _is_expanded(answer) and len(_terms(answer)) <= len(_terms(reference))
+        most = len(_terms(reference)) if free_symbols(reference) else _width(reference)
+        return _is_expanded(answer) and len(_terms(answer)) <= most
     if _is_divided(reference):
         return _fraction(answer) == _fraction(reference)
     return _factors(answer) == _factors(reference) or _factors(reference) == _factors(asked)
@@ -181,6 +223,13 @@ def _terms(node: Node) -> tuple[Node, ...]:
     if node.kind == "mul" and len(node.args) == 2 and _is_negative(node):
         return _terms(node.args[1])
     return tuple(term for each in node.args for term in _terms(each)) if node.kind == "add" else (node,)
+
+
+def _width(node: Node) -> int:
+    """Number of terms when products of sums are multiplied out."""
+    if node.kind == "add":
+        return sum(map(_width, node.args))
+    return math.prod(map(_width, node.args)) if node.kind == "mul" else 1
 
 
 def _is_expanded(node: Node) -> bool:

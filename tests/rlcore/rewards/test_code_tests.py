@@ -61,6 +61,12 @@ def fenced(code: str) -> str:
         ("<think>\n```python\nx = 1\n```", None),
         ("<answer>\n```python\nx = 1\n```\n</answer>", "x = 1\n"),
         ("````python\nx = 1\n````", "x = 1\n"),
+        ("<answer>\nx = 1\n</answer>", "\nx = 1\n"),  # no fence
+        ("Code: ```python\nx = 1\n```", "x = 1\n"),
+        ("```python\nx = 1```", "x = 1\n"),
+        ("```python\ns = '```'\nx = 1\n```", "s = '```'\nx = 1\n"),
+        ("> ```python\n> if x:\n>     x = 1\n> ```", "if x:\n    x = 1\n"),
+        ("```python\n\ufeffx = 1\n```", "x = 1\n"),
         ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
         ("~~~python\nx = 1\n~~~", "x = 1\n"),
         ("~~~\nx = 1\n~~~~\n", "x = 1\n"),

@@ -230,7 +230,7 @@ NAMES: Table = [
     ("9", "PQ=8", W),
     ("f(3)=9", "9", R),
     ("9", "f(3)=9", R),
-    ("x=3y", r"y=\frac{x}{3}", R),
+    ("x=3y", r"y=\frac{x}{3}", W),
     ("x=3y", "y=3x", W),
 ]
 INTERVALS: Table = [

@@ -158,6 +158,18 @@ FORMS = [
     ("Solve $2x+3=13$.", "x=5", ("x=5", "5"), ("2x=10", "2x+3=13", "x=10/2", "x-5=0")),
     ("Solve $2x<14$.", "x<7", ("x<7", r"(-\infty,7)"), ("2x<14", "x<14/2", "x-7<0")),
     ("Write $x^2+y^2-36=0$ in standard form.", "x^2+y^2=36", ("y^2+x^2=36",), ("x^2+y^2-36=0",)),
+    (
+        "Multiply out $(y+4)(y+6)$.", "y^2+10y+24", ("24+10y+y^2",),
+        ("y^2+10y+4\\cdot6", "y^2+6y+4y+24", "y^2+5y+5y+24", "y^2+10y+24y^0"),
+    ),
+    ("What is the mean?", r"\frac{m}{4}", (r"0.25m",), (r"\frac{3m}{12}", r"\frac{m(2)}{8}")),
+    (
+        r"Rationalize $\frac{2}{\sqrt5-1}$.", r"\frac{\sqrt5+1}{2}", (r"\frac12+\frac{\sqrt5}{2}",),
+        (r"\frac{2}{\sqrt5-1}", r"2(\sqrt5-1)^{-1}"),
+    ),
+    ("Solve $x^2=81$.", "-9, 9", (r"\pm9", "x=9, x=-9"), (r"\pm\sqrt{81}", "x^2=81", "9, -3^2")),
+    ("Solve $0<x+1<6$.", "(-1,5)", ("-1<x<5",), ("(0-1,6-1)", "0<x+1<6")),
+    ("Express $a$ in terms of $b$ if $b=5a$.", r"a=\frac{b}{5}", (r"\frac{b}{5}", "a=b/5"), ("b=5a", "5a=b")),
     ("What is its area?", r"\frac{(a+b)h}{2}", (r"\frac{1}{2}(a+b)h", r"\frac{ah+bh}{2}"), ()),  # any form
 ]  # fmt: skip
 
