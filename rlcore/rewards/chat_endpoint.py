@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
 import threading
 import time
@@ -22,6 +23,7 @@ _MAX_REPLY_BYTES = 1 << 20
 _JITTER = secrets.SystemRandom()  # it moves times alone, and no seeded generator
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _LONGEST_ASKED_SECONDS = 0.5, 30.0, 300.0
 _LIMIT, _OLD_LIMIT = "max_completion_tokens", "max_tokens"
+_OPTIONAL = ("temperature", "seed")
 
 
 class EndpointError(Exception):
@@ -56,10 +58,13 @@ class ChatEndpoint:
         self._url, self._key = f"{base_url.rstrip('/')}/chat/completions", key
         self._seconds, self._retries = timeout_seconds, retries
         self._lock, self._limit = threading.Lock(), _LIMIT
+        self._refused: frozenset[str] = frozenset()
         self._kept: tuple[httpx.AsyncClient, asyncio.AbstractEventLoop] | None = None
 
     def complete(self, body: Mapping[str, Any]) -> Reply:
         """The server's reply. A server that does not know ``max_completion_tokens`` is sent ``max_tokens``.
+
+        One that refuses ``temperature`` or ``seed`` (models that reason) is asked without.
 
         Raises:
             EndpointError: refused, too slow, or no chat completion, after all retries.
@@ -85,6 +90,7 @@ class ChatEndpoint:
 
     def _try(self, body: Mapping[str, Any]) -> Reply:
         sent = {self._limit if name == _LIMIT else name: value for name, value in body.items()}
+        sent = {name: value for name, value in sent.items() if name not in self._refused}
         try:
             status, headers, content = self._post(json.dumps(sent).encode())
         except TimeoutError:
@@ -98,6 +104,10 @@ class ChatEndpoint:
             raise _TransientError(f"the endpoint answered with status {status}", _asked_for(headers))
         if status in _REFUSED_STATUS and _LIMIT in sent and _LIMIT.encode() in content:
             self._limit = _OLD_LIMIT
+            return self._try(body)
+        unknown = next((name for name in _OPTIONAL if name in sent and name.encode() in content), "")
+        if status in _REFUSED_STATUS and unknown:
+            self._refused = self._refused | {unknown}
             return self._try(body)
         if status != 200:
             raise EndpointError(f"the endpoint refused with status {status}: {content[:200]!r}")
@@ -160,7 +170,7 @@ def _name(error: BaseException) -> str:
 def _asked_for(headers: httpx.Headers) -> float:
     """Seconds of a ``Retry-After``, which says them or a date; 0 where there is none that can be read."""
     said = headers.get("retry-after", "").strip()
-    if said.isdecimal() and len(said) < 9:
+    if re.fullmatch(r"[0-9]{1,8}(?:\.[0-9]{1,6})?", said):
         return float(said)
     try:
         until = parsedate_to_datetime(said)

@@ -10,11 +10,14 @@ import re
 
 _WORDS = re.compile(
     r"<(?=[|｜][^<>\n]{0,80}[|｜]>)"  # <|im_start|>, <|eot_id|>, <｜User｜>
+    r"|<(?=\|[a-z_]{2,30}>|[a-z_]{2,30}\|>|\[[^<>\n]{2,80}\]>)"  # <|turn>, <turn|>, <[begin▁of▁sentence]>
     r"|<(?=</?SYS>>)"
-    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sop|eop|think|tool_call|tool_response|seed:\w{1,20})>)"
-    r"|<(?=(?:start|end)_of_(?:turn|text|image)>|extra_id_[0-9]{1,4}>|unused[0-9]{1,5}>|\[BOS_never_used\w{0,80}\]>)"
+    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sep|sop|eop|eoh|eoa|image|think|tool_call|tool_response|arg_key|arg_value"
+    r"|seed:\w{1,20})>)"
+    r"|<(?=(?:start|end)_of_[a-z]{1,20}>|extra_id_[0-9]{1,4}>|(?:unused|reserved_)[0-9]{1,5}>)"
     r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|IMG|THINK)\])"
-    r"|\[(?=[gs]?MASK\])",
+    r"|\[(?=(?:[gs]?MASK|BOS|EOS|CLS|SEP|UNK|PAD)\]|\|[a-z]{2,30}\|\])"
+    r"|\](?=~!?[a-z][\[\]])",  # ]~b]
     re.IGNORECASE,
 )
 

@@ -66,6 +66,8 @@ def plain_fault(reference: str) -> str:
 
 def _fault_of_form(written: str) -> str:
     """Why no answer has the form of a reference: it is cut off, has several parts, is too long."""
+    if len(written) > MAX_ANSWER_CHARACTERS:
+        return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, and no answer may have as many"
     braces = _BRACE.findall(written)
     if braces.count("{") != braces.count("}") or _CUT_OFF.search(written):
         return f"is cut off: {written[-40:]!r}"
@@ -73,8 +75,6 @@ def _fault_of_form(written: str) -> str:
         return "is a picture or a table"
     if _PARTS.search(written):
         return "has several parts, which no answer repeats"
-    if len(written) > MAX_ANSWER_CHARACTERS:
-        return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, and no answer may have as many"
     if brace_depth(written) > MAX_ANSWER_DEPTH:
         return f"is nested deeper than {MAX_ANSWER_DEPTH}, and no answer may be"
     num_words = len(_WORD.findall(_LAYOUT.sub(" ", written)))

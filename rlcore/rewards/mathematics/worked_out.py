@@ -106,7 +106,7 @@ def _idle(node: Node) -> frozenset[str]:
     for part in walk(node):
         if part.kind == "add":
             found |= set(_idle_in_sum(part.args))
-        if part.kind == "mul" and (_numbers_of(part) > 1 or _is_reducible(part)):
+        if part.kind == "mul" and _numbers_of(part) > 1:
             found.add("product of numbers")
         if part.kind == "pow" and part.args[0].kind == "pow" and exact_rational(part.args[1]) != -1:
             found.add("power of a power")
@@ -126,10 +126,10 @@ def _idle_in_sum(terms: Sequence[Node]) -> Iterator[str]:
         yield "power of a number"
 
 
-def _is_reducible(product: Node) -> bool:
+def _is_reducible(node: Node) -> bool:
     """True if whole numbers above and below the line have a common factor."""
     sides = [1, 1]
-    for factor, times in _powers(product):
+    for factor, times in _powers(node):
         value = exact_rational(factor) if factor.kind == "number" else None
         if value is not None and value.denominator == 1:
             sides[times < 0] *= int(value)
@@ -179,7 +179,7 @@ def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
         return False
     if max(_radicands(answer), default=0) > max(_radicands(reference), default=0):
         return False
-    if not _is_divided(reference) and _is_divided(answer):
+    if (not _is_divided(reference) and _is_divided(answer)) or (_is_reducible(answer) and not _is_reducible(reference)):
         return False
     if _is_expanded(reference):
         most = len(_terms(reference)) if free_symbols(reference) else _width(reference)

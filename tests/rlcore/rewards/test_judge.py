@@ -97,6 +97,7 @@ class Handler(BaseHTTPRequestHandler):
             "empty": b'{"choices": []}',
             "huge": b"x" * (2 << 20),
             "422": b'{"error": "extra fields: max_completion_tokens"}',
+            "400": b'{"error": {"param": "temperature", "message": "Unsupported value"}}',
         }.get(fault, whole)
         self.send_response(status)
         self.send_header("Location", "http://127.0.0.1:9/")
@@ -463,6 +464,16 @@ def test_a_server_that_knows_the_old_limit_alone_is_sent_that(
     assert limits == [{"max_completion_tokens": 9, "max_tokens": None}, old, old]
 
 
+def test_a_model_that_takes_no_temperature_is_asked_without(
+    judged: tuple[Server, str], make_rollout: Callable[..., Rollout]
+) -> None:
+    state, url = judged
+    state.faults = ["400"]
+    reward = make_judge(url, retries=0)
+    assert [score.value for score in reward([make_rollout("four")]) + reward([make_rollout("seven")])] == [0.4, 0.5]
+    assert [body.get("temperature") for body in state.bodies] == [0, None, None]
+
+
 def test_the_tokens_of_a_judge_are_parts_of_its_rollouts(
     judged: tuple[Server, str], make_rollout: Callable[..., Rollout]
 ) -> None:
@@ -485,6 +496,7 @@ CONTROL_WORDS = (
     "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|endoftext|>", "<|channel|>", "<|user|>",
     "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "<s>", "</s>", "<start_of_turn>", "<end_of_turn>", "<bos>", "<eos>",
     "<｜User｜>", "<｜end▁of▁sentence｜>", "[SYSTEM_PROMPT]", "[gMASK]", "<think>", "</think>", "<tool_call>",
+    "<|turn>", "<turn|>", "<end_of_utterance>", "<reserved_106>", "[|assistant|]", "[BOS]", "]~b]", "<[end▁of▁turn]>",
 )  # fmt: skip
 
 

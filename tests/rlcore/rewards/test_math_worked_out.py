@@ -162,7 +162,7 @@ FORMS = [
         "Multiply out $(y+4)(y+6)$.", "y^2+10y+24", ("24+10y+y^2",),
         ("y^2+10y+4\\cdot6", "y^2+6y+4y+24", "y^2+5y+5y+24", "y^2+10y+24y^0"),
     ),
-    ("What is the mean?", r"\frac{m}{4}", (r"0.25m",), (r"\frac{3m}{12}", r"\frac{m(2)}{8}")),
+    ("Factor $x^2-8x$.", "x(x-8)", ("(x-8)x",), (r"\frac{2x(x-8)}{2}", "x^2-8x")),
     (
         r"Rationalize $\frac{2}{\sqrt5-1}$.", r"\frac{\sqrt5+1}{2}", (r"\frac12+\frac{\sqrt5}{2}",),
         (r"\frac{2}{\sqrt5-1}", r"2(\sqrt5-1)^{-1}"),
