@@ -13,6 +13,11 @@ from rlcore.rewards.units import apart, with_percent_sign
 
 _STYLED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox) ?\{([-+0-9., /]{1,40})\}")
 _DELIMITER = re.compile(r"\\[()\[\]]")
+# x + 7, 7 + x, 7½, 7 is wrong.
+_OPERATOR, _TERM = re.compile(r" ?(?:[+*/^]|-(?=[ 0-9]))"), re.compile(r"(?<![A-Za-z'])[A-Za-z] ?$")
+_FORMULA_BEHIND = re.compile(
+    r"[0-9] ?(?:[+*^] ?(?:[A-Za-z(]|\\(?!circ))|[^\W\d_A-Za-z]*[½⅓⅔¼¾⅕⅛]|is (?:not\b|n't|wrong|incorrect|false))"
+)
 _BOUND = re.compile(r"[ $]*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
 _RUN = re.compile(
     r"(?:(?<=[0-9])[eE][-+]?[0-9]{1,2}(?![0-9A-Za-z])"
@@ -27,7 +32,8 @@ _AFTER = re.compile(
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])")
 _AREA = re.compile(r" ?(?:[mck]?m|ft|in)[²³]")
 _NO_ANSWER = re.compile(
-    r"(?:\bnot|n't|\bnever|\bneither|\bnor|\bat (?:least|most)|\b(?:less|more|fewer|greater|other|rather) than|\bup to"
+    r"(?:\bnot(?: equal to)?|n't|[0-9][A-Za-z%$]{0,12} to|\bnever|\bneither|\bnor"
+    r"|\bat (?:least|most)|\b(?:less|more|fewer|greater|other|rather) than|\bup to"
     r"|\b(?:root|half|third|quarter|square|cube|double|twice|triple|logarithm|log|ln|times|divided by|multiplied by)"
     r"(?: of)?) ?$",
     re.IGNORECASE,
@@ -56,6 +62,10 @@ def last_number(text: str) -> str | None:
     before, run = written[max(found.start() - _CONTEXT, 0) : found.start()], found.group()
     cut = max((end.end() for end in _SENTENCE_END.finditer(run) if re.search("[0-9]", run[end.end() :])), default=0)
     before, run = before + run[:cut], run[cut:]
+    if _FORMULA_BEHIND.search(run + written[found.end() : found.end() + _CONTEXT]) or (
+        _OPERATOR.match(run) and _TERM.search(before)
+    ):
+        return None
     glued = re.search(r"[A-Za-z0-9_\\]$", before) is not None and not run.startswith((" ", "$", ":", ",", "."))
     original = run
     run, is_ended = _bare(run.replace("\\$", "").replace("$", "")), run.rstrip("$ ") != run.rstrip("$ ").rstrip(".,!;:")

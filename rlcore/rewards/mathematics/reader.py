@@ -24,7 +24,7 @@ TRIGONOMETRIC = frozenset(
     for h in ("", "h")
 )
 _FUNCTIONS = TRIGONOMETRIC | {"ln", "log", "lg", "arg", "Re", "Im", "sgn", "deg", "dim", "ker"}
-_LISTED = frozenset(("max", "min", "gcd", "lcm", "det"))
+_LISTED = frozenset(("max", "min", "gcd", "lcm", "det", "abs", "floor", "ceil"))
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau upsilon"  # noqa: SIM905 - a list of words
     " phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar aleph".split()

@@ -7,6 +7,7 @@ Two steps. :func:`plainly` mends characters, and is for any text of an answer. :
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -38,6 +39,7 @@ _PART = r"((?:[^{}]|\{[^{}]{0,40}\}){1,40}?)"
 _ABOVE_BELOW = re.compile(rf"(?:\{{|\A){_PART} ?\\(over|choose)(?![a-z]) ?{_PART}(?:\}}|\Z)")
 _COLOUR = re.compile(r"\\(?:text)?color ?\{[A-Za-z]{1,20}\} ?(?:\{([^{}]{0,200})\})?")
 _AREA = re.compile(r"(?<![A-Za-z])([mckd]?m|ft|in|yd|mi|米)([²³])")
+_SQUARED = re.compile("[\u3371-\u33df]")  # units in one character: ㎏
 _DOTS = re.compile(r"(?<=,)( ?)\.\.\.")
 _HAN_AND_OR = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?([和与及且或]) ?(?=[-+0-9A-Za-z(\[\\])")
 _RENAMED = MappingProxyType(
@@ -119,6 +121,9 @@ _FUNCTION_NAMES = [
     "min",
     "gcd",
     "lcm",
+    "abs",
+    "floor",
+    "ceil",
     "infty",
 ]
 _BARE_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(_FUNCTION_NAMES)})(?![A-Za-z])")
@@ -151,7 +156,7 @@ ROW_END = "¶"
 
 def plainly(text: str) -> str:
     """An answer in plain characters: one minus sign, one comma, LaTeX for mathematical signs; digits as they are."""
-    text = text.translate(_CHARACTERS)
+    text = _SQUARED.sub(_unpacked, text.translate(_CHARACTERS))
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match.group(1) or match.group(2)}}}", text)
     text = _ABOVE_BELOW.sub(_above_below, _DOTS.sub(r"\1\\ldots", _COLOUR.sub(r"\1", text)))
     text = _AREA.sub(lambda match: f"{match.group(1)}^{'23'['²³'.index(match.group(2))]}", text)
@@ -188,6 +193,11 @@ def canonical(text: str) -> str:
 def without_degrees(text: str) -> str:
     r"""A formula without ``^\circ``."""
     return _DEGREES.sub(" ", text).strip()
+
+
+def _unpacked(match: re.Match[str]) -> str:
+    """A unit in one character as its letters: ``㎏``, and ``㎡`` with an exponent."""
+    return re.sub("([a-z]+)([23])", r"\\text{\1}^\2", unicodedata.normalize("NFKC", match.group()))
 
 
 def _round_brackets(match: re.Match[str]) -> str:
