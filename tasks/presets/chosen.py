@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, to_dict
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.sections import Sections
@@ -24,7 +26,7 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
     episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
     engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
     placement = config.declared.get("placement")
-    data: tuple[DatasetConfig, ...] = () if stage else tuple(config.declared.get("data", {}).values())
+    data = () if stage else _datasets(config)
     screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
     if data and is_graded:
         kinds, screens = kinds | {"math"}, screens | {"references"}
@@ -45,7 +47,7 @@ def idle_packages(config: Sections) -> frozenset[str]:
     settings = flatten(to_dict(stage.settings)) if stage else {}
     adapts = any(value for key, value in settings.items() if f".{key}".endswith(".adapter.rank"))
     eight_bits = any(value == "adamw_8bit" for key, value in settings.items() if f".{key}".endswith("optim.kind"))
-    data: tuple[DatasetConfig, ...] = () if stage else tuple(config.declared.get("data", {}).values())
+    data = () if stage else _datasets(config)
     made = any("reasoning_gym" in (each.adapter, each.fallback) for each in data)
     fetched = any(path.startswith(HUB) for each in data for path in (each.path, each.eval_path))
     used = {
@@ -57,3 +59,8 @@ def idle_packages(config: Sections) -> frozenset[str]:
         "datasets": not data or fetched,
     }
     return frozenset(name for name, is_used in used.items() if not is_used)
+
+
+def _datasets(config: Sections) -> tuple[DatasetConfig, ...]:
+    found = config.declared.get("data")
+    return tuple(found.values()) if isinstance(found, Mapping) else ()

@@ -15,8 +15,8 @@ from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerErr
 from rlcore.loop import HeldOut, Parts, conclude, iterate, open_run, train, update
 from rlcore.metrics import check_names
 from rlcore.rewards.mix import MixedReward, WeightedPart
-from rlcore.rewards.table import RewardResources, build_rewards, function_reward
-from rlcore.rewards.user_function import FunctionReward
+from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.rewards.user_function import FunctionReward, function_reward
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.training.experience import Experience, build_experience

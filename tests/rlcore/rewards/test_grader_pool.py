@@ -29,7 +29,7 @@ def same(name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
-    with GraderPool("regex", timeout_seconds=2.0, num_workers=2) as pool:
+    with GraderPool("format", timeout_seconds=2.0, num_workers=2) as pool:
         yield pool
 
 
@@ -52,7 +52,7 @@ def test_outcomes_come_in_the_order_of_the_requests(pool: GraderPool) -> None:
 
 
 def test_no_requests_start_nothing() -> None:
-    pool = GraderPool("regex", timeout_seconds=1.0, num_workers=1)
+    pool = GraderPool("format", timeout_seconds=1.0, num_workers=1)
     assert pool.grade_all([]) == []
     assert pool._nursery is None
 
@@ -69,7 +69,7 @@ def test_time_is_processor_time_and_a_worker_that_only_waits_is_a_fault_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = {"pattern": "x", "text": "x"}
-    with GraderPool("regex", timeout_seconds=5.0, num_workers=1) as pool:
+    with GraderPool("format", timeout_seconds=5.0, num_workers=1) as pool:
         pool.grade_all([request])
         monkeypatch.setattr(grader_pool, "_PATIENCE_SECONDS", 1.0)
         os.kill(pool._workers[0].pid, signal.SIGSTOP)
@@ -80,7 +80,7 @@ def test_time_is_processor_time_and_a_worker_that_only_waits_is_a_fault_of_ours(
 
 @pytest.mark.parametrize("text", ["\U0001f600" * 100_000, "\0" * 100_000, "\ud800" * 1_000])
 def test_a_text_of_any_characters_reaches_its_grader(text: str) -> None:
-    with GraderPool("regex", timeout_seconds=5.0, num_workers=1) as pool:
+    with GraderPool("format", timeout_seconds=5.0, num_workers=1) as pool:
         assert pool.grade_all([{"pattern": "(?s).*", "text": text}])[0].value is True
 
 
@@ -117,7 +117,7 @@ def test_a_worker_that_died_while_idle_costs_one_answer(pool: GraderPool) -> Non
 
 
 def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_anew() -> None:
-    with GraderPool("regex", timeout_seconds=1.0, num_workers=1) as pool:
+    with GraderPool("format", timeout_seconds=1.0, num_workers=1) as pool:
         pool.grade_all([same("x")])
         worker, parent = processes(pool)
         os.kill(parent, signal.SIGKILL)
@@ -129,7 +129,7 @@ def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_ane
 
 
 def test_closing_leaves_no_process_and_so_does_dropping_the_pool() -> None:
-    pool = GraderPool("regex", timeout_seconds=1.0, num_workers=2)
+    pool = GraderPool("format", timeout_seconds=1.0, num_workers=2)
     pool.grade_all([ENDLESS, same("x")])
     pids = processes(pool)
     pool.close()
@@ -144,7 +144,7 @@ def test_killing_the_caller_ends_every_process() -> None:
     """SIGKILL runs no handler: the closed control socket is what tells them. One worker is inside a C function."""
     program = (
         "from rlcore.rewards.grader_pool import GraderPool\n"
-        "pool = GraderPool('regex', timeout_seconds=60.0, num_workers=2)\n"
+        "pool = GraderPool('format', timeout_seconds=60.0, num_workers=2)\n"
         "pool.grade_all([{'pattern': 'x', 'text': 'x'}])\n"
         "print(*(worker.pid for worker in pool._workers), flush=True)\n"
         "pool.grade_all([{'pattern': '(a|a)*b', 'text': 'a' * 60}])\n"
