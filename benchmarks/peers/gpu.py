@@ -3,7 +3,7 @@
     make bench-gpu      (python -m benchmarks.peers.gpu [--contexts 2048 ...] [--shape qwen3-0.6b] [--device cuda])
 
 The work is described in :mod:`benchmarks.peers.gpu_work`. It needs torch and transformers; TRL is measured where it is
-installed, as in the environment of infra/install_peers.sh. Without a GPU it says so and does nothing; with
+installed, as in the environment of infra/install_peers.sh. Without a GPU it prints that and does nothing; with
 ``--device cpu --shape small --contexts 256`` the command itself can be tried. MFU is the useful FLOP, of a prompt once
 and no padding, over the device's best matrix product in bfloat16, measured in the same run.
 """

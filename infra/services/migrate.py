@@ -84,7 +84,7 @@ def _copy(table: Table, old: Connection, new: Connection, prefix: str) -> int:
 
 
 def _served(value: Any, prefix: str) -> Any:
-    """A place below the embedded folder as the place that the server's proxy gives it; anything else as it is."""
+    """A place below the embedded folder as the place that the server's proxy gives it; anything else unchanged."""
     if isinstance(value, str) and value.startswith(prefix):
         return _SERVED + value.removeprefix(prefix)
     return value

@@ -22,7 +22,7 @@ _INVERSE = re.compile(r"\\(?=(?:sin|cos|tan|cot|sec|csc)h? ?\^ ?\{ ?-1 ?\})")
 
 
 def leaves_work(answer: str, reference: str) -> bool:
-    """Whether the answer names an operation that the reference does not."""
+    """True if the answer names an operation that the reference does not."""
     answer, reference = canonical(answer), canonical(reference)
     left = [{_sort_of("".join(found.split())) for found in _LEFT_TO_DO.findall(text)} for text in (answer, reference)]
     if left[0] - left[1]:

@@ -65,7 +65,7 @@ def plain_fault(reference: str) -> str:
 
 
 def _fault_of_form(written: str) -> str:
-    """Why no answer has the form of a reference: it is cut off, has several parts, is too long."""
+    """The reason why no answer has the form of a reference: it is cut off, has several parts, is too long."""
     if len(written) > MAX_ANSWER_CHARACTERS:
         return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, and no answer may have as many"
     braces = _BRACE.findall(written)

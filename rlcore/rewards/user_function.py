@@ -124,7 +124,7 @@ def call_within(deadline: Deadline, function: Callable[..., Any], batch: Sequenc
 
 
 def plain_numbers(value: Any) -> Any:
-    """Numbers and arrays of numpy or torch as Python's own; anything else as it is."""
+    """Numbers and arrays of numpy or torch as Python's own; anything else unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 

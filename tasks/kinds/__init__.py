@@ -24,7 +24,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
         "benchmark": "rlcore.tasks.kinds.benchmark.settings:BenchmarkStage",
     }
 )
-"""What a preset may name as ``kind``, with its table."""
+"""The kinds that a preset may name, with their tables."""
 
 
 def load(name: str) -> Any:

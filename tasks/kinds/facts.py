@@ -1,4 +1,4 @@
-"""What kinds of stages make and read, as the graph of a preset has to know them."""
+"""Facts of kinds of stages that the graph of a preset needs: products, rows, data keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipeline knows of a stage, and of a kind of stages."""
+"""A stage, and a kind of stages, as the pipeline knows them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 
 class WorkerOutput(PrefectConsoleHandler):
-    """Prefect's handler for the console, with which a run goes on when its worker has died.
+    """Prefect's handler for the console, with which a run survives its worker.
 
     ``infra/worker.py`` names it to the runs that it starts.
     """

@@ -1,4 +1,4 @@
-"""Which rows of the tables of :mod:`rlcore.choices` a stage uses, and which packages of others it does without."""
+"""The rows of the tables of :mod:`rlcore.choices` that a stage uses, and the packages of others that it does not."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
     stage, evaluation = config.declared.get("stage"), config.declared.get("evaluation")
     sampling = sampling_of(stage) if stage else None
     terms: list[RewardTerm] = list(terms_of(stage).values()) if stage else []
+    terms += [each.term for each in evaluation.verifiers] if evaluation else []
     kinds = {"function" if ":" in term.kind else term.kind for term in terms}
     kinds |= {"reward_model"} if stage and reward_models_of(stage) else set()
-    kinds |= {each.kind for each in evaluation.verifiers} if evaluation else set()
     episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
     engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
     placement = config.declared.get("placement")
@@ -49,6 +49,7 @@ def idle_packages(config: Sections) -> frozenset[str]:
     eight_bits = any(value == "adamw_8bit" for key, value in settings.items() if f".{key}".endswith("optim.kind"))
     data = () if stage else _datasets(config)
     made = any("reasoning_gym" in (each.adapter, each.fallback) for each in data)
+    made |= "procedural" in chosen_by(config)["rewards.kind"]  # pairs that are sampled are graded
     fetched = any(path.startswith(HUB) for each in data for path in (each.path, each.eval_path))
     used = {
         "peft": adapts,

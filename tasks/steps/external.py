@@ -1,4 +1,4 @@
-"""What stages that sample and score depend on outside of this code and of their inputs."""
+"""Dependencies of stages that sample and score, outside of this code and of their inputs."""
 
 from __future__ import annotations
 

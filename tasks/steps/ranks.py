@@ -1,30 +1,54 @@
-"""Ranks of a stage in which nothing but the learner is placed."""
+"""The learner of a supervised stage, in which nothing else is placed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from rlcore.choices import choices
 from rlcore.config import PlacementConfig
 from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.distributed.cluster.remote_ranks import cluster_ranks
+from rlcore.distributed.distributed_supervised import SupervisedPlan
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.hardware.runtime import Runtime
+from rlcore.tasks.steps.base import StageContext
+
+Handle = TypeVar("Handle")
 
 
 @contextmanager
-def open_ranks_alone(placement: PlacementConfig, runtime: Runtime, note: Callable[[str], None]) -> Iterator[RankPool]:
-    """Who starts the ranks: this process, or a cluster that has room for them and for nothing else of the run.
+def open_supervised(
+    context: StageContext,
+    checkpoint: Path,
+    runtime: Runtime,
+    *,
+    here: Callable[[], Handle],
+    groups: Mapping[str, Callable[..., Any]],
+) -> Iterator[Handle]:
+    """Open what a supervised stage teaches: a model of this process, or ranks where the placement has them.
+
+    ``here`` makes the learner of this process. ``groups``: that on ranks, by the backend that starts them: processes of
+    this one, or a cluster that has room for them and for nothing else of the run.
 
     Raises:
         ConfigError: there are fewer GPUs than ranks, or Ray is not installed.
+        ModelError: the checkpoint cannot be trained.
         ServiceError: there is no cluster, or it has no room.
     """
-    with RANKS[placement.backend](placement, runtime, note) as ranks:
-        yield ranks
+    placement = context.config.placement
+    if not placement.is_shared:
+        yield here()
+        return
+    with RANKS[placement.backend](placement, runtime, context.progress) as ranks:
+        make_plan, make_group = PLANS[placement.backend], groups[placement.backend]
+        plan = make_plan(start=checkpoint, config=context.config.stage.settings, seed=context.seed)
+        with closing(make_group(plan, placement, runtime, ranks)) as group:
+            yield group
 
 
 @contextmanager
@@ -39,5 +63,7 @@ def _of_a_cluster(placement: PlacementConfig, runtime: Runtime, note: Callable[[
         yield cluster_ranks(cluster, runtime.device)
 
 
-_Open = Callable[[PlacementConfig, Runtime, Callable[[str], None]], AbstractContextManager[RankPool]]
-RANKS: Mapping[str, _Open] = choices("placement.backend", {"processes": _children, "ray": _of_a_cluster})
+RANKS: Mapping[str, Callable[..., AbstractContextManager[RankPool]]] = choices(
+    "placement.backend", {"processes": _children, "ray": _of_a_cluster}
+)
+PLANS = choices("placement.backend", {"processes": SupervisedPlan, "ray": SupervisedPlan})

@@ -1,4 +1,4 @@
-"""What is tried of rows before they are accepted: references by the grader, code tasks by their own solutions."""
+"""Trials of rows before they are accepted: references by the grader, code tasks by their own solutions."""
 
 from __future__ import annotations
 

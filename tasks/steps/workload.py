@@ -1,4 +1,4 @@
-"""What a stage asks of its engine."""
+"""The work for which an engine is sized."""
 
 from __future__ import annotations
 

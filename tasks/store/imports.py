@@ -1,4 +1,4 @@
-"""What a source file imports, as its syntax tree says: the code is not run."""
+"""The imports of a source file, as its syntax tree says: the code is not run."""
 
 from __future__ import annotations
 

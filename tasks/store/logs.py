@@ -24,7 +24,7 @@ class UserErrors(logging.Filter):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"{type(error).__name__}: {error}", ()
         elif record.name == _STORE and "database is locked" in str(error):
-            return False  # who waits for it says so (rlcore.tasks.tracking.patience)
+            return False  # its waiter reports it (rlcore.tasks.tracking.patience)
         elif error is not None and is_full_disk(error):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"the disk is full ({type(error).__name__})", ()

@@ -109,7 +109,7 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
 
 
 def _as_grid(item: Item) -> Item:
-    """``[[1, 2], [3, 4]]`` as a matrix; anything else as it is."""
+    """``[[1, 2], [3, 4]]`` as a matrix; anything else unchanged."""
     rows = [as_pair(row) for row in item.items] if isinstance(item, Items) and item.kind == "vector" else []
     rows = [row for row in rows if isinstance(row, Items) and row.kind == "vector"]
     is_grid = isinstance(item, Items) and len(rows) == len(item.items) > 0

@@ -175,7 +175,7 @@ def tuple_names(name: str) -> list[str]:
 
 
 def values_by_name(item: Item) -> Item:
-    """``y = 2, x = 1`` as the tuple ``(1, 2)``, in the order of the alphabet; anything else as it is."""
+    """``y = 2, x = 1`` as the tuple ``(1, 2)``, in the order of the alphabet; anything else unchanged."""
     if not isinstance(item, Items) or item.kind != "list":
         return item
     named = sorted((each for each in item.items if isinstance(each, Named)), key=lambda each: each.name)
@@ -184,5 +184,5 @@ def values_by_name(item: Item) -> Item:
 
 
 def as_pair(item: Item) -> Item:
-    """An interval that may be a pair, as a pair; anything else as it is."""
+    """An interval that may be a pair, as a pair; anything else unchanged."""
     return item.pair if isinstance(item, Span) and item.pair is not None else item

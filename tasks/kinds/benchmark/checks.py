@@ -1,4 +1,4 @@
-"""What a benchmark stage needs beside the pipeline itself: known before anything runs."""
+"""Checks of a benchmark stage before anything runs: the harness, the files of its tasks."""
 
 from __future__ import annotations
 

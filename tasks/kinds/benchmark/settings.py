@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkStage:
-    """What ``start`` makes of tasks of the language model evaluation harness. It reads no data set of the preset."""
+    """Tasks of the language model evaluation harness, asked of ``start``. It reads no dataset of the preset."""
 
     makes: ClassVar[Product] = "benchmark"
     reads: ClassVar[Rows] = "prompts"

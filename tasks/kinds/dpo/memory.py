@@ -1,4 +1,4 @@
-"""What a stage of this kind needs of the device."""
+"""The memory that a stage of this kind needs of the device."""
 
 from __future__ import annotations
 

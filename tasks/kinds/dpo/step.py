@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +12,12 @@ import torch
 from rlcore.checks.audit.integrity import require_sealed, write_seal
 from rlcore.choices import choices
 from rlcore.config import DpoConfig
-from rlcore.distributed.distributed_supervised import DpoGroup, SupervisedPlan
+from rlcore.distributed.distributed_supervised import DpoGroup
 from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.hardware.runtime import Runtime
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import read_pair_data
-from rlcore.tasks.steps.ranks import open_ranks_alone
+from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
 from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, prefer
@@ -59,33 +59,15 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
 
 
-@contextmanager
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
-    """What learns: a policy of this process, or ranks where the placement has them."""
-    placement = context.config.placement
-    with LEARNERS[placement.backend if placement.is_shared else "local"](context, checkpoint, runtime) as learner:
-        yield learner
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[DpoHandle]:
+    def here() -> DpoLearner:
+        config, seed = context.config.stage.settings, context.seed
+        return DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
+
+    return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-@contextmanager
-def _here(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
-    config, seed = context.config.stage.settings, context.seed
-    yield DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
-
-
-@contextmanager
-def _on_ranks(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[DpoHandle]:
-    placement, config = context.config.placement, context.config.stage.settings
-    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
-    with (
-        open_ranks_alone(placement, runtime, context.progress) as ranks,
-        closing(DpoGroup(plan, placement, runtime, ranks)) as group,
-    ):
-        yield group
-
-
-_Open = Callable[[StageContext, Path, Runtime], AbstractContextManager[DpoHandle]]
-LEARNERS: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _on_ranks, "ray": _on_ranks})
+GROUPS = choices("placement.backend", {"processes": DpoGroup, "ray": DpoGroup})
 
 
 def _figures(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from rlcore.checks.audit.integrity import require_sealed
 from rlcore.checks.audit.supervised_data import label_noise, require_anchors, require_labels
 from rlcore.choices import choices
 from rlcore.config import RewardModelConfig
-from rlcore.distributed.distributed_supervised import RewardGroup, SupervisedPlan
+from rlcore.distributed.distributed_supervised import RewardGroup
 from rlcore.errors import TrainingError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
@@ -25,7 +25,7 @@ from rlcore.tasks.kinds.reward_model.figures import (
 )
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import read_anchors, read_pair_data
-from rlcore.tasks.steps.ranks import open_ranks_alone
+from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
@@ -83,34 +83,16 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
-@contextmanager
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
-    """What learns: members in this process, or on ranks where the placement has them."""
-    placement = context.config.placement
-    with LEARNERS[placement.backend if placement.is_shared else "local"](context, checkpoint, runtime) as learner:
-        yield learner
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[RewardHandle]:
+    def here() -> RewardLearner:
+        config, seed = context.config.stage.settings, context.seed
+        trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
+        return RewardLearner(reward_members(trunk, config, seed=seed), config)
+
+    return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-@contextmanager
-def _here(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
-    config, seed = context.config.stage.settings, context.seed
-    trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
-    yield RewardLearner(reward_members(trunk, config, seed=seed), config)
-
-
-@contextmanager
-def _on_ranks(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[RewardHandle]:
-    placement, config = context.config.placement, context.config.stage.settings
-    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
-    with (
-        open_ranks_alone(placement, runtime, context.progress) as ranks,
-        closing(RewardGroup(plan, placement, runtime, ranks)) as group,
-    ):
-        yield group
-
-
-_Open = Callable[[StageContext, Path, Runtime], AbstractContextManager[RewardHandle]]
-LEARNERS: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _on_ranks, "ray": _on_ranks})
+GROUPS = choices("placement.backend", {"processes": RewardGroup, "ray": RewardGroup})
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:

@@ -1,4 +1,4 @@
-"""What is wrong with a stage of online RL, known before anything runs."""
+"""Checks of a stage of online RL before anything runs."""
 
 from __future__ import annotations
 

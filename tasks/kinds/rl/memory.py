@@ -1,4 +1,4 @@
-"""What a stage of online RL needs of the device, and its engine there."""
+"""The memory that a stage of online RL needs of the device, its engine included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the parts of an RL run are: in this process, with ranks of its own, or on a Ray cluster."""
+"""The places of an RL run's parts: this process, ranks of its own, or a Ray cluster."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rlcore.checks.audit.integrity import require_sealed, write_seal
@@ -11,11 +11,11 @@ from rlcore.checks.audit.shuffle_gap import mates_of, require_mates, require_pai
 from rlcore.checks.audit.supervised_data import require_demonstrations
 from rlcore.choices import choices
 from rlcore.config import SftConfig
-from rlcore.distributed.distributed_supervised import SftGroup, SupervisedPlan
+from rlcore.distributed.distributed_supervised import SftGroup
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.logprob_check import check_model
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.ranks import open_ranks_alone
+from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.steps.texts import tokenize_demonstrations
@@ -75,32 +75,13 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
     return made
 
 
-@contextmanager
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
-    """What is taught: a model of this process, or ranks where the placement has them."""
-    placement = context.config.placement
-    with LEARNERS[placement.backend if placement.is_shared else "local"](context, checkpoint, runtime) as learner:
-        yield learner
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[SftHandle]:
+    def here() -> SftLearner:
+        model = runtime.load_trainable(checkpoint)
+        check_model(model, ChatTokenizer.load(checkpoint))
+        return SftLearner(model, context.config.stage.settings)
+
+    return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-@contextmanager
-def _here(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
-    config = context.config.stage.settings
-    model = runtime.load_trainable(checkpoint)
-    check_model(model, ChatTokenizer.load(checkpoint))
-    yield SftLearner(model, config)
-
-
-@contextmanager
-def _on_ranks(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[SftHandle]:
-    placement, config = context.config.placement, context.config.stage.settings
-    plan = SupervisedPlan(start=checkpoint, config=config, seed=context.seed)
-    with (
-        open_ranks_alone(placement, runtime, context.progress) as ranks,
-        closing(SftGroup(plan, placement, runtime, ranks)) as group,
-    ):
-        yield group
-
-
-_Open = Callable[[StageContext, Path, Runtime], AbstractContextManager[SftHandle]]
-LEARNERS: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _on_ranks, "ray": _on_ranks})
+GROUPS = choices("placement.backend", {"processes": SftGroup, "ray": SftGroup})

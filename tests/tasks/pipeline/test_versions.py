@@ -27,6 +27,7 @@ GRADED = {*RL, *EVALUATIONS}
 COMPUTING = {"import_sft", "sft", "reward_model", *GRADED, *PREPARING}
 EIGHT_BITS = "stages.sft.optim.kind=adamw_8bit"
 MADE = ("data.prompts.adapter=reasoning_gym", "data.prompts.options={tasks='chain_sum'}")
+PAIRS = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
 GGUF = ("model.source=gguf", f"model.path={__file__}")  # any file: it is not read here
 
 
@@ -74,6 +75,7 @@ def changed(before: dict[str, Ingredients], after: dict[str, Ingredients]) -> di
         ("bitsandbytes", (EIGHT_BITS,), {"sft"}),
         ("reasoning-gym", (), set()),
         ("reasoning-gym", MADE, {"prepare_prompts"}),
+        ("reasoning-gym", (*PAIRS, "evaluation.verifiers=[{kind='procedural'}]"), {*GRADED, "prepare_preferences"}),
         ("gguf", (), set()),
         ("gguf", GGUF, {"import_sft"}),
         ("datasets", (f"data.prompts.path=hub:a/b@{'0' * 40}",), {"prepare_prompts"}),

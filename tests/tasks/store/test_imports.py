@@ -1,4 +1,4 @@
-"""What a module imports, of the rows of its tables that are chosen."""
+"""The imports of a module, of the rows of its tables that are chosen."""
 
 from __future__ import annotations
 
