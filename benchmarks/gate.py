@@ -67,7 +67,7 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
             num_train=rows,
             num_eval=max(1, rows // 100),
             max_tokens=1024,
-            comparison=ComparisonConfig(shared_words=shared_words),  # type: ignore[arg-type]
+            comparison=ComparisonConfig(ngram_overlap=shared_words),  # type: ignore[arg-type]
         )
         base, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
         report = prepare_dataset(DATASET_KINDS[contract], config, seed=0, tokens=view, folder=folder / "snapshot")

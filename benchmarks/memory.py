@@ -81,12 +81,12 @@ class Row:
 def rows(rank: int) -> list[Row]:
     """The table's rows; every adapted run has its reference for nothing."""
     return [
-        Row(recipe="PPO", critic="trunk", judge="model"),
-        Row(recipe="PPO", critic="head", judge="model"),
-        Row(recipe="PPO", critic="adapter", judge="model", rank=rank),
-        Row(recipe="PPO", critic="adapter", judge="adapter", rank=rank),
-        Row(recipe="RLVR-PPO", critic="trunk"),
-        Row(recipe="RLVR-PPO", critic="adapter", rank=rank),
+        Row(recipe="PPO", critic="separate", judge="model"),
+        Row(recipe="PPO", critic="shared", judge="model"),
+        Row(recipe="PPO", critic="lora", judge="model", rank=rank),
+        Row(recipe="PPO", critic="lora", judge="adapter", rank=rank),
+        Row(recipe="RLVR-PPO", critic="separate"),
+        Row(recipe="RLVR-PPO", critic="lora", rank=rank),
         Row(recipe="GRPO", judge="model"),
         Row(recipe="GRPO", judge="adapter", rank=rank),
         Row(recipe="RLVR-GRPO"),
@@ -172,9 +172,9 @@ class _Run:
         self.sampler = NativeSampler(_load(folder), ChatTokenizer.load(folder))
 
     def _critic(self, folder: Path) -> ScalarModel:
-        if self.row.critic == "adapter":
+        if self.row.critic == "lora":
             return ScalarModel.on_trunk(add_adapter(self.policy, self.adapter, "critic", seed=0))
-        return ScalarModel.on_trunk(self.policy if self.row.critic == "head" else _load(folder))
+        return ScalarModel.on_trunk(self.policy if self.row.critic == "shared" else _load(folder))
 
     def _judge(self, folder: Path) -> ScalarModel:
         on_base = self.row.judge == "adapter"
@@ -190,9 +190,9 @@ class _Run:
             learning_rate=1e-5,
             rewards=(),
             sampling=SamplingConfig(max_new_tokens=NEW_TOKENS),
-            update=UpdateConfig(tokens_per_microbatch=BUDGET, adapter=self.adapter),
+            update=UpdateConfig(tokens_per_microbatch=BUDGET, lora=self.adapter),
             kl=KlConfig(coefficient=0.05 if self.row.reference else 0.0),
-            critic=CriticConfig(placement=self.row.critic or "trunk"),
+            critic=CriticConfig(architecture=self.row.critic or "separate"),
         )
 
     def iterate(self) -> Footprint:
@@ -276,7 +276,7 @@ class _Run:
         adapter = sum(p.numel() for p in self.policy.parameters()) if self.row.rank else 0
         plan = Plan(recipe=recipe, num_parameters=num_parameters(self.policy), num_adapter=adapter)
         on_base = self.row.judge == "adapter"
-        placement = self.row.critic or "trunk"
+        placement = self.row.critic or "separate"
         return replace(plan, placement=placement, reference=self.row.reference, reward_model_is_adapter=on_base)
 
 

@@ -21,11 +21,11 @@ class Reproduction:
     lines: tuple[str, ...]
 
 
-def run_reproduce(model: str, preset: str = "", *, anyway: bool = False) -> Reproduction:
+def run_reproduce(model: str, preset: str = "", *, force: bool = False) -> Reproduction:
     """Run what made ``model`` again and compare the files of the model.
 
     ``preset`` fills in the sections that none of its stages used; the version's own unless it is given. Nothing is run
-    where data are gone; nor, unless ``anyway``, where code, library versions, data or the machine are others than then.
+    where data are gone; nor, unless ``force``, where code, library versions, data or the machine are others than then.
 
     Raises:
         ModelError: no such version, or no record of how it was made.
@@ -38,7 +38,7 @@ def run_reproduce(model: str, preset: str = "", *, anyway: bool = False) -> Repr
     table = retrain_stages(config, start, Past(artifacts={}, recipe="")) if start else stages(config)
     told = machines(origin, config)
     gone, changed = changes(home, origin, table, config)
-    if gone or (changed and not anyway):
+    if gone or (changed and not force):
         faults = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
         return Reproduction(is_equal=False, lines=(*told, *faults, "nothing was run"))
     target = origin.chain[-1].ingredients["stage"]["name"]

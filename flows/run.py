@@ -187,7 +187,7 @@ def ready_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> l
 def _say(lines: Iterable[str]) -> None:
     """Log what people should read before the work. The memory plan follows when the model is imported."""
     for line in lines:
-        if line.startswith(("unusual:", "evaluation:")):
+        if line.startswith(("warning:", "evaluation:")):
             plan_logger.warning("%s", line)
 
 

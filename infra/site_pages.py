@@ -15,6 +15,7 @@ from typing import Any
 from rlcore.flows.presets import FOLDER, draft_of
 from rlcore.metrics import render
 from rlcore.tasks.presets.pages import as_markdown
+from rlcore.tasks.presets.stages import named_start
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"
@@ -65,7 +66,7 @@ def _stages(stages: Mapping[str, Any]) -> Iterator[str]:
     for name, stage in stages.items():
         data: Iterable[str] = getattr(stage, "prompts", None) or getattr(stage, "data", None) or ()
         rewards = dict.fromkeys(term.stage or term.kind for term in getattr(stage.settings, "rewards", ()))
-        yield _row(f"`{name}`", stage.kind, f"`{stage.start}`", ", ".join(data), ", ".join(rewards))
+        yield _row(f"`{name}`", stage.kind, f"`{named_start(stage)}`", ", ".join(data), ", ".join(rewards))
 
 
 def _row(*cells: object) -> str:

@@ -57,7 +57,7 @@ def is_of_machine(name: str) -> bool:
 
 
 def find_metric(name: str) -> Metric | None:
-    """The glossary's entry for a logged name: ``reward/part/math`` is found under ``reward/part/<name>``."""
+    """The glossary's entry for a logged name: ``reward/term/math`` is found under ``reward/term/<name>``."""
     patterned = (metric for pattern, metric in _PATTERNS if pattern.fullmatch(name))
     return METRICS.get(name) or next(patterned, None)
 

@@ -24,7 +24,7 @@ MAX_NEW_TOKENS = 24
 
 def make_checkpoint(folder: Path, *, seed: int = 3) -> Path:
     """A checkpoint from scratch, of which every third token ends an answer: so some answers end and others are cut."""
-    import_model(ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0"), folder, seed=seed)
+    import_model(ModelConfig(source="scratch", shape=SHAPE, license="Apache-2.0"), folder, seed=seed)
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text())
     path.write_text(json.dumps(settings | {"eos_token_id": list(range(1, 262, 3))}))

@@ -23,7 +23,7 @@ NO_CORRECTION = MismatchConfig(mode="off")
 
 def update_config(**settings: Any) -> UpdateConfig:
     """One step, no gradient clipping, no mismatch correction, unless said otherwise."""
-    return UpdateConfig(**({"optim": UNCLIPPED, "mismatch": NO_CORRECTION} | settings))
+    return UpdateConfig(**({"optim": UNCLIPPED, "rollout_correction": NO_CORRECTION} | settings))
 
 
 def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
@@ -43,7 +43,7 @@ def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Le
     with torch.no_grad():
         critic.head.weight.copy_(torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) * 0.2)
     critic.head.to(dtype)
-    settings = {"critic": CriticConfig(placement="head")} | settings
+    settings = {"critic": CriticConfig(architecture="shared")} | settings
     config = strategies.rl_config("ppo", **({"update": update_config()} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS["ppo"], config=config)
 

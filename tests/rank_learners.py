@@ -36,7 +36,7 @@ class Case:
     """A run of two updates; ``critic``: where it stands. ``shape``: of the samples."""
 
     algorithm: str = "grpo"
-    critic: Literal["trunk", "head", "adapter"] = "trunk"
+    critic: Literal["separate", "shared", "lora"] = "separate"
     rank: int = 0  # of adapters
     tied: bool = True
     recompute: bool = False
@@ -46,9 +46,9 @@ class Case:
 
     @property
     def config(self) -> RlConfig:
-        base = {"minibatches": 2, "epochs": 2, "tokens_per_microbatch": 32, "optim": UNCLIPPED}
-        update = update_config(**(base | {"adapter": AdapterConfig(rank=self.rank)} | self.update))
-        settings = {"update": update, "critic": CriticConfig(placement=self.critic)} | self.settings
+        base = {"num_minibatches": 2, "num_epochs": 2, "tokens_per_microbatch": 32, "optim": UNCLIPPED}
+        update = update_config(**(base | {"lora": AdapterConfig(rank=self.rank)} | self.update))
+        settings = {"update": update, "critic": CriticConfig(architecture=self.critic)} | self.settings
         return strategies.rl_config(self.algorithm, **settings)
 
 
@@ -57,27 +57,27 @@ CASES = {
     "grpo, untied head": Case(tied=False),
     "grpo, clipped": Case(update={"optim": CLIPPED}),
     "grpo, layers computed again": Case(recompute=True),
-    "grpo, KL in the loss": Case(settings={"kl": KlConfig(coefficient=0.2, placement="loss")}),
+    "grpo, KL in the loss": Case(settings={"kl": KlConfig(coefficient=0.2, apply_to="loss")}),
     "grpo, entropy": Case(update={"entropy_coefficient": 0.01}),
-    "grpo, stopped early": Case(update={"max_kl": 1e-4, "epochs": 3, "minibatches": 1}),
-    "grpo, more ranks than prompts": Case(shape={"num_prompts": 1, "group_size": 2}, update={"minibatches": 1}),
+    "grpo, stopped early": Case(update={"early_stop_kl": 1e-4, "num_epochs": 3, "num_minibatches": 1}),
+    "grpo, more ranks than prompts": Case(shape={"num_prompts": 1, "group_size": 2}, update={"num_minibatches": 1}),
     "gspo": Case(algorithm="gspo"),
     "dapo": Case(algorithm="dapo"),
     "ppo": Case(algorithm="ppo"),
     "ppo, clipped": Case(algorithm="ppo", update={"optim": CLIPPED}),
-    "ppo, head": Case(algorithm="ppo", critic="head"),
+    "ppo, head": Case(algorithm="ppo", critic="shared"),
     "ppo, head that spares the trunk": Case(
-        algorithm="ppo", critic="head", settings={"critic": CriticConfig(placement="head", detach=True)}
+        algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", detach=True)}
     ),
     "ppo, warm-up": Case(algorithm="ppo", settings={"critic": CriticConfig(warmup_iterations=1)}),
     "ppo, warm-up of a head": Case(
-        algorithm="ppo", critic="head", settings={"critic": CriticConfig(placement="head", warmup_iterations=1)}
+        algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", warmup_iterations=1)}
     ),
 }
 ADAPTERS = {
     "grpo, adapter": Case(rank=2),
-    "ppo, adapters": Case(algorithm="ppo", critic="adapter", rank=2),
-    "ppo, adapter with a head": Case(algorithm="ppo", critic="head", rank=2),
+    "ppo, adapters": Case(algorithm="ppo", critic="lora", rank=2),
+    "ppo, adapter with a head": Case(algorithm="ppo", critic="shared", rank=2),
 }
 
 
@@ -97,7 +97,7 @@ def make_learner(
         policy = add_adapter(policy, AdapterConfig(rank=case.rank), "policy", seed=0)
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
-    models = [critic] if critic is not None and case.critic == "head" else [policy, critic]
+    models = [critic] if critic is not None and case.critic == "shared" else [policy, critic]
     for model in (each for each in models if each is not None and (ranks.size * ranks.width > 1 or held == "offload")):
         if held == "replicate":
             join(model, ranks)
@@ -108,9 +108,9 @@ def make_learner(
 
 def _critic(case: Case, policy: Any, dtype: torch.dtype) -> ScalarModel:
     trunk = policy
-    if case.critic == "trunk":
+    if case.critic == "separate":
         trunk = strategies.tiny_llama(seed=1, dtype=dtype)
-    elif case.critic == "adapter":
+    elif case.critic == "lora":
         trunk = add_adapter(policy, AdapterConfig(rank=case.rank), "critic", seed=1)
         scatter(trunk, dtype)
     critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(2))
@@ -182,7 +182,7 @@ def experience_of(case: Case, *, in_reward: bool) -> Callable[[Ranks], list[Trai
                 shard(reference.requires_grad_(False), ranks, Sharding(), device=CPU)
             policy = strategies.tiny_llama(dtype=DOUBLE)
             groups = strategies.random_groups(policy, 0)
-            kl = KlConfig(coefficient=0.1, placement="reward" if in_reward else "loss")
+            kl = KlConfig(coefficient=0.1, apply_to="reward" if in_reward else "loss")
             judges = Judges(
                 policy=learner.policy,
                 reference=reference,

@@ -90,8 +90,8 @@ def sound(session: Session, cell: Cell, learning_rate: float, *, syncs: int) -> 
             cell.stopped += 1
             cell.messages.append(str(error.what))
             continue
-        cell.log_odds.append(figures["sync/log_odds"])
-        cell.temperatures.append(figures["sync/temperature"])
+        cell.log_odds.append(figures["sync/log_odds_mean_diff"])
+        cell.temperatures.append(figures["sync/temperature_ratio"])
 
 
 def detect(session: Session, cell: Cell, learning_rate: float, *, is_there: Callable[[], bool] = lambda: True) -> None:

@@ -38,7 +38,7 @@ def after_resume(scene: str, inject: Callable[[Patches], None], change: Callable
     def play(patch: Patches) -> Verdict:
         (folder,) = resumed(scene)
         inject(patch)
-        often = {"checkpoints": CheckpointConfig(iterations=1)}
+        often = {"checkpoints": CheckpointConfig(every_iterations=1)}
         make = parts_of(scene, folder=folder, **often)
         return played(lambda: change(make) if change else make)
 

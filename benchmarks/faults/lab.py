@@ -126,12 +126,12 @@ BASE: Mapping[str, Any] = {
     "learning_rate": 3e-4,
     "rewards": TERMS,
     "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS),
-    "checkpoints": CheckpointConfig(iterations=1000),
+    "checkpoints": CheckpointConfig(every_iterations=1000),
 }
 CALCULATOR, ADAPTER, TWO_RANKS = "grpo, a calculator", "grpo, an adapter", "grpo, two ranks"
 UNTIED = "grpo, an untied head"
 LEARNS = "grpo, which learns to be brief"  # its reward rises from about -0.4 to 0 when nothing is wrong
-_TWICE = UpdateConfig(epochs=2, minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
+_TWICE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
 SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "grpo, 2 epochs": {"update": _TWICE},
@@ -141,20 +141,20 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo, one iteration ahead": {"sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, staleness=1)},
     "dapo, cut answers masked": {
         "algorithm": "dapo",
-        "update": UpdateConfig(truncated="mask"),
+        "update": UpdateConfig(truncated_completions="mask"),
         "sampling": SamplingConfig(max_new_tokens=24),
     },
     "ppo": {
         "algorithm": "ppo",
         "critic": CriticConfig(learning_rate=1e-3),
-        "kl": KlConfig(coefficient=0.05, placement="reward"),
+        "kl": KlConfig(coefficient=0.05, apply_to="reward"),
         "update": _TWICE,
     },
-    "ppo, head on the trunk": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, placement="head")},
+    "ppo, head on the trunk": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, architecture="shared")},
     "ppo, the critic warms up": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, warmup_iterations=3)},
     "ppo, head on the trunk, which warms up": {
         "algorithm": "ppo",
-        "critic": CriticConfig(learning_rate=1e-3, placement="head", warmup_iterations=3),
+        "critic": CriticConfig(learning_rate=1e-3, architecture="shared", warmup_iterations=3),
     },
     "rloo": {"algorithm": "rloo"},
     CALCULATOR: {"sampling": SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
@@ -171,14 +171,14 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "sampling": SamplingConfig(max_new_tokens=12),
         "update": _TWICE,
     },
-    ADAPTER: {"update": UpdateConfig(adapter=AdapterConfig(rank=4)), "learning_rate": 3e-3},
+    ADAPTER: {"update": UpdateConfig(lora=AdapterConfig(rank=4)), "learning_rate": 3e-3},
     TWO_RANKS: {"num_iterations": 3},
     LEARNS: {
         "learning_rate": 2e-3,
         "rewards": (RewardTerm(kind="length", options={"limit": 20, "buffer": 18}),),
     },
 }
-_EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_output_tokens=16)
+_EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_tool_output_tokens=16)
 
 
 def parts_of(
@@ -197,7 +197,7 @@ def parts_of(
     engine = NativeSampler(runtime.load_frozen(first), tokenizer)
     plan = LearnerPlan(start=first, critic_start=first, config=config, seed=seed)
     several = PlacementConfig(
-        backend="processes", learner_ranks=2, shard="replicate", deadline_minutes=5.0, max_restarts=0
+        backend="processes", learner_ranks=2, shard="replicate", timeout_minutes=5.0, max_restarts=0
     )
     parts = Parts(
         seed=seed,
@@ -216,7 +216,7 @@ def parts_of(
     verifier = build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
     held_out = HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier)
     # The rules on curves are off: groups of four and sixteen rollouts are too few for them.
-    health = HealthConfig(action="off", audit=AuditConfig(share=share, rollouts=4))
+    health = HealthConfig(action="off", audit=AuditConfig(max_time_fraction=share, rollouts=4))
     return dataclasses.replace(parts, held_out=held_out, health=health)
 
 
@@ -246,7 +246,7 @@ def course_of(rows: list[dict[str, float]]) -> str:
 def resumed(scene: str, *, killed_after: int = 3, **settings: Any) -> Iterator[Path]:
     """Do a run up to a kill, then give its folder to who goes on with it."""
     folder = new_folder()
-    often = {"checkpoints": CheckpointConfig(iterations=1), **settings}
+    often = {"checkpoints": CheckpointConfig(every_iterations=1), **settings}
     parts = parts_of(scene, folder=folder, **often)
     with contextlib.suppress(KilledError), contextlib.closing(parts.learner):
         train(parts, Diary(killed_after=killed_after))

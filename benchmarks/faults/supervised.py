@@ -68,10 +68,10 @@ def sft(
 
         def work() -> None:
             require_demonstrations(said, made, tokenizer)
-            require_mates(mates_of(said), SftConfig.min_mates)
+            require_mates(mates_of(said), SftConfig.min_rare_word_match)
             train_sft(model, made[::2], made[1::2], models.SFT, seed=0, report=lambda *_: None)
             found = pairing_of(model, made[1::2], tokens_per_microbatch=4096, seed=0)
-            require_pairing(found, SftConfig.min_pairing)
+            require_pairing(found, SftConfig.min_shuffle_gap)
 
         return stopped_by(work)
 

@@ -52,7 +52,7 @@ def run(arm: str, work: Work) -> None:
         update=UpdateConfig(
             tokens_per_microbatch=TOKENS_PER_MICROBATCH,
             optim=OptimConfig(beta2=0.999),
-            mismatch=MismatchConfig(mode="off"),  # no sampler made these completions
+            rollout_correction=MismatchConfig(mode="off"),  # no sampler made these completions
         ),
     )
     learner, group = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config), samples(work)

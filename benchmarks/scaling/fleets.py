@@ -1,8 +1,8 @@
 """From 8 to 1,024 cards, synchronous and ahead, with and without failures.
 
-Stage times are those of a model of 7.6 B parameters on H100 by the arithmetic of ``rlcore size``. Lengths have a long
-tail. Failures: one in three hours on 16,384 cards is what was published (Llama 3: 419 in 54 days). A run of an hour
-sees none at that rate, so cards fail here a hundred times as often; what fails is drawn ``DRAWS`` times.
+Stage times are those of a model of 7.6 B parameters on H100 by the arithmetic of ``rlcore estimate``. Lengths have a
+long tail. Failures: one in three hours on 16,384 cards is what was published (Llama 3: 419 in 54 days). A run of an
+hour sees none at that rate, so cards fail here a hundred times as often; what fails is drawn ``DRAWS`` times.
 """
 
 from __future__ import annotations

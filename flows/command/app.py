@@ -13,7 +13,7 @@ from pathlib import Path
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.flows.command import data, delivery, machine, models, runs, servers, settings, show
+from rlcore.flows.command import delivery, machine, models, runs, servers, settings, show, validate
 
 USAGE_ERROR, FAILURE = 2, 1
 _MAX_NAME = 200  # characters of a path in a message
@@ -53,12 +53,13 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative="", show_choices=True),
 )
-_TRAIN, _MODELS, _LOOK = Group.create_ordered("Train"), Group.create_ordered("Models"), Group.create_ordered("Look")
+_TRAIN, _MODELS, _INSPECT = map(Group.create_ordered, ("Train", "Models", "Inspect"))
 for _group, _commands in (
-    (_TRAIN, (runs.run, runs.plan, runs.size, runs.retrain, data.data)),
+    (_TRAIN, (runs.run, runs.plan, runs.estimate, runs.retrain, validate.validate)),
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
-    (_LOOK, (show.show, settings.config, servers.ui, machine.doctor, machine.upgrade)),
+    (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
+    (_INSPECT, (machine.upgrade, settings.migrate_preset)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

@@ -28,8 +28,8 @@ def upgrade() -> int:
 def doctor() -> int:
     """Say what this machine can do: device, precision, engines, sandbox, servers, disk, memory, versions.
 
-    A line that begins with FAULT names what the demo needs, and the exit code is 1. One that begins with - is needed by
-    some recipes alone.
+    A line that begins with MISSING names what the demo needs, and the exit code is 1. One that begins with - is needed
+    by some recipes alone.
 
     ```
     rlcore doctor
@@ -40,7 +40,7 @@ def doctor() -> int:
 
     faults = 0
     for finding in examine(find_home()):
-        faults += finding.state == "fault"
+        faults += finding.state == "missing"
         sys.stdout.write(lines(finding) + "\n")
         sys.stdout.flush()
     sys.stdout.write(f"{faults} of these keep the demo from running\n" if faults else "the demo can run: make demo\n")

@@ -72,7 +72,7 @@ def reproduce(
     /,
     *,
     preset: Annotated[str, Parameter(help="Where its preset lies, if it is not a committed one.")] = "",
-    anyway: Annotated[bool, Parameter(help="Run though code, versions or the machine have changed.")] = False,
+    force: Annotated[bool, Parameter(help="Run though code, versions or the machine have changed.")] = False,
 ) -> int:
     """Run what made a model again in a scratch home, and compare the bytes; exit code 1 if they differ.
 
@@ -83,6 +83,6 @@ def reproduce(
     open_home()
     from rlcore.flows.reproduce import run_reproduce
 
-    done = run_reproduce(model, preset, anyway=anyway)
+    done = run_reproduce(model, preset, force=force)
     sys.stdout.write("\n".join(done.lines) + "\n")
     return 0 if done.is_equal else 1

@@ -48,7 +48,7 @@ Overrides = Annotated[
     ),
 ]
 Gpus = Annotated[int, Parameter(show_default=False, help="GPUs to deal between learner and engines.")]
-Gpu = Annotated[str, Parameter(help="Which they are: a100, h100, h200 or l40s.")]
+GpuType = Annotated[str, Parameter(help="Which they are: a100, h100, h200 or l40s.")]
 Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@champion or tiny-grpo/3.")]
 
 

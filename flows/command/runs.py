@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from rlcore.flows.command.parameters import Gpu, Gpus, Overrides, Preset, open_home
+from rlcore.flows.command.parameters import Gpus, GpuType, Overrides, Preset, open_home
 
 
 def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
@@ -53,7 +53,7 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     return 0
 
 
-def size(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, gpu: Gpu = "h100") -> int:
+def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, gpu_type: GpuType = "h100") -> int:
     """Say what each stage of a preset needs of memory, whether it fits here, and what a run writes to the disk.
 
     The sizes follow from the model's configuration. Where the model has not been fetched yet, they are known when
@@ -61,9 +61,9 @@ def size(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, 
     learner and engines, and how long an iteration then takes, by arithmetic.
 
     ```
-    rlcore size mine.toml
-    rlcore size mine.toml --set stages.grpo.update.adapter.rank=16
-    rlcore size mine.toml --gpus 64 --gpu h200
+    rlcore estimate mine.toml
+    rlcore estimate mine.toml --set stages.grpo.update.lora.rank=16
+    rlcore estimate mine.toml --gpus 64 --gpu-type h200
     ```
     """
     home = open_home()
@@ -77,7 +77,7 @@ def size(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, 
     config = open_preset(preset, overrides)
     refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
     model = model_of(config, home, refs)
-    layouts = layout_lines(config, model, gpu, gpus) if gpus else []
+    layouts = layout_lines(config, model, gpu_type, gpus) if gpus else []
     memory = memory_lines(config, home, refs, names)
     disk = disk_account(config, model, names, home.root)
     sys.stdout.write("\n".join(filter(None, [*memory, disk, *layouts])) + "\n")

@@ -1,10 +1,11 @@
-"""The command that shows the keys of presets."""
+"""Commands about the keys of presets: show them, migrate them."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -54,3 +55,25 @@ def _described(preset: str, key: str, overrides: Overrides) -> str:
             fix=f"did you mean {', '.join(close)}?" if close else f"rlcore config {preset} prints all of them",
         )
     return as_toml(found, origins(preset_path(preset), FOLDER, overrides))
+
+
+def migrate_preset(
+    file: Annotated[Path, Parameter(help="A preset's .toml file, which is rewritten in place.")],
+    /,
+) -> int:
+    """Rewrite a preset's keys and values that an earlier version named differently; comments and layout stay.
+
+    Nothing else changes, and a second run changes nothing.
+
+    ```
+    rlcore migrate-preset mine.toml
+    ```
+    """
+    from rlcore.flows.presets import FOLDER
+    from rlcore.tasks.presets.migration import migrate_file
+
+    changes = migrate_file(file, library=FOLDER)
+    sys.stdout.write(
+        "\n".join([*changes, f"{file}: {len(changes)} changes" if changes else f"{file}: up to date"]) + "\n"
+    )
+    return 0

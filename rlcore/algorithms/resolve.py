@@ -27,11 +27,11 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
     _refuse_signal_of_groups(rl)
-    if ALGORITHMS[rl.algorithm].advantage is immediate and not (rl.kl.coefficient and rl.kl.placement == "reward"):
+    if ALGORITHMS[rl.algorithm].advantage is immediate and not (rl.kl.coefficient and rl.kl.apply_to == "reward"):
         raise ConfigError(
             f"{rl.algorithm} gives each token its own reward, and the KL to the reference is what each token has",
-            where="kl.placement",
-            fix="set kl.placement = 'reward' and kl.coefficient = 1.0",
+            where="kl.apply_to",
+            fix="set kl.apply_to = 'reward' and kl.coefficient = 1.0",
         )
     critic = rl.critic
     run = {"gamma": critic.gamma, "lam": critic.lam, "constant_length": rl.sampling.max_new_tokens}
@@ -47,8 +47,8 @@ def _refuse_signal_of_groups(rl: RlConfig) -> None:
         return
     why = "with a critic" if row.uses_critic else "where each token has its own reward"
     for name, is_set, off in (
-        ("max_replacements", sampling.max_replacements > 0, 0),
-        ("revisit", sampling.revisit < 1.0, 1),
+        ("dynamic_sampling_rounds", sampling.dynamic_sampling_rounds > 0, 0),
+        ("zero_signal_keep_prob", sampling.zero_signal_keep_prob < 1.0, 1),
     ):
         if is_set:
             raise ConfigError(

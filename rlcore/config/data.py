@@ -24,15 +24,15 @@ class HardwareConfig:
 
     ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one card by its number, ``cuda:1``. ``dtype``: of the
     matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).
-    ``recompute_layers``: gradient checkpointing. Activations inside a learning model's layers are not kept but computed
-    again in the backward pass: less memory, about a third more time. ``save_float32``: write checkpoints of SFT and RL
-    in float32, even if the starting checkpoint and the products are in half precision.
+    ``gradient_checkpointing``: gradient checkpointing. Activations inside a learning model's layers are not kept but
+    computed again in the backward pass: less memory, about a third more time. ``save_float32``: write checkpoints of
+    SFT and RL in float32, even if the starting checkpoint and the products are in half precision.
     """
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     num_threads: NonNegativeInt = 0  # 0: torch's default
-    recompute_layers: bool = False
+    gradient_checkpointing: bool = False
     save_float32: bool = False
 
     def __post_init__(self) -> None:
@@ -66,32 +66,34 @@ class ModelConfig:
     commit), ``folder`` (``path``), ``gguf`` (``path`` to the file), ``package`` (``path`` is an installed Python
     package that carries ``file``, a GGUF), ``registry`` (``path`` is an MLflow model URI).
 
-    ``template_arguments``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``: control
-    tokens that end a completion, in addition to those that the model declares: ``<|im_end|>``, for example, if a base
-    model's template ends turns with it. Both become a part of the imported checkpoint, and of every model trained from
-    it. ``template_date``: the day (``2026-11-25``) that a template writes which asks for the date; if it is empty, the
-    day that is recorded with the model, or that of the import. ``system``: the system prompt of the data sets that name
-    none.
+    ``chat_template_kwargs``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``:
+    control tokens that end a completion, in addition to those that the model declares: ``<|im_end|>``, for example, if
+    a base model's template ends turns with it. Both become a part of the imported checkpoint, and of every model
+    trained from it. ``template_date``: the day (``2026-11-25``) that a template writes which asks for the date; if it
+    is empty, the day that is recorded with the model, or that of the import. ``system_prompt``: the system prompt of
+    the data sets that name none.
     """
 
     source: Literal["scratch", "hub", "folder", "gguf", "package", "registry"]
     path: str = ""
     revision: str = ""
     file: str = ""
-    licence: str = ""
+    license: str = ""
     chat_template: str = ""  # path of a Jinja file; empty: the model's own
-    template_arguments: Mapping[str, Scalar] = field(default_factory=dict)
+    chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
     template_date: str = ""
     extra_eos: tuple[str, ...] = ()
-    system: str = ""
+    system_prompt: str = ""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
 
     def __post_init__(self) -> None:
         if self.source != "scratch" and not self.path:
             raise ConfigError(f"path: required with source = {self.source!r}, but missing")
-        for name in self.template_arguments:
+        for name in self.chat_template_kwargs:
             if not name.isidentifier() or name in _GIVEN:
-                raise ConfigError(f"template_arguments.{name}: not a variable that a preset may set in a chat template")
+                raise ConfigError(
+                    f"chat_template_kwargs.{name}: not a variable that a preset may set in a chat template"
+                )
         try:
             _ = self.template_date and date.fromisoformat(self.template_date)
         except ValueError:

@@ -16,7 +16,7 @@ class EpisodeConfig:
     """Episodes of several turns with tools. Without ``tools`` and ``environment`` every completion is one turn.
 
     ``sampling.max_new_tokens`` bounds all turns and all tool output together; a further turn begins only if
-    ``max_turn_tokens`` still fit. Output longer than ``max_output_tokens`` is cut and ends with ``[cut]``.
+    ``max_turn_tokens`` still fit. Output longer than ``max_tool_output_tokens`` is cut and ends with ``[cut]``.
     ``environment``: a class of one's own, ``module:Class``, whose public methods are tools, with ``options`` by name;
     ``files``: the data files that it reads. ``tool_role``: the role of the output's message; ``user`` for chat
     templates without a role ``tool``. ``call_format``: how a call is written; ``template``: as the chat template has
@@ -26,13 +26,13 @@ class EpisodeConfig:
     tools: tuple[Literal["calculator", "python", "search"], ...] = ()
     max_turns: PositiveInt = 4
     max_turn_tokens: PositiveInt = 512
-    max_output_tokens: Annotated[int, AtLeast(16)] = 256
+    max_tool_output_tokens: Annotated[int, AtLeast(16)] = 256
     environment: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     timeout_seconds: PositiveFloat = 5.0  # for one Python program, and for one call of the environment
-    corpus: str = ""  # for search: a JSONL or Parquet file of passages
-    num_passages: PositiveInt = 3  # per search
+    search_corpus: str = ""  # for search: a JSONL or Parquet file of passages
+    search_top_k: PositiveInt = 3  # per search
     tool_role: Literal["tool", "user"] = "tool"
     call_format: Literal["template", "hermes", "llama3", "mistral", "ours"] = "template"
 
@@ -53,5 +53,5 @@ class EpisodeConfig:
             raise ConfigError("options and files are those of an environment: name one, or leave them out")
         if len(set(self.tools)) < len(self.tools):
             raise ConfigError("a tool is named twice")
-        if ("search" in self.tools) != bool(self.corpus):
-            raise ConfigError("the search tool and its corpus go together: name both or neither")
+        if ("search" in self.tools) != bool(self.search_corpus):
+            raise ConfigError("tools names search and search_corpus is empty, or the reverse: name both or neither")

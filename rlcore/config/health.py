@@ -41,7 +41,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
         "entropy": Limit(warn=0.01, stop=0.001, patience=5),
         "zero_signal": Limit(warn=0.9, stop=0.99, patience=10),
         "length": Limit(warn=4.0, stop=10.0, patience=5),
-        "gaming": Limit(warn=0.1, stop=0.25, patience=2),
+        "reward_hacking": Limit(warn=0.1, stop=0.25, patience=2),
         "critic": Limit(warn=-0.1, stop=-1.0, patience=10),
         "tools": Limit(warn=0.01, stop=0.001, patience=5),
         "mismatch": Limit(warn=0.01, stop=0.1, patience=3),
@@ -66,9 +66,9 @@ class AuditConfig:
     """
 
     action: Literal["stop", "warn", "off"] = "stop"
-    share: Fraction = 0.02  # of the run's time that it may take; the first iteration is always looked at
+    max_time_fraction: Fraction = 0.02  # of the run's time that it may take; the first iteration is always looked at
     rollouts: PositiveInt = 2  # of an iteration that are looked at
-    false_alarms: Annotated[float, Above(0.0), Below(1.0)] = 1e-6  # chance that the test of the sampler stops a run
+    false_alarm_rate: Annotated[float, Above(0.0), Below(1.0)] = 1e-6  # chance that the test of the sampler stops a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class HealthConfig:
     entropy: LimitConfig = field(default_factory=LimitConfig)
     zero_signal: LimitConfig = field(default_factory=LimitConfig)
     length: LimitConfig = field(default_factory=LimitConfig)
-    gaming: LimitConfig = field(default_factory=LimitConfig)
+    reward_hacking: LimitConfig = field(default_factory=LimitConfig)
     critic: LimitConfig = field(default_factory=LimitConfig)
     tools: LimitConfig = field(default_factory=LimitConfig)
     mismatch: LimitConfig = field(default_factory=LimitConfig)

@@ -24,10 +24,10 @@ class AnswersConfig:
     def __post_init__(self) -> None:
         if self.sampling.staleness:
             raise ConfigError("only RL stages take sampling.staleness: no updates to run ahead of")
-        if self.sampling.max_replacements:
-            raise ConfigError("only RL stages take sampling.max_replacements: no groups to replace here")
-        if self.sampling.revisit < 1.0:
-            raise ConfigError("only RL stages take sampling.revisit: each prompt is answered once here")
+        if self.sampling.dynamic_sampling_rounds:
+            raise ConfigError("only RL stages take sampling.dynamic_sampling_rounds: no groups to replace here")
+        if self.sampling.zero_signal_keep_prob < 1.0:
+            raise ConfigError("only RL stages take sampling.zero_signal_keep_prob: each prompt is answered once here")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,8 @@ class SamplingConfig:
     temperature: PositiveFloat = 1.0
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded at the same time
-    max_replacements: NonNegativeInt = 0  # rounds of dynamic sampling: groups without signal are replaced; 0: off
-    revisit: Fraction = 1.0  # chance that a prompt keeps its turn after n groups without signal: to the power n
+    dynamic_sampling_rounds: NonNegativeInt = 0  # rounds in which zero-signal groups are replaced; 0: off
+    zero_signal_keep_prob: Fraction = 1.0  # of a prompt after n zero-signal groups in a row: to the power n
     staleness: NonNegativeInt = 0  # iterations that are sampled ahead of the update; rollouts are as many updates old
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     engine: EngineConfig | None = None  # left out: the run's engine
@@ -31,22 +31,23 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if self.episodes.has_tools and self.episodes.max_turn_tokens > self.max_new_tokens:
             raise ConfigError("episodes.max_turn_tokens must not be above max_new_tokens, which bounds all turns")
-        if self.staleness and self.max_replacements:
+        if self.staleness and self.dynamic_sampling_rounds:
             raise ConfigError(
-                f"max_replacements looks at rewards before it samples on, staleness = {self.staleness} samples before"
+                f"dynamic_sampling_rounds looks at rewards before it samples on, staleness = {self.staleness} samples "
+                f"before"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KlConfig:
-    """KL to the reference policy. ``placement`` ``reward`` uses k1 per token; ``loss`` uses ``estimator``.
+    """KL to the reference policy. ``apply_to`` ``reward`` uses k1 per token; ``loss`` uses ``estimator``.
 
     ``target`` > 0 (nats per completion) turns on the adaptive controller, with ``horizon`` in completions. The plain
     estimators are there to reproduce papers; see :mod:`rlcore.algorithms.kl` for their gradients.
     """
 
     coefficient: NonNegativeFloat = 0.0
-    placement: Literal["reward", "loss"] = "loss"
+    apply_to: Literal["reward", "loss"] = "loss"
     estimator: Literal["k1_ratio", "k2", "k3_ratio", "k2_plain", "k3_plain"] = "k3_ratio"
     target: NonNegativeFloat = 0.0
     horizon: PositiveInt = 10_000
@@ -75,16 +76,16 @@ class GaeConfig:
 class CriticConfig:
     """The value model of PPO. Without ``optim`` it has the policy's settings (``update.optim``).
 
-    ``initialise_from``: ``policy``, or the name of the stage whose reward model it starts from.
+    ``init_from``: ``policy``, or the name of the stage whose reward model it starts from.
 
-    ``placement``: ``trunk``, a trunk of its own; ``head``, a head on the policy's trunk: one forward pass and one
-    step of one optimizer for ``L_policy + coefficient * L_value``, and with ``detach`` the head's gradient ends before
-    the trunk; ``adapter``, an adapter of ``update.adapter``'s shape beside the policy's on the same frozen base.
+    ``architecture``: ``separate``, a backbone of its own; ``shared``, a head on the policy's backbone: one forward pass
+    and one step of one optimizer for ``L_policy + coefficient * L_value``, and with ``detach`` the head's gradient ends
+    before the backbone; ``lora``, an adapter of ``update.lora``'s shape beside the policy's on the same frozen base.
     ``learning_rate``: of the weights that the critic does not share with the policy.
     """
 
-    initialise_from: str = "policy"
-    placement: Literal["trunk", "head", "adapter"] = "trunk"
+    init_from: str = "policy"
+    architecture: Literal["separate", "shared", "lora"] = "separate"
     detach: bool = False
     coefficient: NonNegativeFloat = 0.5
     learning_rate: PositiveFloat = 1e-5
@@ -97,12 +98,16 @@ class CriticConfig:
     warmup_iterations: NonNegativeInt = 0  # first iterations, in which only the critic learns
 
     def __post_init__(self) -> None:
-        if self.placement != "head":
+        if self.architecture != "shared":
             return
-        if self.initialise_from != "policy":
-            raise ConfigError("placement = 'head' starts from the policy, whose trunk it is on; it has no other")
+        if self.init_from != "policy":
+            raise ConfigError(
+                "architecture = 'shared' starts from the policy, whose backbone it is on; it has no other"
+            )
         if self.optim is not None:
-            raise ConfigError("placement = 'head' learns in the policy's optimizer: set update.optim, not critic.optim")
+            raise ConfigError(
+                "architecture = 'shared' learns in the policy's optimizer: set update.optim, not critic.optim"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +176,7 @@ class RewardTerm:
     below_gate: float = 0.0
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    deadline_minutes: PositiveFloat = DEADLINE_MINUTES  # of one call of a function of one's own, with all its rollouts
+    timeout_minutes: PositiveFloat = DEADLINE_MINUTES  # of one call of a function of one's own, with all its rollouts
 
     @property
     def module(self) -> str:
@@ -181,8 +186,8 @@ class RewardTerm:
     def __post_init__(self) -> None:
         if self.files and not self.module:
             raise ConfigError(f"only a function of one's own (module:function) takes files, not kind {self.kind!r}")
-        if self.deadline_minutes != DEADLINE_MINUTES and not self.module:
-            raise ConfigError(f"only a function of one's own takes deadline_minutes, not kind {self.kind!r}")
+        if self.timeout_minutes != DEADLINE_MINUTES and not self.module:
+            raise ConfigError(f"only a function of one's own takes timeout_minutes, not kind {self.kind!r}")
         if self.gate is None and self.below_gate != 0.0:
             raise ConfigError("below_gate needs a gate")
         if self.stage and self.kind != "reward_model":
@@ -193,36 +198,36 @@ class RewardTerm:
 class UpdateConfig:
     """How one batch of rollouts is turned into optimizer steps.
 
-    ``max_kl``, ``max_ref_kl``: the update ends after an epoch whose mean KL, in nats per token, to the policy that
-    sampled or to the reference is above the limit; 0: no limit.
+    ``early_stop_kl``, ``early_stop_ref_kl``: the update ends after an epoch whose mean KL, in nats per token, to the
+    policy that sampled or to the reference is above the limit; 0: no limit.
 
     ``max_skipped_steps``: so many steps in a row may meet NaN or infinity in their loss or gradient. They are not
     taken, and their batch is kept. One more ends the run, as does any in the last iteration.
     """
 
-    epochs: PositiveInt = 1
-    minibatches: PositiveInt = 1
+    num_epochs: PositiveInt = 1
+    num_minibatches: PositiveInt = 1
     tokens_per_microbatch: PositiveInt = 8192
     entropy_coefficient: NonNegativeFloat = 0.0
-    max_kl: NonNegativeFloat = 0.0
-    max_ref_kl: NonNegativeFloat = 0.0
+    early_stop_kl: NonNegativeFloat = 0.0
+    early_stop_ref_kl: NonNegativeFloat = 0.0
     max_skipped_steps: NonNegativeInt = 2
-    truncated: Literal["score", "mask", "zero"] = "score"  # a cut completion: its reward, not trained on, or 0
+    truncated_completions: Literal["score", "mask", "zero"] = "score"  # its reward, not trained on, or 0
     optim: OptimConfig = field(default_factory=OptimConfig)
-    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
+    rollout_correction: MismatchConfig = field(default_factory=MismatchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    lora: AdapterConfig = field(default_factory=AdapterConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When a run writes a checkpoint: after its first and its last iteration, and every ``minutes`` between them.
+    """When a run writes a checkpoint: after its first and its last iteration, and every ``every_minutes`` between them.
 
-    ``iterations`` > 0: every so many iterations instead. No result depends on the number of checkpoints.
+    ``every_iterations`` > 0: every so many iterations instead. No result depends on the number of checkpoints.
     """
 
-    minutes: PositiveFloat = 15.0
-    iterations: NonNegativeInt = 0
+    every_minutes: PositiveFloat = 15.0
+    every_iterations: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,18 +248,24 @@ class RlConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def __post_init__(self) -> None:
-        if self.sampling.max_replacements > 0 and self.group_size == 1:
-            raise ConfigError("sampling.max_replacements needs group_size > 1: a group of one never carries a signal")
-        if self.sampling.revisit < 1.0 and self.group_size == 1:
-            raise ConfigError("sampling.revisit < 1 needs group_size > 1: a group of one never carries a signal")
-        if self.sampling.staleness and self.update.mismatch.mode == "off":
-            raise ConfigError("sampling.staleness > 0 needs update.mismatch: older weights sample than are trained")
-        if self.update.max_ref_kl > 0.0 and self.kl.coefficient == 0.0:
-            raise ConfigError("update.max_ref_kl needs kl.coefficient > 0: without it there is no reference")
-        if self.critic.gae.bootstrap_truncated and self.update.truncated != "score":
+        if self.sampling.dynamic_sampling_rounds > 0 and self.group_size == 1:
+            raise ConfigError(
+                "sampling.dynamic_sampling_rounds needs group_size > 1: a group of one never carries a signal"
+            )
+        if self.sampling.zero_signal_keep_prob < 1.0 and self.group_size == 1:
+            raise ConfigError(
+                "sampling.zero_signal_keep_prob < 1 needs group_size > 1: a group of one never carries a signal"
+            )
+        if self.sampling.staleness and self.update.rollout_correction.mode == "off":
+            raise ConfigError(
+                "sampling.staleness > 0 needs update.rollout_correction: older weights sample than are trained"
+            )
+        if self.update.early_stop_ref_kl > 0.0 and self.kl.coefficient == 0.0:
+            raise ConfigError("update.early_stop_ref_kl needs kl.coefficient > 0: without it there is no reference")
+        if self.critic.gae.bootstrap_truncated and self.update.truncated_completions != "score":
             raise ConfigError(
                 "critic.gae.bootstrap_truncated continues a cut completion with the critic's value, "
-                f"update.truncated = {self.update.truncated!r} gives it no reward: choose one"
+                f"update.truncated_completions = {self.update.truncated_completions!r} gives it no reward: choose one"
             )
-        if self.critic.placement == "adapter" and self.update.adapter.rank == 0:
-            raise ConfigError("critic.placement = 'adapter' needs update.adapter.rank > 0: a frozen base to be on")
+        if self.critic.architecture == "lora" and self.update.lora.rank == 0:
+            raise ConfigError("critic.architecture = 'lora' needs update.lora.rank > 0: a frozen base to be on")

@@ -37,8 +37,8 @@ class SftConfig:
     learning_rate: PositiveFloat
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
-    min_mates: Fraction = 0.25  # share of answers beside the one prompt whose rare words they repeat; 0: not asked
-    min_pairing: NonNegativeFloat = 0.0  # nats per token that held-out answers cost more after other prompts
+    min_rare_word_match: Fraction = 0.25  # fraction of answers that repeat rare words of their prompt; 0: no check
+    min_shuffle_gap: NonNegativeFloat = 0.0  # nats per token that held-out answers cost more after other prompts
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -47,7 +47,7 @@ class DpoConfig:
     """Direct preference optimization; the reference is the checkpoint that the stage starts from.
 
     ``beta``: how dear it is to leave the reference; a smaller one allows more (Rafailov et al. 2023).
-    ``label_smoothing``: share of labels assumed to be wrong (conservative DPO). With ``adapter.rank`` > 0 an adapter
+    ``label_smoothing``: share of labels assumed to be wrong (conservative DPO). With ``lora.rank`` > 0 an adapter
     learns on the frozen checkpoint.
     """
 
@@ -58,7 +58,7 @@ class DpoConfig:
     label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    lora: AdapterConfig = field(default_factory=AdapterConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -79,26 +79,26 @@ class TrunkConfig:
     """The part of its starting checkpoint that a reward model keeps, and the part that learns beside the head.
 
     ``layers``: how many of its first layers are kept (0: all). ``trainable_layers``: how many of the last ones learn
-    (-1: all); at 0 only the head learns, and its optimum is computed directly. With ``adapter.rank`` > 0 an adapter
-    learns on the whole frozen trunk: an RL run whose policy is an adapter too keeps both on one base.
+    (-1: all); at 0 only the head learns, and its optimum is computed directly. With ``lora.rank`` > 0 an adapter
+    learns on the whole frozen backbone: an RL run whose policy is an adapter too keeps both on one base.
     """
 
     layers: NonNegativeInt = 0
     trainable_layers: Annotated[int, AtLeast(-1)] = -1
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    lora: AdapterConfig = field(default_factory=AdapterConfig)
 
     def __post_init__(self) -> None:
-        if self.adapter.rank and self.trainable_layers != -1:
-            raise ConfigError("adapter.rank > 0 freezes the trunk, so trainable_layers must stay -1")
-        if self.adapter.rank and self.layers:
-            raise ConfigError("adapter.rank > 0 keeps the whole trunk, the policy's base, so layers must stay 0")
+        if self.lora.rank and self.trainable_layers != -1:
+            raise ConfigError("lora.rank > 0 freezes the backbone, so trainable_layers must stay -1")
+        if self.lora.rank and self.layers:
+            raise ConfigError("lora.rank > 0 keeps the whole backbone, the policy's base, so layers must stay 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelConfig:
     """Bradley-Terry training. ``ensemble``: number of members, each on its own resample of the prompts.
 
-    If only the head learns (``trunk.trainable_layers = 0``), epochs, batch size and learning rates are not used.
+    If only the head learns (``backbone.trainable_layers = 0``), epochs, batch size and learning rates are not used.
     ``audit_folds``: number of folds of the label audit (0: no audit).
     """
 
@@ -111,10 +111,10 @@ class RewardModelConfig:
     tokens_per_microbatch: PositiveInt = 8192
     min_accuracy: Fraction = 0.0  # the stage fails below this held-out pair accuracy
     max_label_noise: Fraction = 1.0  # the stage fails where more labels look wrong to the audit; 0.5: it guesses
-    trunk: TrunkConfig = field(default_factory=TrunkConfig)
+    backbone: TrunkConfig = field(default_factory=TrunkConfig)
     loss: PreferenceLossConfig = field(default_factory=PreferenceLossConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
     def __post_init__(self) -> None:
-        if self.ensemble > 1 and self.trunk.adapter.rank:
-            raise ConfigError("trunk.adapter.rank > 0 makes one reward model, so ensemble must be 1")
+        if self.ensemble > 1 and self.backbone.lora.rank:
+            raise ConfigError("backbone.lora.rank > 0 makes one reward model, so ensemble must be 1")

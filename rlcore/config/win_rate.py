@@ -22,7 +22,7 @@ class JudgeConfig:
     stage: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    deadline_minutes: PositiveFloat = DEADLINE_MINUTES  # of one call of a function of one's own, with all its pairs
+    timeout_minutes: PositiveFloat = DEADLINE_MINUTES  # of one call of a function of one's own, with all its pairs
 
     def __post_init__(self) -> None:
         if self.kind not in ("judge", "reward_model") and ":" not in self.kind:
@@ -39,7 +39,7 @@ class JudgeConfig:
             stage=self.stage,
             options=self.options,
             files=self.files,
-            deadline_minutes=self.deadline_minutes,
+            timeout_minutes=self.timeout_minutes,
         )
 
 
@@ -75,5 +75,12 @@ class WinRateConfig:
     tokens_per_microbatch: PositiveInt = 8192  # for a reward model that judges
 
     def __post_init__(self) -> None:
-        if self.sampling.staleness or self.sampling.max_replacements or self.sampling.revisit < 1.0:
-            raise ConfigError("only RL stages take sampling.staleness, sampling.max_replacements and sampling.revisit")
+        if (
+            self.sampling.staleness
+            or self.sampling.dynamic_sampling_rounds
+            or self.sampling.zero_signal_keep_prob < 1.0
+        ):
+            raise ConfigError(
+                "only RL stages take sampling.staleness, sampling.dynamic_sampling_rounds and "
+                "sampling.zero_signal_keep_prob"
+            )

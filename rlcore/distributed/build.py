@@ -64,7 +64,7 @@ def make_policy(plan: LearnerPlan, runtime: Runtime) -> Policy:
     Raises:
         ModelError: it cannot be trained.
     """
-    adapter = plan.config.update.adapter
+    adapter = plan.config.update.lora
     model = runtime.load_base(plan.start) if adapter.rank else runtime.load_trainable(plan.start)
     check_model(model, ChatTokenizer.load(plan.start))
     return add_adapter(model, adapter, "policy", seed=plan.seed) if adapter.rank else model
@@ -128,10 +128,10 @@ def _others(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> tuple[Scalar
 def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarModel:
     """The critic where the configuration places it."""
     critic = plan.config.critic
-    if critic.placement == "head":
+    if critic.architecture == "shared":
         return ScalarModel.on_trunk(policy)
-    if critic.placement == "trunk":
+    if critic.architecture == "separate":
         return ScalarModel.on_trunk(runtime.load_trainable(plan.critic_start))
-    if critic.initialise_from != "policy":
+    if critic.init_from != "policy":
         return ScalarModel.on_trunk(load_adapter(policy, plan.critic_start, "critic"))
-    return ScalarModel.on_trunk(add_adapter(policy, plan.config.update.adapter, "critic", seed=plan.seed))
+    return ScalarModel.on_trunk(add_adapter(policy, plan.config.update.lora, "critic", seed=plan.seed))

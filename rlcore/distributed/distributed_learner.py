@@ -85,7 +85,7 @@ class LearnerGroup:
 
     @property
     def needs_old_logprobs(self) -> bool:
-        return self.config.update.epochs * self.config.update.minibatches > 1
+        return self.config.update.num_epochs * self.config.update.num_minibatches > 1
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
         found: Passes = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
@@ -150,7 +150,7 @@ class LearnerGroup:
         if self._starts > restarts:
             raise TrainingError(
                 f"ranks were lost {self._starts} times",
-                where="placement.max_restarts",
+                where="distributed.max_restarts",
                 fix="see the lines above for why; the same command goes on from the newest checkpoint",
             )
         if self.ranks.ran_out:
@@ -164,7 +164,7 @@ class LearnerGroup:
         return self._stand(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
 
     def _setup(self, rank: int) -> dict[str, Any]:
-        adapted = self.config.update.adapter.rank > 0
+        adapted = self.config.update.lora.rank > 0
         own = {"kind": "rl", "plan": self._plan.to_json(), "tokens": self._tokens}
         return own | rank_setup(self._placement, self._runtime, rank, adapted=adapted)
 

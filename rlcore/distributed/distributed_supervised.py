@@ -48,8 +48,8 @@ class SupervisedPlan:
     def is_adapted(self) -> bool:
         """Whether an adapter learns, on a base that is whole on every rank."""
         if isinstance(self.config, DpoConfig):
-            return self.config.adapter.rank > 0
-        return isinstance(self.config, RewardModelConfig) and self.config.trunk.adapter.rank > 0
+            return self.config.lora.rank > 0
+        return isinstance(self.config, RewardModelConfig) and self.config.backbone.lora.rank > 0
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain values, of which :meth:`from_json` makes it again."""
@@ -82,7 +82,7 @@ def make_supervised_share(
         policy = dpo_policy(plan.start, plan.config, first, seed=plan.seed)
         spread([policy], ranks, sharding, device=device)
         return DpoLearner(policy, plan.config)
-    trunk = reward_trunk(plan.start, plan.config.trunk, first, seed=plan.seed)
+    trunk = reward_trunk(plan.start, plan.config.backbone, first, seed=plan.seed)
     members = reward_members(trunk, plan.config, seed=plan.seed)
     roots = {id(member.backbone): member for member in reversed(members)}  # heads on one trunk: the first has it
     spread(roots.values(), ranks, sharding, device=device)

@@ -110,7 +110,7 @@ def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
     Raises:
         ConfigError: there are fewer GPUs than ranks.
     """
-    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.deadline_minutes)
+    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.timeout_minutes)
 
 
 def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:
@@ -123,8 +123,8 @@ def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch
     if device.type != "cuda":
         if placement.devices:
             raise ConfigError(
-                "placement.devices names GPUs, and the run computes on a CPU",
-                where="placement.devices",
+                "distributed.devices names GPUs, and the run computes on a CPU",
+                where="distributed.devices",
                 fix="leave it out",
             )
         return [device] * size
@@ -132,8 +132,8 @@ def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch
     if max(chosen) >= count:
         raise ConfigError(
             f"{size} ranks want the GPUs {', '.join(map(str, chosen))}, {count} are visible",
-            where="placement.learner_ranks",
-            fix="lower it, or name GPUs in placement.devices",
+            where="distributed.learner_ranks",
+            fix="lower it, or name GPUs in distributed.devices",
         )
     return [torch.device("cuda", index) for index in chosen]
 

@@ -60,12 +60,12 @@ def rank_setup(placement: PlacementConfig, runtime: Runtime, rank: int, *, adapt
     return {
         "rank": rank,
         "size": placement.learner_ranks,
-        "seconds": 60.0 * placement.deadline_minutes,
+        "seconds": 60.0 * placement.timeout_minutes,
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
         "recompute": runtime.recompute,
         "sharded": placement.is_sharded(adapted=adapted),
-        "narrow": placement.narrow,
-        "offload": placement.offload,
+        "narrow": placement.gather_in_compute_dtype,
+        "offload": placement.cpu_offload,
         "width": placement.tensor_parallel,
     }
 
@@ -162,6 +162,6 @@ class RankPool:
         self.end()
         return LearnerLostError(
             f"{'; '.join(reasons)}, in {method!r} of {size} ranks",
-            where="placement",
+            where="distributed",
             fix="the run goes on from its newest checkpoint, as does the same command when it is started again",
         )

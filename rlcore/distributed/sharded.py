@@ -145,7 +145,7 @@ def _split(model: Any, mesh: DeviceMesh) -> None:
     if reason:
         raise ModelError(
             f"{type(model).__name__} cannot be split among {width} ranks: {reason}",
-            where="placement.tensor_parallel",
+            where="distributed.tensor_parallel",
             fix="set it to 1: shards of all weights are as small, and gathered layer by layer",
         )
     for layer in _layers(model):

@@ -209,7 +209,7 @@ class EpisodeSampler:
 
     def _cut(self, output: str) -> str:
         """What a tool said, up to the limit of its tokens."""
-        limit, ids = self._config.max_output_tokens, self._tokenizer.encode(output)
+        limit, ids = self._config.max_tool_output_tokens, self._tokenizer.encode(output)
         if len(ids) <= limit:
             return output
         kept = self._tokenizer.encoder.spell(ids[: limit - len(self._tokenizer.encode(CUT))])

@@ -39,7 +39,7 @@ class SearchTool:
             DataError: there is no passage.
         """
         if not passages:
-            raise DataError("the corpus has no passage", fix="look at the file that episodes.corpus names")
+            raise DataError("the corpus has no passage", fix="look at the file that episodes.search_corpus names")
         self._passages, self._num_passages = tuple(passages), num_passages
         counts = [Counter(words(passage.text)) for passage in passages]
         lengths = [max(1, count.total()) for count in counts]

@@ -34,7 +34,7 @@ TOOLS: Mapping[str, Callable[[EpisodeConfig, ToolResources], Tool]] = choices(
     {
         "calculator": lambda config, resources: CalculatorTool(),
         "python": _make_python,
-        "search": lambda config, resources: SearchTool(resources.passages, num_passages=config.num_passages),
+        "search": lambda config, resources: SearchTool(resources.passages, num_passages=config.search_top_k),
     },
 )
 

@@ -19,7 +19,7 @@ from rlcore.models.lora import AdaptedModel
 
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
-Placement = Literal["trunk", "head", "adapter"]
+Placement = Literal["separate", "shared", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Plan:
     recipe: Recipe
     num_parameters: int
     num_adapter: int = 0
-    placement: Placement = "trunk"
+    placement: Placement = "separate"
     reference: bool = True
     own_reference: bool = False
     reward_model_is_adapter: bool = False
@@ -71,7 +71,7 @@ class Plan:
 def expected(plan: Plan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
     """The footprint of a plan; an engine holds a frozen copy of its own, and heads of one column are left out."""
     uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
-    critic = {"trunk": plan.num_parameters, "head": 0, "adapter": plan.num_adapter}[plan.placement]
+    critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.placement]
     learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
     copies = 1 if plan.engine else 0
     # With an adapter the policy stands on a frozen base, and that base is the reference.

@@ -104,7 +104,7 @@ def sft_needs(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompu
 
 def dpo_needs(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
     """The footprint of DPO: all weights learn, or an adapter on frozen ones; the reference is no second model."""
-    adapter = config.adapter
+    adapter = config.lora
     conditions = Conditions(
         compute_bytes=compute_bytes,
         recompute=recompute,
@@ -120,7 +120,7 @@ def dpo_needs(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompu
 
 def reward_model_needs(size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
     """The footprint of training a reward model: its members one after another, what does not learn held once."""
-    trunk = config.trunk
+    trunk = config.backbone
     kept = trunk.layers or size.num_layers
     of_layers = sum(inputs * outputs for _, inputs, outputs in size.linear) * kept // size.num_layers
     small = replace(size, num_layers=kept)
@@ -128,10 +128,10 @@ def reward_model_needs(size: ModelSize, config: RewardModelConfig, *, compute_by
         compute_bytes=compute_bytes,
         recompute=recompute,
         tokens=config.tokens_per_microbatch,
-        is_adapter=trunk.adapter.rank > 0,
+        is_adapter=trunk.lora.rank > 0,
     )
-    if trunk.adapter.rank:
-        learning = _learning(size.adapter_parameters(trunk.adapter), config.optim, conditions.trunk(size))
+    if trunk.lora.rank:
+        learning = _learning(size.adapter_parameters(trunk.lora), config.optim, conditions.trunk(size))
         return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
     parameters = of_layers + size.vocabulary * size.hidden
     share = 1.0 if trunk.trainable_layers == -1 else min(kept, trunk.trainable_layers) / kept
@@ -157,14 +157,14 @@ def rl_needs(
     ``config`` names the engine itself; without one it is the native one, whose copy and cache are in it. Those of vLLM
     are not: it takes what it is told to.
     """
-    adapter, engine = config.update.adapter, config.sampling.engine
+    adapter, engine = config.update.lora, config.sampling.engine
     native = engine is None or engine.kind == "native"
-    on_base = bool(adapter.rank and reward_model and reward_model.trunk.adapter.rank)
+    on_base = bool(adapter.rank and reward_model and reward_model.backbone.lora.rank)
     plan = Plan(
         recipe=_recipe(uses_critic, reward_model is not None),
         num_parameters=size.num_parameters,
         num_adapter=size.adapter_parameters(adapter),
-        placement=config.critic.placement,
+        placement=config.critic.architecture,
         reference=config.kl.coefficient > 0.0,
         own_reference=own_reference,
         reward_model_is_adapter=on_base,

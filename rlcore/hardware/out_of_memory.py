@@ -87,6 +87,7 @@ def free_cached() -> None:
 def _hopeless(error: torch.OutOfMemoryError, longest: int) -> TrainingError:
     return TrainingError(
         f"out of memory with a single sequence of {longest} tokens: {error}",
-        fix="set hardware.recompute_layers = true, shorten prompts or completions, train an adapter (adapter.rank), or "
-        "leave the engine less of the GPU (engine.gpus.memory_fraction)",
+        fix="set hardware.gradient_checkpointing = true, shorten prompts or completions, train an adapter (lora.rank), "
+        "or "
+        "leave the engine less of the GPU (engine.gpus.gpu_memory_utilization)",
     )

@@ -41,9 +41,9 @@ class Checkpoints:
         if iteration in (1, config.num_iterations):
             return True
         every = config.checkpoints
-        if every.iterations:
-            return iteration % every.iterations == 0
-        return self._clock() - self._last >= 60.0 * every.minutes
+        if every.every_iterations:
+            return iteration % every.every_iterations == 0
+        return self._clock() - self._last >= 60.0 * every.every_minutes
 
     def save(self, iteration: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
         """Write one in the background. For each iteration in ``spared``, the newest one up to it is kept.

@@ -86,7 +86,7 @@ def open_run(parts: Parts, recorder: Recorder) -> Iterator[Run]:
         state = checkpoints.load()
         if state is not None:
             run.restore(state)
-            recorder.note(f"goes on after iteration {run.done} of {config.num_iterations}")
+            recorder.note(f"resume: after iteration {run.done} of {config.num_iterations}")
             sync_idle(run)
         try:
             yield run
@@ -119,7 +119,7 @@ def _recover(run: Run, error: LearnerLostError) -> None:
     run.ahead.wait()
     state = run.checkpoints.load()
     run.restore(state if state is not None else START)
-    run.recorder.note(f"goes on after iteration {run.done} of {run.parts.config.num_iterations}")
+    run.recorder.note(f"resume: after iteration {run.done} of {run.parts.config.num_iterations}")
     sync_idle(run)
 
 
@@ -178,12 +178,12 @@ def _redo(run: Run, until: int) -> None:
 def _rollout_metrics(run: Run, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> dict[str, float]:
     """The metrics of the rollouts before the update that the configuration asks for."""
     parts, config, metrics = run.parts, run.parts.config, dict[str, float]()
-    if config.sampling.revisit < 1.0:
-        metrics["prompts/passed_over"] = float(run.turns.passed_over(iteration))
-    if config.sampling.max_replacements:
-        metrics |= replacement_metrics(drawn, truncated=config.update.truncated)
+    if config.sampling.zero_signal_keep_prob < 1.0:
+        metrics["prompts/skipped"] = float(run.turns.passed_over(iteration))
+    if config.sampling.dynamic_sampling_rounds:
+        metrics |= replacement_metrics(drawn, truncated=config.update.truncated_completions)
     if len(parts.shares) > 1:
-        metrics |= dataset_rewards(drawn.groups, truncated=config.update.truncated)
+        metrics |= dataset_rewards(drawn.groups, truncated=config.update.truncated_completions)
     if config.sampling.episodes.has_tools:
         metrics |= episode_metrics([item.rollout for group in drawn.groups for item in group])
     if config.sampling.staleness:

@@ -75,10 +75,10 @@ def chat_prompts(tokenizer: ChatTokenizer, questions: Mapping[str, str]) -> list
 def _refuse_what_is_not_built(config: RlConfig) -> None:
     engine, critic = config.sampling.engine, config.critic
     settings = {
-        "update.adapter.rank": config.update.adapter.rank > 0,
+        "update.lora.rank": config.update.lora.rank > 0,
         "sampling.episodes.tools": config.sampling.episodes.has_tools,
         "sampling.engine.kind": engine is not None and engine.kind != "native",
-        "critic.initialise_from": critic.initialise_from != "policy",
+        "critic.init_from": critic.init_from != "policy",
     }
     for name in (name for name, is_set in settings.items() if is_set):
         raise ConfigError(

@@ -51,7 +51,7 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
 
     prompts = run.turns.prompts_of(iteration)
     groups = draw(prompts, iteration)
-    if not sampling.max_replacements:
+    if not sampling.dynamic_sampling_rounds:
         return Drawn(groups=tuple(groups), replaced=())
     used = {prompt.prompt_id for prompt in prompts}
     unused = fresh_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration)
@@ -59,8 +59,8 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
     return replace_groups(
         groups,
         lambda number, count: draw(list(islice(fresh, count)), iteration, number),
-        partial(carries_signal, truncated=parts.config.update.truncated),
-        max_rounds=sampling.max_replacements,
+        partial(carries_signal, truncated=parts.config.update.truncated_completions),
+        max_rounds=sampling.dynamic_sampling_rounds,
     )
 
 
@@ -72,7 +72,7 @@ def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
 
 def close_turn(run: Run, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
     """Tell the turns which groups of an iteration had a signal. A group that nobody could score says nothing."""
-    truncated = run.parts.config.update.truncated
+    truncated = run.parts.config.update.truncated_completions
     groups = (group for group in (*drawn.groups, *drawn.replaced) if any(is_usable(item, truncated) for item in group))
     # Looked at only where turns depend on it.
     run.turns.heard(
@@ -86,8 +86,8 @@ def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) ->
     values = [reward_of(item, truncated) for item in everything if is_usable(item, truncated)]
     return {
         "groups/replaced": float(len(drawn.replaced)),
-        "rollouts/extra": float(sum(map(len, drawn.replaced))),
-        "reward/drawn_mean": sum(values) / max(1, len(values)),
+        "rollouts/discarded": float(sum(map(len, drawn.replaced))),
+        "reward/mean_before_filtering": sum(values) / max(1, len(values)),
     }
 
 

@@ -88,7 +88,7 @@ class Parts:
             config.prompts_per_iteration,
             seed=self.seed,
             shares=self.shares,
-            revisit=config.sampling.revisit,
+            revisit=config.sampling.zero_signal_keep_prob,
         )
 
 

@@ -42,7 +42,7 @@ def update_policy(
         learner,
         kl=parts.config.kl,
         kl_coefficient=learner.kl_coefficient,
-        truncated=parts.config.update.truncated,
+        truncated=parts.config.update.truncated_completions,
         need_old_logprobs=learner.needs_old_logprobs,
     )
     sample_canary(experience.samples, parts.tokenizer.eos_ids)

@@ -29,13 +29,13 @@ def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
     if not known:
         raise ModelError(
             f"{type(base).__name__} has no linear layer that an adapter can change",
-            where="adapter.rank",
-            fix="train all weights: set adapter.rank = 0",
+            where="lora.rank",
+            fix="train all weights: set lora.rank = 0",
         )
     if missing:
         raise ModelError(
             f"the model has no linear layer {', '.join(missing)} that an adapter can change",
-            where="adapter.targets",
+            where="lora.targets",
             fix=f"choose among {', '.join(sorted(known))}",
         )
     return list(wanted) or sorted(known)

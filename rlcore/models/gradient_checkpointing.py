@@ -29,7 +29,7 @@ def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
     if not layers or not model.supports_gradient_checkpointing:
         raise ModelError(
             f"{type(model).__name__} cannot compute its layers again",
-            fix="set hardware.recompute_layers = false, and lower tokens_per_microbatch",
+            fix="set hardware.gradient_checkpointing = false, and lower tokens_per_microbatch",
         )
     settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(_contexts, model)}
     # The older name goes with transformers 6.

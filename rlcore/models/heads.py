@@ -79,7 +79,7 @@ class ScalarModel(nn.Module):
         if count and (layers is None or norm is None):
             raise ModelError(
                 f"{type(self.backbone).__name__} has no list of layers with a norm behind them",
-                fix="set reward_model.trunk.trainable_layers = -1",
+                fix="set reward_model.backbone.trainable_layers = -1",
             )
         self.backbone.requires_grad_(False)
         if layers is not None and norm is not None and count:

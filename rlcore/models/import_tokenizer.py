@@ -32,7 +32,7 @@ def with_arguments(template: str, arguments: Mapping[str, str | int | float | bo
         if not re.search(rf"\b{name}\b", template):
             raise ModelError(
                 f"the chat template does not use {name!r}",
-                where=f"model.template_arguments.{name}",
+                where=f"model.chat_template_kwargs.{name}",
                 fix="look for the name in the model's chat template",
             )
         literal = str(value).lower() if isinstance(value, bool) else ascii(value)

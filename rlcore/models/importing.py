@@ -70,8 +70,8 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
             backend.chat_template = read_template(Path(config.chat_template))
         elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
             backend.chat_template = backend.get_chat_template()
-        if config.template_arguments:
-            backend.chat_template = with_arguments(backend.chat_template or "", config.template_arguments)
+        if config.chat_template_kwargs:
+            backend.chat_template = with_arguments(backend.chat_template or "", config.chat_template_kwargs)
         if config.source != "scratch":
             require_template_ends(backend)
         pin_date(backend, config.template_date)
@@ -194,7 +194,7 @@ def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer,
         path=config.without_folders.path,
         revision=config.revision,
         file=config.file,
-        licence=config.licence,
+        licence=config.license,
         architecture=type(model).__name__,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocabulary_size=model.get_input_embeddings().weight.shape[0],

@@ -109,7 +109,7 @@ def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, na
     """
     base = model.base if isinstance(model, AdaptedModel) else model
     if not config.rank:
-        raise ModelError("an adapter needs a rank of 1 or more", where="adapter.rank", fix="set adapter.rank")
+        raise ModelError("an adapter needs a rank of 1 or more", where="lora.rank", fix="set lora.rank")
     _inject(base, _peft_config(config, choose_targets(base, config.targets)), name)
     draws = generator(seed, "adapter", name)
     with torch.no_grad():
@@ -210,7 +210,7 @@ def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
         try:
             inject_adapter_in_model(config, base, adapter_name=name)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise ModelError(f"peft refuses the adapter: {error}", where="adapter.targets") from error
+            raise ModelError(f"peft refuses the adapter: {error}", where="lora.targets") from error
     base.requires_grad_(False)
     for layer in _layers(base):
         layer.forward = functools.partial(_forward, layer)  # peft's own takes three times as long for the same

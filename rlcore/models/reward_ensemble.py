@@ -103,7 +103,7 @@ def keep_layers(backbone: PreTrainedModel, count: int) -> None:
     if layers is None or count > len(layers):
         has = "no list of layers" if layers is None else f"{len(layers)} layers"
         raise ModelError(
-            f"{type(backbone).__name__} has {has}", where="reward_model.trunk.layers", fix="set layers = 0"
+            f"{type(backbone).__name__} has {has}", where="reward_model.backbone.layers", fix="set layers = 0"
         )
     backbone.base_model.layers = layers[:count]
     backbone.config.num_hidden_layers = count

@@ -55,10 +55,10 @@ MAX_CHARACTERS = 100_000  # of an answer that is sent
 class EndpointOptions:
     """How a judge is asked. ``base_url`` ends before ``/chat/completions`` (``http://127.0.0.1:8000/v1``).
 
-    ``template``: a file in place of the default text. ``key_variable``: the environment variable that holds the key,
-    which is written nowhere. A request that fails is sent again ``retries`` times. ``enforce_form``: the server lets
-    the judge write nothing but its verdict: vLLM's structured output, for models too small to keep to a form that they
-    are asked for, or too fond of reasoning first.
+    ``template``: a file in place of the default text. ``api_key_env``: the environment variable that holds the key,
+    which is written nowhere. A request that fails is sent again ``retries`` times. ``structured_output``: the server
+    lets the judge write nothing but its verdict: vLLM's structured output, for models too small to keep to a form that
+    they are asked for, or too fond of reasoning first.
     """
 
     base_url: str
@@ -68,9 +68,9 @@ class EndpointOptions:
     timeout_seconds: PositiveFloat = 60.0
     max_concurrency: PositiveInt = 16
     retries: NonNegativeInt = 3
-    key_variable: str = ""
+    api_key_env: str = ""
     seed: int = 0
-    enforce_form: bool = False
+    structured_output: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^\s?#@]+", self.base_url):
@@ -80,11 +80,11 @@ class EndpointOptions:
         """The server.
 
         Raises:
-            ConfigError: ``key_variable`` is not set, or holds no key.
+            ConfigError: ``api_key_env`` is not set, or holds no key.
         """
         return ChatEndpoint(
             base_url=self.base_url,
-            key=_key(self.key_variable),
+            key=_key(self.api_key_env),
             timeout_seconds=self.timeout_seconds,
             retries=self.retries,
         )
@@ -103,14 +103,14 @@ class EndpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions(EndpointOptions):
-    """``scale``: the best mark; the reward is mark / scale. ``enforce_form``: whole marks up to ``scale`` alone."""
+    """``scale``: the best mark; the reward is mark / scale. ``structured_output``: whole marks up to ``scale``."""
 
     scale: PositiveFloat = 10.0
 
     def __post_init__(self) -> None:
         EndpointOptions.__post_init__(self)
-        if self.enforce_form and self.scale not in range(1, 101):
-            raise ConfigError(f"scale = {self.scale:g}: enforce_form needs a whole number from 1 to 100")
+        if self.structured_output and self.scale not in range(1, 101):
+            raise ConfigError(f"scale = {self.scale:g}: structured_output needs a whole number from 1 to 100")
 
 
 class JudgeReward:
@@ -177,7 +177,7 @@ class JudgeReward:
         if len(rollout.text) > MAX_CHARACTERS:
             return 0.0  # its own fault
         nonce = _nonce(rollout, self._options.seed)
-        form = mark_form(nonce, scale=int(self._options.scale)) if self._options.enforce_form else ""
+        form = mark_form(nonce, scale=int(self._options.scale)) if self._options.structured_output else ""
         try:
             reply = self._endpoint.complete(self._options.request(self._prompt(rollout, nonce), form))
         except EndpointError as error:
@@ -248,7 +248,7 @@ def load_template(
 
 def _key(variable: str) -> str:
     if variable and not os.environ.get(variable):
-        raise ConfigError(f"the environment variable {variable} is not set", where="key_variable")
+        raise ConfigError(f"the environment variable {variable} is not set", where="api_key_env")
     key = os.environ[variable] if variable else ""
     if not re.fullmatch(r"[!-~]*", key):
         raise ConfigError("holds a blank, a line end or a letter that no header may have", where=variable)

@@ -78,7 +78,7 @@ class EndpointPairJudge:
             first=as_text(pair.first),
             second=as_text(pair.second),
         )
-        form = verdict_form(nonce) if self._options.enforce_form else ""
+        form = verdict_form(nonce) if self._options.structured_output else ""
         try:
             reply = self._endpoint.complete(self._options.request(prompt, form))
         except EndpointError as error:

@@ -75,7 +75,7 @@ class FunctionPairJudge:
             seconds=self._seconds,
             name=f"the judge {self._name}",
             where=f"{len(pairs)} pairs",
-            setting="judge.deadline_minutes",
+            setting="judge.timeout_minutes",
         )
         try:
             values = plain_numbers(call_within(deadline, self._function, pairs))
@@ -136,7 +136,7 @@ def make_pair_judge(
             raise ConfigError(f"the reward model {config.stage!r} is not available here", where=f"{where}.stage")
         return RewardModelPairJudge(score_tokens[config.stage])
     function = load_function(config.term, where, given="pairs")
-    return FunctionPairJudge(function, config.kind, deadline_minutes=config.deadline_minutes)
+    return FunctionPairJudge(function, config.kind, deadline_minutes=config.timeout_minutes)
 
 
 _ONE_EACH = "return a list with one value per pair: 1 the first is better, 0 the second, 0.5 a tie, None unjudged"

@@ -70,7 +70,7 @@ class FunctionReward:
             seconds=self._seconds,
             name=f"the reward function {self.name}",
             where=f"{len(rollouts)} rollouts; the first is of prompt {first.prompt.prompt_id!r}: {first.text[:120]!r}",
-            setting="deadline_minutes of the reward",
+            setting="timeout_minutes of the reward",
         )
         values: Values = call_within(deadline, self._function, rollouts)
         return values
@@ -145,7 +145,7 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
         ConfigError: as :func:`load_function`.
     """
     function = load_function(term, path, given="rollouts")
-    return FunctionReward(function, _name_of(term), deadline_minutes=term.deadline_minutes)
+    return FunctionReward(function, _name_of(term), deadline_minutes=term.timeout_minutes)
 
 
 def _name_of(term: RewardTerm) -> str:

@@ -60,13 +60,13 @@ def drawn(
     tried: Sequence[Tried | None],
     *,
     band: tuple[float, float],
-    weight: Literal["even", "learnable"],
+    weight: Literal["even", "learnability"],
     seed: int,
 ) -> list[Item]:
     """The items that are drawn from, each as often as it comes in an epoch, in their order.
 
     ``tried``: what is known of each; None: nothing, and it is not drawn. ``band``: the lowest and the highest pass
-    rate. ``weight``: ``even`` has each once, ``learnable`` in proportion to :func:`learnability`.
+    rate. ``weight``: ``even`` has each once, ``learnability`` in proportion to :func:`learnability`.
     """
     low, high = band
     known = [

@@ -106,7 +106,7 @@ class NativeSampler:
                 raise SamplingError(
                     f"out of memory with a single sequence: {error}",
                     fix="lower sampling.max_new_tokens, or leave the engine more of the GPU: an adapter "
-                    "(update.adapter.rank), optim.kind = 'adamw_8bit'",
+                    "(update.lora.rank), optim.kind = 'adamw_8bit'",
                 ) from error
         free_cached()  # out here, where the error no longer holds the cache
         self._max_concurrent = len(block) // 2

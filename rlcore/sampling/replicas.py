@@ -17,7 +17,8 @@ from rlcore.sampling.vllm.server_sync import WeightSync
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-_LARGEST = frozenset(("engine/kv_use", "engine/prefix_hits"))  # of shares the largest counts, of the rest the sum
+# The largest of the replicas' values counts; of other metrics their sum.
+_LARGEST = frozenset(("engine/kv_cache_usage", "engine/prefix_cache_hit_rate"))
 
 
 class Send(Protocol):

@@ -117,9 +117,9 @@ def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -
     Raises:
         ModelError: the checkpoint cannot be trained.
     """
-    model = runtime.load_base(start) if config.adapter.rank else runtime.load_trainable(start)
+    model = runtime.load_base(start) if config.lora.rank else runtime.load_trainable(start)
     check_model(model, ChatTokenizer.load(start))
-    return add_adapter(model, config.adapter, "policy", seed=seed) if config.adapter.rank else model
+    return add_adapter(model, config.lora, "policy", seed=seed) if config.lora.rank else model
 
 
 def prefer(

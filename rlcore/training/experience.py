@@ -69,7 +69,7 @@ def build_experience(
         )
     rollouts = [item.rollout for _, item in kept]
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
-    in_reward = judges.has_reference and kl.placement == "reward"
+    in_reward = judges.has_reference and kl.apply_to == "reward"
     cut = [place for place, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
     passes = judges.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]

@@ -60,7 +60,7 @@ class Learner:
         self.algorithm, self.config = algorithm, config
         self.ranks = ranks_of(policy)
         update = config.update
-        num_steps = config.num_iterations * update.epochs * update.minibatches
+        num_steps = config.num_iterations * update.num_epochs * update.num_minibatches
         groups: list[tuple[nn.Module, float]] = [(policy, config.learning_rate)]
         if critic is not None and self.shares_trunk:
             groups.append((critic.head, config.critic.learning_rate))
@@ -96,7 +96,7 @@ class Learner:
     @property
     def needs_old_logprobs(self) -> bool:
         """Until the policy moves, its own detached forward pass is the old policy: a single step needs no other."""
-        return self.config.update.epochs * self.config.update.minibatches > 1
+        return self.config.update.num_epochs * self.config.update.num_minibatches > 1
 
     def update(self, samples: Sequence[TrainingSample], *, seed: int) -> UpdateStats:
         """Train on the samples of one iteration.
@@ -109,11 +109,11 @@ class Learner:
         require_same(samples, self.ranks)
         totals, update, self._has_moved, self._skipped = Totals(), self.config.update, False, []
         arrived: list[str] = []
-        for epoch in range(update.epochs):
+        for epoch in range(update.num_epochs):
             totals.begin_epoch()
             trained = list[str]()
-            for place, minibatch in enumerate(split_by_prompt(samples, update.minibatches, seed=seed, epoch=epoch)):
-                self.step_of_update = epoch * update.minibatches + place
+            for place, minibatch in enumerate(split_by_prompt(samples, update.num_minibatches, seed=seed, epoch=epoch)):
+                self.step_of_update = epoch * update.num_minibatches + place
                 self._seek_schedules(self.step_of_update)
                 totals = self._step(minibatch, totals)
                 trained += self._accumulated
@@ -127,10 +127,10 @@ class Learner:
         clear_gradients(self.policy, self.critic)  # of steps that were not taken
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = totals.means() | self._figures() | {"update/measured": measured / own_tokens(samples)}
-        if update.max_kl > 0.0 or update.max_ref_kl > 0.0:
+        metrics = totals.means() | self._figures() | {"update/token_fraction": measured / own_tokens(samples)}
+        if update.early_stop_kl > 0.0 or update.early_stop_ref_kl > 0.0:
             metrics["update/epochs"] = epoch + 1.0
-        if update.max_ref_kl > 0.0:
+        if update.early_stop_ref_kl > 0.0:
             metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
         return UpdateStats(
             policy_version=self.policy_version,
@@ -166,7 +166,7 @@ class Learner:
         Not taken are steps without a gradient, epochs after an early stop, the policy's while the critic warms up.
         """
         update = self.config.update
-        step = self.policy_version * update.epochs * update.minibatches + step_of_update
+        step = self.policy_version * update.num_epochs * update.num_minibatches + step_of_update
         for scheduler in self.schedulers:
             seek(scheduler, step)
 

@@ -70,7 +70,7 @@ class StepLosses:
             columns=columns,
             totals=totals,
             starts_at_one=self.starts_at_one,
-            tracks_reference=self.config.update.max_ref_kl > 0.0,
+            tracks_reference=self.config.update.early_stop_ref_kl > 0.0,
         )
 
     @torch.no_grad()
@@ -124,10 +124,10 @@ class StepLosses:
 def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
     """What the loss's terms count in a run; ``kl``: the coefficient as it is now, which is 0 here if in the reward."""
     return Coefficients(
-        kl=kl if config.kl.placement == "loss" else 0.0,
+        kl=kl if config.kl.apply_to == "loss" else 0.0,
         kl_estimator=config.kl.estimator,
         entropy=config.update.entropy_coefficient,
-        mismatch=config.update.mismatch,
+        mismatch=config.update.rollout_correction,
     )
 
 

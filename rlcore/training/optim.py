@@ -194,7 +194,7 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     except torch.OutOfMemoryError as error:
         raise TrainingError(
             f"out of memory in the optimizer's step: {error}",
-            fix="set optim.kind = 'adamw_8bit', train an adapter (adapter.rank), or leave the engine less of the GPU "
-            "(engine.gpus.memory_fraction)",
+            fix="set optim.kind = 'adamw_8bit', train an adapter (lora.rank), or leave the engine less of the GPU "
+            "(engine.gpus.gpu_memory_utilization)",
         ) from error
     optimizer.zero_grad(set_to_none=True)

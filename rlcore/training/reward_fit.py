@@ -47,7 +47,7 @@ def fit_reward_model(
     """
     if not pairs:
         raise DataError("there are no preference pairs to train on", where="preferences", fix="raise num_train")
-    if config.trunk.trainable_layers == 0:
+    if config.backbone.trainable_layers == 0:
         return _fit_heads(learner, pairs, config, seed=seed, report=report)
     suspects: list[Suspect] = []
     if config.audit_folds:

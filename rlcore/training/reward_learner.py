@@ -130,8 +130,8 @@ class RewardLearner:
 
 def reward_trunk(start: Path, config: TrunkConfig, runtime: Runtime, *, seed: int) -> PreTrainedModel | AdaptedModel:
     """The first layers of a checkpoint, or an adapter on all of it, frozen."""
-    if config.adapter.rank:
-        return add_adapter(runtime.load_base(start), config.adapter, "reward_model", seed=seed)
+    if config.lora.rank:
+        return add_adapter(runtime.load_base(start), config.lora, "reward_model", seed=seed)
     trunk = runtime.load_trainable(start)
     keep_layers(trunk, config.layers)
     return trunk
@@ -142,7 +142,7 @@ def reward_members(
 ) -> tuple[ScalarModel, ...]:
     """Members before their first step, the first one on ``trunk`` itself; what does not learn, all of them share."""
     first = ScalarModel.with_random_head(trunk, generator(seed, "reward_head"))
-    first.train_last_layers(config.trunk.trainable_layers)
+    first.train_last_layers(config.backbone.trainable_layers)
     members = (first, *(share_frozen(first) for _ in range(1, config.ensemble)))
     if config.ensemble > 1:
         for number, member in enumerate(members):

@@ -30,7 +30,7 @@ def train_reward_model(
     Raises:
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
     """
-    model.train_last_layers(config.trunk.trainable_layers)
+    model.train_last_layers(config.backbone.trainable_layers)
     batches = minibatches(pairs, config, seed=seed)
     steps = RewardSteps(model, config, num_steps=len(batches))
     for number, sets in enumerate(batches, start=1):

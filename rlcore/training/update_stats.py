@@ -116,8 +116,8 @@ class Totals:
 
     def went_far(self, update: UpdateConfig) -> bool:
         """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
-        from_old = update.max_kl > 0.0 and self.epoch_mean("kl/old") > update.max_kl
-        return from_old or (update.max_ref_kl > 0.0 and self.epoch_ref_kl() > update.max_ref_kl)
+        from_old = update.early_stop_kl > 0.0 and self.epoch_mean("kl/old") > update.early_stop_kl
+        return from_old or (update.early_stop_ref_kl > 0.0 and self.epoch_ref_kl() > update.early_stop_ref_kl)
 
     @property
     def _epoch_tokens(self) -> int:
@@ -145,7 +145,7 @@ def after_skips(metrics: dict[str, float], num_skipped: int) -> dict[str, float]
     if not num_skipped:
         return metrics
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    return {"gradient_norm": 0.0} | finite | {"update/skipped": float(num_skipped)}
+    return {"gradient_norm": 0.0} | finite | {"update/skipped_steps": float(num_skipped)}
 
 
 def _summed(parts: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 BASE = "base"
-"""The checkpoint that a run begins with, as ``start`` names it."""
+"""The checkpoint that a run begins with, as stages name it."""
 
 Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate", "difficulty", "benchmark"]
 Rows = Literal["demonstrations", "preference pairs", "prompts"]
@@ -31,7 +31,8 @@ class StageConfig(Protocol):
     under which it names their datasets, a list or a table of mixture weights, and empty where it reads none;
     ``is_compared``, whether the comparison tells of it beside its evaluation. What the settings have says the rest:
     ``sampling``, that it samples; ``rewards``, that it scores; ``judge``, that it compares; ``critic``, that it trains
-    one; ``algorithm``, that it learns by RL.
+    one; ``algorithm``, that it learns by RL. Either ``init_from`` or ``policy`` names the checkpoint that it begins
+    with.
     """
 
     makes: ClassVar[Product]
@@ -41,7 +42,5 @@ class StageConfig(Protocol):
 
     @property
     def kind(self) -> str: ...
-    @property
-    def start(self) -> str: ...
     @property
     def settings(self) -> Any: ...

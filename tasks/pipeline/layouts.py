@@ -88,7 +88,7 @@ class Work:
 
     def is_whole(self, ranks: int) -> bool:
         """Whether each card holds all weights; an adapter's base is whole everywhere."""
-        return self.rl.update.adapter.rank > 0 or (ranks == 1 and not self.offload)
+        return self.rl.update.lora.rank > 0 or (ranks == 1 and not self.offload)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,12 +121,12 @@ def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, c
     """
     if model is None:
         return []
-    size, recompute = ModelSize.of(model), config.hardware.recompute_layers
+    size, recompute = ModelSize.of(model), config.hardware.gradient_checkpointing
     lines = []
     for stage, each in config.stages.items():
         if rl := rl_of(each):
             longest = max(config.data[data].max_tokens for data in data_of(each))
-            offload = config.placement.offload
+            offload = config.distributed.cpu_offload
             work = Work(size=size, rl=rl, prompt_tokens=longest, recompute=recompute, offload=offload)
             lines.append(f"layout of {stage}, by arithmetic: {layout_line(work, name, count)}")
     return lines
@@ -139,7 +139,7 @@ def layout_line(work: Work, name: str, count: int) -> str:
         ConfigError: no such GPU is known.
     """
     if name not in GPUS:
-        raise ConfigError(f"no figures of a GPU {name!r}", where="--gpu", fix=f"name one of {', '.join(GPUS)}")
+        raise ConfigError(f"no figures of a GPU {name!r}", where="--gpu-type", fix=f"name one of {', '.join(GPUS)}")
     found = best_layout(work, GPUS[name], count)
     if isinstance(found, str):
         return f"{count} {name}: does not fit: {found}"
@@ -234,14 +234,14 @@ def rank_bytes(work: Work, ranks: int) -> float:
 def update_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
     """Forward passes before the update, and its epochs."""
     rl, parameters = work.rl, work.size.num_parameters
-    steps = rl.update.epochs * rl.update.minibatches
+    steps = rl.update.num_epochs * rl.update.num_minibatches
     passes = (steps > 1) + (rl.kl.coefficient > 0.0) + sum(term.kind == "reward_model" for term in rl.rewards)
-    critics = 1 if resolve_algorithm(rl).uses_critic and rl.critic.placement == "trunk" else 0
-    learning = (8 if work.recompute else 6) * rl.update.epochs * (1 + critics) / REACHED["update"]
+    critics = 1 if resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate" else 0
+    learning = (8 if work.recompute else 6) * rl.update.num_epochs * (1 + critics) / REACHED["update"]
     looking = 2 * (passes + critics) / REACHED["pass"]
     flops = parameters * work.trained_tokens * (learning + looking)
     per_rank = work.trained_tokens / ranks / rl.update.tokens_per_microbatch
-    batches = rl.update.epochs * max(rl.update.minibatches, math.ceil(per_rank)) * (1 + critics)
+    batches = rl.update.num_epochs * max(rl.update.num_minibatches, math.ceil(per_rank)) * (1 + critics)
     if work.is_whole(ranks):
         return flops / ranks / gpu.flops
     traffic = (3 * batches + passes + critics) * _SINGLE * parameters

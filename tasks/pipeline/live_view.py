@@ -23,7 +23,7 @@ from rlcore.tasks.pipeline.bridge import PROGRESS_LOGGER, Progress
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 24  # characters of a sparkline
 _BAR = 24
-_SHARES = {"completion/truncated": "cut", "reward/part/format": "well-formed"}  # shown beside the reward
+_SHARES = {"completion/truncated": "truncated", "reward/term/format": "formatted"}  # shown beside the reward
 
 
 class LiveView(logging.Handler):

@@ -22,7 +22,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
-_OFFLOAD = "placement.backend = 'processes' with placement.offload = true"
+_OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true"
 
 
 def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> tuple[Need, ...]:
@@ -84,5 +84,5 @@ def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[
 def _advice(need: Need, total: int) -> str:
     if need.peak <= total:
         return ""
-    settings = ("hardware.recompute_layers = true", "a smaller tokens_per_microbatch")
+    settings = ("hardware.gradient_checkpointing = true", "a smaller tokens_per_microbatch")
     return f": this may not fit; set {' or '.join(need.fixes if need.held > total else settings)}"

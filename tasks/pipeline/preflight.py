@@ -183,8 +183,8 @@ def _stage(ready: Ready, name: str) -> Iterator[str]:
 
 def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
     """What tools need."""
-    if episodes.corpus and not Path(episodes.corpus).is_file():
-        yield f"{path}.corpus = {episodes.corpus!r}: no such file"
+    if episodes.search_corpus and not Path(episodes.search_corpus).is_file():
+        yield f"{path}.search_corpus = {episodes.search_corpus!r}: no such file"
     if "python" in episodes.tools and shutil.which("bwrap") is None:
         yield f"{path}.tools: 'python' runs in a sandbox, and bubblewrap is not installed; {_SANDBOX}"
 
@@ -243,7 +243,11 @@ def _evaluation(config: RunConfig) -> Iterator[str]:
 def _start(ready: Ready, name: str) -> Iterator[str]:
     """Registered models that a stage starts from or measures KL to: are they there, with the run's tokenizer?"""
     stage: StageConfig = ready.config.stages[name]
-    for setting, uri in (("start", stage.start), ("reference", parts_of_stages.reference_of(stage))):
+    named = (
+        (parts_of_stages.start_key(stage), parts_of_stages.named_start(stage)),
+        (parts_of_stages.reference_key(stage), parts_of_stages.reference_of(stage)),
+    )
+    for setting, uri in named:
         if uri.startswith(REGISTRY):
             yield from _registered(ready, f"stages.{name}.{setting} = {uri!r}", uri)
 

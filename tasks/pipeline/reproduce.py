@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
@@ -26,6 +25,7 @@ from rlcore.strict import build
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.keys import key_of, why
 from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.presets.renamed import kinds_in, translated
 from rlcore.tasks.presets.run import RunConfig, without_faults
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
@@ -94,12 +94,12 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     """
     document = to_dict(preset)
     for record in origin.chain:
-        known = deepcopy(record.ingredients["config"])
+        stage, known = _name(record), dict(record.ingredients["config"])
+        known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
+        known = translated(known, kinds_in(known))  # as a record of an earlier version needs it
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
         document["data"] |= known.get("data", {})
-        document["stages"] |= (
-            {_name(record): known["stage"]} if "stage" in known and _name(record) in document["stages"] else {}
-        )
+        document["stages"] |= known["stages"] if stage in document["stages"] else {}
         for key, path in record.files.items():
             section, _, last = key.rpartition(".")
             reduce(getitem, section.split("."), document)[last] = path

@@ -69,9 +69,9 @@ def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str
 
 def _working(rl: RlConfig, parameters: int) -> int:
     """Bytes of the checkpoints that a run keeps while it works; those of adapters are small beside all else."""
-    if rl.update.adapter.rank:
+    if rl.update.lora.rank:
         return 0
-    has_trunk = resolve_algorithm(rl).uses_critic and rl.critic.placement == "trunk"
+    has_trunk = resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate"
     return _CHECKPOINTS * _LEARNER_BYTES * parameters * (1 + has_trunk)
 
 

@@ -21,7 +21,7 @@ LARGEST = {
     "num_samples": 1024,
     "sampling.temperature": 2.0,
     "kl.coefficient": 10.0,
-    "update.epochs": 64,
+    "update.num_epochs": 64,
 }
 
 
@@ -33,7 +33,7 @@ def unusual(config: RunConfig, stages: Collection[str]) -> list[str]:
         for key, largest in LARGEST.items():
             value = _value(stage.settings, key)
             if value is not None and value > largest:
-                found.append(f"unusual: {path}.{key} = {value!r}: recipes have at most {largest!r}; is it meant?")
+                found.append(f"warning: {path}.{key} = {value!r}: recipes have at most {largest!r}; is it meant?")
         found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
     return found
 
@@ -41,7 +41,7 @@ def unusual(config: RunConfig, stages: Collection[str]) -> list[str]:
 def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
     """KL in rewards that are divided by the group's std: in a group of equal scores, the KL alone is scaled to 1."""
     rl = stage.settings
-    if not isinstance(rl, RlConfig) or rl.kl.placement == "loss" or rl.kl.coefficient == 0.0:
+    if not isinstance(rl, RlConfig) or rl.kl.apply_to == "loss" or rl.kl.coefficient == 0.0:
         return
     try:
         scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
@@ -49,7 +49,7 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
         return
     if scale in ("group", "group_sample"):
         yield (
-            f"unusual: {path}.kl.placement = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "
+            f"warning: {path}.kl.apply_to = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "
             "group of equal scores is trained on its KL alone, scaled up; is 'loss' meant?"
         )
 
@@ -70,4 +70,4 @@ def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterat
     for key in ("prompts_per_iteration", "batch_size"):
         value = _value(stage.settings, key)
         if value is not None and value > rows:
-            yield f"unusual: {path}.{key} = {value!r}: more than the {rows} training rows of {', '.join(names)}"
+            yield f"warning: {path}.{key} = {value!r}: more than the {rows} training rows of {', '.join(names)}"

@@ -35,7 +35,7 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
         "episodes": frozenset({"tools" if episodes.has_tools else "none"}),
         "episodes.tools": frozenset(episodes.tools),
         "engine.kind": frozenset({engine.kind} if engine else ()),
-        "placement.backend": frozenset({placement.backend if placement else "local"}),
+        "distributed.backend": frozenset({placement.backend if placement else "local"}),
         "data.screen": frozenset(screens),
         "draw": frozenset({"by_pass_rate"} if stage and draw_of(stage) else ()),
     }
@@ -45,7 +45,7 @@ def idle_packages(config: Sections) -> frozenset[str]:
     """Return the packages that the code of a stage imports, and that it does not use with these sections."""
     stage, model = config.declared.get("stage"), config.declared.get("model")
     settings = flatten(to_dict(stage.settings)) if stage else {}
-    adapts = any(value for key, value in settings.items() if f".{key}".endswith(".adapter.rank"))
+    adapts = any(value for key, value in settings.items() if f".{key}".endswith(".lora.rank"))
     eight_bits = any(value == "adamw_8bit" for key, value in settings.items() if f".{key}".endswith("optim.kind"))
     data = () if stage else _datasets(config)
     made = any("reasoning_gym" in (each.adapter, each.fallback) for each in data)

@@ -22,7 +22,7 @@ _SHIPPED = ((("stages", "*"), ("folder",)),)
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
     (("model",), ("chat_template",)),
-    (("stages", "*", "sampling", "episodes"), ("corpus",)),
+    (("stages", "*", "sampling", "episodes"), ("search_corpus",)),
     (("stages", "*", "rewards", "*", "options"), ("template",)),
     *_SHIPPED,
 )
@@ -35,22 +35,22 @@ class ComparisonConfig:
     ``compare``: when two texts count as the same, for leaks and contradictions. ``loose``: what typing adds does not
     count (case, blanks, invisible characters, punctuation beside words, lookalikes); operators and numbers do.
     ``exact``: every character counts, as it may in code. ``near_duplicates``: what becomes of training prompts that are
-    nearly a prompt which is evaluated on, by a word, or hold one in their history. ``apart``: they are held out too,
+    nearly a prompt which is evaluated on, by a word, or hold one in their history. ``exclude``: they are held out too,
     or quarantined where the source divides its rows. ``ignore``: they are not looked for.
 
-    ``shared_words``: what becomes of training rows that share ``shared_run`` words in a row with a prompt that is
+    ``ngram_overlap``: what becomes of training rows that share ``ngram_size`` words in a row with a prompt that is
     evaluated on, in this data set or in another of the preset. ``warn``: the report counts such prompts.
     ``quarantine``: the rows are refused, each with the prompt. ``refuse``: the data set is.
     """
 
     compare: Literal["loose", "exact"] = "loose"
-    near_duplicates: Literal["apart", "ignore"] = "apart"
-    shared_words: Literal["warn", "quarantine", "refuse"] = "warn"
-    shared_run: PositiveInt = 13  # at least 8; a shorter prompt of 8 words or more counts whole
+    near_duplicates: Literal["exclude", "ignore"] = "exclude"
+    ngram_overlap: Literal["warn", "quarantine", "refuse"] = "warn"
+    ngram_size: PositiveInt = 13  # at least 8; a shorter prompt of 8 words or more counts whole
 
     def __post_init__(self) -> None:
-        if self.shared_run < _FEWEST_WORDS:
-            raise ConfigError(f"shared_run must be at least {_FEWEST_WORDS}: fewer words are a phrase, and no leak")
+        if self.ngram_size < _FEWEST_WORDS:
+            raise ConfigError(f"ngram_size must be at least {_FEWEST_WORDS}: fewer words are a phrase, and no leak")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class DatasetConfig:
 
     Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
     ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
-    ``system``: the system prompt of conversations that have none; empty: the model's.
+    ``system_prompt``: the system prompt of conversations that have none; empty: the model's.
     """
 
     contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
@@ -77,7 +77,7 @@ class DatasetConfig:
     num_eval: PositiveInt
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
     max_quarantined: Fraction = 0.01  # largest share of rows that may break the contract
-    system: str = ""
+    system_prompt: str = ""
     comparison: ComparisonConfig = field(default_factory=ComparisonConfig, metadata=INLINE)
     options: Mapping[str, Scalar] = field(default_factory=dict)
 

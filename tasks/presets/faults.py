@@ -25,10 +25,13 @@ from rlcore.tasks.presets.stages import (
     human_pairs_of,
     judge_of,
     kl_of,
+    named_start,
+    reference_key,
     reference_of,
     rewards_of,
     sampling_of,
     shares_of,
+    start_key,
     terms_of,
 )
 
@@ -44,12 +47,15 @@ def graph_faults(config: RunConfig) -> list[str]:
     faults = [*_names(config), *_data(config)]
     for name, stage in config.stages.items():
         path = f"stages.{name}"
-        faults += [*_start(config, f"{path}.start", stage.start), *_reference(config, path, stage)]
+        faults += [*_start(config, f"{path}.{start_key(stage)}", named_start(stage)), *_reference(config, path, stage)]
         faults += [*_reads(config, path, stage), *_human_pairs(config, path, stage), *_rewards(config, path, stage)]
         faults += [*_shares(path, stage), *_draw(config, path, stage), *_critic(config, path, stage)]
         faults += _turns(config, path, stage)
     if cycle := cycle_in(needed_stages(config)):
-        faults.append(f"stages.{cycle[0]}: the stages form a cycle: {' -> '.join(cycle)}; let one start elsewhere")
+        faults.append(
+            f"stages.{cycle[0]}: stages depend on each other: {' -> '.join(cycle)}; change init_from, policy or data "
+            f"of one"
+        )
     return faults or [*_episodes(config), *evaluation_faults(config), *promotion_faults(config)]
 
 
@@ -100,18 +106,19 @@ def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str
     named = reference_of(stage)
     if not named:
         return
-    yield from _start(config, f"{path}.reference", named)
+    key = reference_key(stage)
+    yield from _start(config, f"{path}.{key}", named)
     if (kl := kl_of(stage)) and kl.coefficient == 0.0:
         yield (
-            f"{path}.reference = {named!r}: kl.coefficient is 0, so nothing is measured to it; set it above 0, or "
-            "leave reference out"
+            f"{path}.{key} = {named!r}: kl.coefficient is 0, so nothing is measured to it; set it above 0, or "
+            f"leave {key} out"
         )
 
 
 def _is_taught(stage: StageConfig) -> bool:
     """Whether the KL to a reference of its own is what a stage is paid by, with or without rewards."""
     kl = kl_of(stage)
-    return kl is not None and bool(reference_of(stage)) and kl.placement == "reward"
+    return kl is not None and bool(reference_of(stage)) and kl.apply_to == "reward"
 
 
 def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
@@ -125,7 +132,7 @@ def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         elif name not in known:
             yield f"{at}: holds no {stage.reads}; choose among {listed(known)}"
     for name in anchors_of(stage):
-        at = f"{path}.anchors = {name!r}"
+        at = f"{path}.gold_pairs = {name!r}"
         if name in data_of(stage):
             yield f"{at}: stands in {key} too; pairs that it learns from prove nothing"
         elif name not in known:
@@ -184,29 +191,29 @@ def _draw(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     draw = draw_of(stage)
     if draw is None:
         return
-    key, measured = f"{path}.draw.difficulty = {draw.difficulty!r}", config.stages.get(draw.difficulty)
+    key, measured = f"{path}.curriculum.pass_rates = {draw.pass_rates!r}", config.stages.get(draw.pass_rates)
     if measured is None or measured.makes != "difficulty":
         known = [name for name, each in config.stages.items() if each.makes == "difficulty"]
         yield f"{key}: no stage of the kind difficulty; choose one of {listed(known)}"
         return
     for name in data_of(stage):
         if name not in data_of(measured):
-            yield f"{key}: it asks no prompts of {name!r}; add it to stages.{draw.difficulty}.data"
+            yield f"{key}: it asks no prompts of {name!r}; add it to stages.{draw.pass_rates}.data"
 
 
 def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     critic = critic_of(stage)
-    if critic is None or critic.initialise_from == POLICY:
+    if critic is None or critic.init_from == POLICY:
         return
-    source, known = critic.initialise_from, _reward_models(config)
+    source, known = critic.init_from, _reward_models(config)
     model = config.stages.get(source)
     if model is None or model.makes != "reward_model":
         names = listed([POLICY, *known])
-        yield f"{path}.critic.initialise_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
-    elif critic.placement == "adapter" and not model.settings.trunk.adapter.rank:
+        yield f"{path}.critic.init_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
+    elif critic.architecture == "lora" and not model.settings.backbone.lora.rank:
         yield (
             f"{path}.critic is an adapter that starts from the reward model's: set "
-            f"stages.{source}.trunk.adapter.rank > 0, so that there is one"
+            f"stages.{source}.backbone.lora.rank > 0, so that there is one"
         )
 
 

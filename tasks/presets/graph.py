@@ -17,6 +17,7 @@ from rlcore.tasks.presets.stages import (
     data_of,
     draw_of,
     human_pairs_of,
+    named_start,
     reference_of,
     reward_models_of,
     rewards_of,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
 
 REGISTRY = "models:/"
-"""What the URI of a registered model begins with, where ``start`` names one."""
+"""What the URI of a registered model begins with, where a stage names one as its start."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TAKEN = (
     *(BASE, "policy", "critic", "reference", "import_sft", "compare"),
@@ -43,7 +44,7 @@ def is_name(name: str) -> bool:
 
 def start_of(stage: str, config: StageConfig) -> str:
     """The checkpoint that a stage starts from; one of the registry is called after the stage that starts from it."""
-    return f"start_{stage}" if config.start.startswith(REGISTRY) else config.start
+    return f"start_{stage}" if named_start(config).startswith(REGISTRY) else named_start(config)
 
 
 def teacher_of(stage: str, config: StageConfig) -> str:
@@ -57,7 +58,7 @@ def registered_starts(config: RunConfig) -> dict[str, str]:
     named = [
         pair
         for name, each in config.stages.items()
-        for pair in ((start_of(name, each), each.start), (teacher_of(name, each), reference_of(each)))
+        for pair in ((start_of(name, each), named_start(each)), (teacher_of(name, each), reference_of(each)))
     ]
     return {name: uri for name, uri in named if uri.startswith(REGISTRY)}
 
@@ -68,9 +69,9 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
     for name, stage in config.stages.items():
         rows = (*data_of(stage), *anchors_of(stage))
         policies = [config.data[each].policy for each in rows if each in config.data]
-        named = [stage.start, reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies]
+        named = [named_start(stage), reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies]
         if draw := draw_of(stage):
-            named.append(draw.difficulty)
+            named.append(draw.pass_rates)
         found[name] = tuple(dict.fromkeys(each for each in named if each in config.stages))
     return found
 
@@ -106,7 +107,7 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
         if stage is None:
             continue
         start = start_of(name, stage)
-        teachers = [config.stages[each].start for each in data_of(stage) if each in config.stages]
+        teachers = [named_start(config.stages[each]) for each in data_of(stage) if each in config.stages]
         siblings = [other for other, its in made.items() if its is not None and start_of(other, its) == start]
         older = dict.fromkeys((start, teacher_of(name, stage), *teachers, *siblings[: siblings.index(name)]))
         pairs += [(name, each) for each in older if each in made]

@@ -43,7 +43,7 @@ def promotion_faults(config: RunConfig) -> Iterator[str]:
     if promotion and promotion.challenger not in made:
         named = promotion.challenger
         yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {listed(made)}"
-    elif promotion and promotion.max_kl is not None:
+    elif promotion and promotion.max_ref_kl is not None:
         yield from _max_kl(config, promotion.challenger)
     judges = [name for name, stage in config.stages.items() if stage.makes == "win_rate"]
     if promotion and (judging := promotion.win_rate) and judging not in judges:
@@ -64,9 +64,10 @@ def promotion_faults(config: RunConfig) -> Iterator[str]:
 def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
     rl = rl_stages(config).get(challenger)
     if rl is None:
-        yield f"promotion.max_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
+        yield f"promotion.max_ref_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
     elif not rl.kl.coefficient:
         yield (
-            f"promotion.max_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set it "
+            f"promotion.max_ref_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set "
+            f"it "
             "above 0, or leave max_kl out"
         )

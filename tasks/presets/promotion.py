@@ -18,8 +18,8 @@ class PromotionConfig:
     ``min_gain``: smallest gain in accuracy worth a promotion. The margins are the largest losses allowed: of accuracy
     within a task, of accuracy on each of ``safety_tasks``, of the share of answers that end by themselves; and the
     tokens by which answers may grow. A task with fewer than ``min_task_problems`` problems is not judged separately,
-    unless it is a safety task. ``min_accuracy``, ``max_truncated`` and ``max_kl`` are limits of the challenger itself;
-    a first champion has to meet only those.
+    unless it is a safety task. ``min_accuracy``, ``max_truncated`` and ``max_ref_kl`` are limits of the challenger
+    itself; a first champion has to meet only those.
 
     ``win_rate``: a stage of that kind. Its judge, prompts and sampling then compare the challenger with the champion,
     whatever checkpoints it names itself, and the win rate decides in the place of accuracy, which stays a guard;
@@ -42,4 +42,4 @@ class PromotionConfig:
     length_margin: PositiveFloat = 32.0  # tokens
     min_accuracy: Fraction = 0.0
     max_truncated: Fraction = 1.0
-    max_kl: NonNegativeFloat | None = None  # to the reference, nats per token, last iteration; left out: no limit
+    max_ref_kl: NonNegativeFloat | None = None  # to the reference, nats per token, last iteration; left out: no limit

@@ -15,7 +15,7 @@ class DriftConfig:
     """The distances to the last accepted data at which a column warns, and at which the new data are refused.
 
     ``psi``: population stability index, less its mean under chance; ``ks``: largest difference of cumulative shares. A
-    distance that chance alone exceeds with probability ``chance`` or more, by a permutation test, is ignored.
+    distance that chance alone exceeds with probability ``false_alarm_rate`` or more, by a permutation test, is ignored.
     ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has checked and accepts.
     """
 
@@ -23,7 +23,7 @@ class DriftConfig:
     refuse_psi: NonNegativeFloat = 0.25
     warn_ks: Fraction = 0.1
     refuse_ks: Fraction = 0.25
-    chance: Annotated[float, AtLeast(0.0001), Below(0.5)] = 0.001
+    false_alarm_rate: Annotated[float, AtLeast(0.0001), Below(0.5)] = 0.001
     accepted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

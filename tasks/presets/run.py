@@ -23,6 +23,7 @@ from rlcore.tasks.presets.data import DatasetConfig, anchored
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.faults import graph_faults
 from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.renamed import kinds_in, old_names
 from rlcore.tasks.presets.report import ReportConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.stages import AnyStage
@@ -49,7 +50,7 @@ class RunConfig:
     stages: Mapping[str, AnyStage] = field(default_factory=dict)
     engine: EngineConfig = field(default_factory=EngineConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    distributed: PlacementConfig = field(default_factory=PlacementConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     promotion: PromotionConfig | None = None
@@ -58,7 +59,7 @@ class RunConfig:
     @property
     def faults(self) -> list[str]:
         """What its sections cannot be together, a line each, with the full key."""
-        return [*graph_faults(self), *placement_faults(self.placement, _learners(self.stages), self.engine)]
+        return [*graph_faults(self), *placement_faults(self.distributed, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """The engine that a section names, or the run's."""
@@ -141,8 +142,9 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     changed = copy.deepcopy(document)
     for override in overrides:
         apply_override(changed, override)
-    if not any(override.startswith("model.licence=") for override in overrides):
+    if not any(override.startswith("model.license=") for override in overrides):
         _drop_old_licence(document, changed)
+    _require_present_names(changed, kinds_in(changed), where=str(path), fix="name the present keys with --set")
     document = changed
     _leave_out(document, _key_list(document, "without", path), where=str(path))
     _require(document, _key_list(document, "requires", path), where=str(path))
@@ -153,9 +155,42 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     if path in above:
         raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
     document = _read_toml(path)
-    base = document.pop("extends", None)
-    if base is None:
+    base_path = _base_of(document, path, library)
+    document.pop("extends", None)
+    inherited = _read_with_bases(base_path, library, (*above, path)) if base_path else {}
+    fix = f"rlcore migrate-preset {path} rewrites them"
+    _require_present_names(document, kinds_in(inherited, document), where=str(path), fix=fix)
+    if base_path is None:
         return _located(document, path, library, document)
+    _leave_out(inherited, _key_list(document, "without", path), where=str(path))
+    merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
+    own = document.get("model")
+    if not isinstance(own, Mapping) or "license" not in own:
+        _drop_old_licence(inherited, merged)
+    return merged
+
+
+def read_chain(path: Path, library: Path) -> list[dict[str, Any]]:
+    """Return the documents of a preset and of those that it extends, as their files have them, its own last.
+
+    Raises:
+        ConfigError: One cannot be read or is not TOML, or they extend each other.
+    """
+    chain: dict[Path, dict[str, Any]] = {}
+    each: Path | None = path
+    while each is not None:
+        if each in chain:
+            raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*chain, each))))
+        chain[each] = _read_toml(each)
+        each = _base_of(chain[each], each, library)
+    return list(reversed(chain.values()))
+
+
+def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> Path | None:
+    """Return the file of the preset that a document extends; None where it extends none."""
+    base = document.get("extends")
+    if base is None:
+        return None
     if not isinstance(base, str) or not _PRESET_NAME.fullmatch(base):
         raise ConfigError(
             f"extends = {base!r} is not the name of a preset",
@@ -163,14 +198,13 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
             fix="name a committed preset, or one of the same folder, without .toml",
         )
     beside = path.with_name(f"{base}.toml")
-    base_path = beside if beside.is_file() or library is None else library / beside.name
-    inherited = _read_with_bases(base_path, library, (*above, path))
-    _leave_out(inherited, _key_list(document, "without", path), where=str(path))
-    merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
-    own = document.get("model")
-    if not isinstance(own, Mapping) or "licence" not in own:
-        _drop_old_licence(inherited, merged)
-    return merged
+    return beside if beside.is_file() or library is None else library / beside.name
+
+
+def _require_present_names(document: Mapping[str, Any], kinds: Mapping[str, str], *, where: str, fix: str) -> None:
+    """Raise ConfigError with every old key and value of a document."""
+    if named := list(old_names(document, kinds)):
+        raise ConfigError("the preset has old names:\n    " + "\n    ".join(named), where=where, fix=fix)
 
 
 def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
@@ -188,7 +222,7 @@ def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
     if not isinstance(before, Mapping) or not isinstance(after, dict):
         return
     if any(before.get(key) != after.get(key) for key in ("source", "path", "file")):
-        after.pop("licence", None)
+        after.pop("license", None)
 
 
 def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) -> None:

@@ -55,7 +55,7 @@ def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[st
 def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
     """A data set as ``data``, a table of that one alone, and the named sections."""
     data = config.data[name]
-    data = replace(data, system=data.system or config.model.system)
+    data = replace(data, system_prompt=data.system_prompt or config.model.system_prompt)
     return Sections({"data": {name: data}, **{each: section_of(config, each) for each in names}})
 
 

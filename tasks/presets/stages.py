@@ -25,7 +25,7 @@ def data_of(stage: StageConfig) -> tuple[str, ...]:
 
 def anchors_of(stage: StageConfig) -> tuple[str, ...]:
     """The data sets that a stage is judged on and does not learn from; none for most kinds."""
-    found: tuple[str, ...] = getattr(stage, "anchors", ())
+    found: tuple[str, ...] = getattr(stage, "gold_pairs", ())
     return found
 
 
@@ -68,13 +68,29 @@ def human_pairs_of(stage: StageConfig) -> tuple[str, ...]:
 
 def reference_of(stage: StageConfig) -> str:
     """The checkpoint that a stage holds its own against, where that is not its start; empty otherwise."""
-    found: str = getattr(stage, "reference", "")
+    found: str = getattr(stage, reference_key(stage), "")
+    return found
+
+
+def reference_key(stage: StageConfig) -> str:
+    """The key that :func:`reference_of` reads; empty where a stage has none."""
+    return next((key for key in ("ref_policy", "baseline") if hasattr(stage, key)), "")
+
+
+def start_key(stage: StageConfig) -> str:
+    """The key under which a stage names the checkpoint that it begins with."""
+    return "init_from" if hasattr(stage, "init_from") else "policy"
+
+
+def named_start(stage: StageConfig) -> str:
+    """The checkpoint that a stage begins with, as its preset names it."""
+    found: str = getattr(stage, start_key(stage))
     return found
 
 
 def draw_of(stage: StageConfig) -> DrawConfig | None:
     """How a stage draws its prompts; None where all come equally often."""
-    found: DrawConfig | None = getattr(stage, "draw", None)
+    found: DrawConfig | None = getattr(stage, "curriculum", None)
     return found
 
 
@@ -99,6 +115,6 @@ def reward_models_of(stage: StageConfig) -> tuple[str, ...]:
     """The stages whose reward models a stage needs: as rewards, as a judge, and to start a critic from."""
     named = [term.stage for term in terms_of(stage).values() if term.kind == "reward_model"]
     critic = critic_of(stage)
-    if critic and critic.initialise_from != POLICY:
-        named.append(critic.initialise_from)
+    if critic and critic.init_from != POLICY:
+        named.append(critic.init_from)
     return tuple(dict.fromkeys(named))

@@ -14,12 +14,12 @@ _FILE = "report.html"
 
 
 def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
-    """A line for each RL run: its mean reward, and the shares of rollouts cut and well-formed, first and last."""
+    """A line for each RL run: its mean reward, and the shares of rollouts truncated and formatted, first and last."""
     folders = {name: home.root / ref.uri for name, ref in refs.items()}
     shapes = rollout_shapes(folders)
     if shapes:
         yield ""
-        yield f"{'first -> last iteration':<24}{'reward':>18}{'cut off':>18}{'well-formed':>18}"
+        yield f"{'first -> last iteration':<24}{'reward':>18}{'truncated':>18}{'formatted':>18}"
     for name, (first, last) in shapes.items():
         history = read_json(folders[name] / "history.json")
         reward = f"{history[0]['reward/mean']:.3f} -> {history[-1]['reward/mean']:.3f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -33,12 +34,12 @@ CURVES = (
     ("kl/ref", "KL to the reference", "nats per token"),
     ("completion/length", "completion length", "tokens"),
     ("entropy", "entropy", "nats per token"),
-    ("completion/truncated", "cut off", "share of completions that reached the limit of tokens"),
+    ("completion/truncated", "truncated", "share of completions that reached the limit of tokens"),
     ("clip/fraction", "clipped", "share of tokens"),
     ("groups/zero_signal", "groups without signal", "share of groups"),
     ("value/explained_variance", "explained variance", "of the critic; at most 1"),
 )
-_PART, _DATA = "reward/part/", ("reward/data/", "eval/data/")
+_PART, _DATA = "reward/term/", ("reward/data/", "eval/data/")
 _PREPARE = "prepare_"
 _SHOWN = 3  # samples of each kind
 
@@ -104,7 +105,7 @@ def accuracies(folders: Folders) -> list[dict[str, Any]]:
     rows = []
     for name, folder in evaluations_in(folders).items():
         summary = read_json(folder / "summary.json")
-        samples = [key for key in summary if key.startswith("eval/pass_") and key.count("_") == 1]
+        samples = [key for key in summary if re.fullmatch(r"eval/pass_at_\d+", key)]
         best = max(samples, key=lambda key: int(key.rpartition("_")[2]), default="")
         shape = held_out_shape(folder)
         rows.append({"label": name, **summary, "pass": summary.get(best), "k": best.rpartition("_")[2], "shape": shape})

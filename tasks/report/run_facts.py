@@ -15,7 +15,7 @@ from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from rlcore.tasks.drawing.found import Folders, reward_models, rl_runs
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of, rewards_of, rl_of
+from rlcore.tasks.presets.stages import data_of, named_start, rewards_of, rl_of
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.storage import read_json, read_table
 
@@ -66,7 +66,7 @@ def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
         shape = f"{described.get('num_hidden_layers', '?')} layers of width {described.get('hidden_size', '?')}"
         facts["architecture"] = f"{', '.join(described.get('architectures') or ['?'])}, {shape}"
         facts["parameters"] = f"{size / 1e6:,.2f} million, {precision}"
-    return facts | {"licence": model.licence or "not said"}
+    return facts | {"licence": model.license or "not said"}
 
 
 def _parameters(folder: Path) -> tuple[int, str]:
@@ -94,7 +94,7 @@ def stage_facts(config: RunConfig) -> list[dict[str, Any]]:
         {
             "name": name,
             "kind": rl.algorithm if (rl := rl_of(stage)) else stage.kind.replace("_", " "),
-            "start": stage.start,
+            "start": named_start(stage),
             "data": ", ".join(data_of(stage)),
             "rewards": [_reward(term) for term in to_dict(rewards_of(stage))],
         }

@@ -22,8 +22,9 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """A table of the stages with the seconds that each took when it ran, then the comparison's page."""
-    lines = ["", *_stage_lines(home, refs), f"{'this run, in all':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds), "look at it: rlcore ui"]
+    lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
+    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds)]
+    lines.append("open the UIs: rlcore ui")
     return "\n".join(lines) + "\n"
 
 

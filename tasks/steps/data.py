@@ -87,7 +87,7 @@ def prepare_dataset(
     check_options(kind, config)
     use, adapter = use or Use(), resolve_adapter(config)
     # Made-up problems are all different, and like each other.
-    keeps_apart = config.comparison.near_duplicates == "apart" and not convert.is_generator(adapter)
+    keeps_apart = config.comparison.near_duplicates == "exclude" and not convert.is_generator(adapter)
     limits = GateLimits(
         num_train=config.num_train,
         num_eval=config.num_eval,
@@ -97,12 +97,12 @@ def prepare_dataset(
         seed=seed,
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
-        shared_words=SharedWords(size=config.comparison.shared_run, action=config.comparison.shared_words),
+        shared_words=SharedWords(size=config.comparison.ngram_size, action=config.comparison.ngram_overlap),
     )
     with _contract_errors():
         source = _source(kind, adapter, config, seed)
         contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
-        stream = convert.stream_of(source, kind, adapter=adapter, system=config.system)
+        stream = convert.stream_of(source, kind, adapter=adapter, system=config.system_prompt)
     graded = "references" if use.is_graded and config.contract == "prompts" else "none"
     screen = SCREENS["tests" if contract is code_tasks.CONTRACT else graded]
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)

@@ -52,13 +52,15 @@ def corpus_digest(config: EpisodeConfig) -> str:
     Raises:
         DataError: the file cannot be read.
     """
-    if not config.corpus:
+    if not config.search_corpus:
         return ""
     try:
-        return file_sha256(Path(config.corpus))
+        return file_sha256(Path(config.search_corpus))
     except OSError as error:
         raise DataError(
-            f"cannot read the corpus: {error.strerror}", where=config.corpus, fix="set sampling.episodes.corpus"
+            f"cannot read the corpus: {error.strerror}",
+            where=config.search_corpus,
+            fix="set sampling.episodes.search_corpus",
         ) from error
 
 

@@ -18,8 +18,8 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
         ConfigError: as :func:`resolve_algorithm`; a flow asks before any work.
     """
     in_rewards = [term.stage for term in rl.rewards if term.kind == "reward_model"]
-    in_critic = resolve_algorithm(rl).uses_critic and rl.critic.initialise_from != "policy"
-    return tuple(dict.fromkeys([*in_rewards, *([rl.critic.initialise_from] if in_critic else [])]))
+    in_critic = resolve_algorithm(rl).uses_critic and rl.critic.init_from != "policy"
+    return tuple(dict.fromkeys([*in_rewards, *([rl.critic.init_from] if in_critic else [])]))
 
 
 def outside(config: Sections) -> str:

@@ -18,7 +18,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.vllm_engine import place
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
-OFFLOAD = "placement.backend = 'processes' with placement.offload = true"
+OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,9 @@ def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: 
     lowers = {
         f"stages.{name}.{adapter} = 16": bool(adapter) and not rank,
         f"stages.{name}.optim.kind = 'adamw_8bit'": optim.kind == "adamw",
-        OFFLOAD: not rank and not config.placement.offload,
+        OFFLOAD: not rank and not config.distributed.cpu_offload,
     }
-    footprint = of_a_rank(found, config.placement, device, is_adapted=rank > 0)
+    footprint = of_a_rank(found, config.distributed, device, is_adapted=rank > 0)
     return Need(stage=name, footprint=footprint, engine=0, fixes=true_of(lowers))
 
 
@@ -79,7 +79,7 @@ def of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device
     """
     if not placement.is_sharded(adapted=is_adapted):
         return found
-    parts = 0 if placement.offload and device.type != "cpu" else 1
+    parts = 0 if placement.cpu_offload and device.type != "cpu" else 1
     shares = {part: parts * getattr(found, part) // placement.learner_ranks for part in _IN_SHARDS}
     return replace(found, **shares)
 
@@ -88,7 +88,7 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) ->
     """Bytes that vLLM servers take on the trainer's device; 0 for vLLM in this process, which sleeps during updates.
 
     Raises:
-        ConfigError: the servers' GPUs do not exist, or ``engine.transfer`` cannot bring weights to them.
+        ConfigError: the servers' GPUs do not exist, or ``engine.weight_transfer`` cannot bring weights to them.
     """
     if engine.kind != "vllm":
         return 0

@@ -48,20 +48,20 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
 
 
 def read_anchors(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenPair]:
-    """The pairs of the stage's anchors, of both splits: it learns from neither.
+    """The pairs of the stage's gold_pairs, of both splits: it learns from neither.
 
     Raises:
-        DataError: anchors are named, and have no pair.
+        DataError: gold_pairs are named, and have no pair.
     """
     found: list[TokenPair] = []
-    for name in context.config.stage.anchors:
+    for name in context.config.stage.gold_pairs:
         for split in ("train", "eval"):
             rows = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
             found += tokenize_pairs(rows, tokenizer, max_tokens=context.config.data[name].max_tokens)
-    if context.config.stage.anchors and not found:
+    if context.config.stage.gold_pairs and not found:
         raise DataError(
-            "the anchors have no pair, so nothing shows which side the reward model prefers",
-            where=f"stages.{context.stage}.anchors",
-            fix="name data sets with pairs whose winners are known, or leave anchors out",
+            "gold_pairs have no pair, so nothing shows which side the reward model prefers",
+            where=f"stages.{context.stage}.gold_pairs",
+            fix="name data sets with pairs whose winners are known, or leave gold_pairs out",
         )
     return found

@@ -52,10 +52,10 @@ PLAYERS: Mapping[str, _Play] = choices("episodes", {"none": _alone, "tools": _wi
 
 
 def _passages(config: EpisodeConfig) -> list[Passage]:
-    if not config.corpus:
+    if not config.search_corpus:
         return []
     try:
-        rows = read_corpus(Path(config.corpus))
+        rows = read_corpus(Path(config.search_corpus))
     except ContractError as error:
         raise DataError(error.what, where=error.where, fix=error.fix) from error
     return [Passage(passage_id=name, text=text) for name, text in rows]

@@ -58,12 +58,12 @@ def _children(placement: PlacementConfig, runtime: Runtime, note: Callable[[str]
 
 @contextmanager
 def _of_a_cluster(placement: PlacementConfig, runtime: Runtime, note: Callable[[str], None]) -> Iterator[RankPool]:
-    alone = replace(placement, ray=replace(placement.ray, samplers=0, scorers=0))
+    alone = replace(placement, ray=replace(placement.ray, num_rollout_workers=0, num_reward_workers=0))
     with open_cluster(alone, gpus=runtime.device.type == "cuda", note=note) as cluster:
         yield cluster_ranks(cluster, runtime.device)
 
 
 RANKS: Mapping[str, Callable[..., AbstractContextManager[RankPool]]] = choices(
-    "placement.backend", {"processes": _children, "ray": _of_a_cluster}
+    "distributed.backend", {"processes": _children, "ray": _of_a_cluster}
 )
-PLANS = choices("placement.backend", {"processes": SupervisedPlan, "ray": SupervisedPlan})
+PLANS = choices("distributed.backend", {"processes": SupervisedPlan, "ray": SupervisedPlan})

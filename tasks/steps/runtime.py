@@ -31,7 +31,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
         torch.cuda.reset_peak_memory_stats(device)
     try:
         narrow = dtype.itemsize < torch.float32.itemsize and not config.save_float32
-        yield Runtime(device=device, compute_dtype=dtype, recompute=config.recompute_layers, narrow=narrow)
+        yield Runtime(device=device, compute_dtype=dtype, recompute=config.gradient_checkpointing, narrow=narrow)
     finally:
         free_cached()
 

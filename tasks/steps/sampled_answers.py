@@ -136,7 +136,8 @@ def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) ->
         raise ConfigError(
             f"declared tools or an environment's first observation change the prompt, and {why}",
             where=f"stages.{context.stage}.sampling.episodes",
-            fix="set call_format = 'ours', say in data.<name>.system how a call is written, and name no environment",
+            fix="set call_format = 'ours', say in data.<name>.system_prompt how a call is written, and name no "
+            "environment",
         )
 
 

@@ -107,7 +107,7 @@ def server_specs(
     config = whole.config
     num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
     placed = place(config, cards, device, num_bytes=num_bytes, can_send=can_send)
-    exchange = exchange_folder(config.exchange, num_bytes=num_bytes)
+    exchange = exchange_folder(config.weight_dir, num_bytes=num_bytes)
     urls = config.urls or ("",) * len(placed.dealt)
     return [
         replace(
@@ -134,7 +134,7 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
         max_model_len=_model_length(model, config, work),
         max_concurrent=work.max_concurrent,
         prefill_in_parts=cards.count > 0,
-        eager=config.eager if config.eager is not None else cards.count == 0,
+        eager=config.enforce_eager if config.enforce_eager is not None else cards.count == 0,
         trainer_moves=work.learns_meanwhile,
     )
 

@@ -27,14 +27,14 @@ GIB = 2**30
 MEMORY_GIB, DISK_GIB = 2.0, 1.0
 _SECONDS = 3.0  # that a server has to answer in
 _INSTALL = "run make setup, or: uv pip install --constraint infra/locks/pipeline.txt ."
-_MARKS = {"ok": "ok  ", "absent": "-   ", "fault": "FAULT"}
+_MARKS = {"ok": "ok", "absent": "-", "missing": "MISSING"}
 _PAGES = {"Prefect": "version", "MLflow": "api/2.0/mlflow/experiments/search?max_results=1"}
-State = Literal["ok", "absent", "fault"]
+State = Literal["ok", "absent", "missing"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line. ``absent``: some recipes need it, the demo does not; ``fault``: the demo needs it."""
+    """One line. ``absent``: some recipes need it, the demo does not; ``missing``: the demo needs it."""
 
     subject: str
     state: State
@@ -65,27 +65,27 @@ def _tried(check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except (ImportError, RlcoreError) as error:
-        return Finding(subject="this environment", state="fault", text=str(error), fix=_INSTALL)
+        return Finding(subject="this environment", state="missing", text=str(error), fix=_INSTALL)
 
 
 def lines(finding: Finding) -> str:
     """A finding for a terminal: one line, and what to do in a second."""
-    fix = f"\n{'':<26}{finding.fix}" if finding.fix and finding.state != "ok" else ""
-    return f"{_MARKS[finding.state]:<6}{finding.subject:<20}{finding.text}{fix}"
+    fix = f"\n{'':<29}{finding.fix}" if finding.fix and finding.state != "ok" else ""
+    return f"{_MARKS[finding.state]:<9}{finding.subject:<20}{finding.text}{fix}"
 
 
 def python() -> Finding:
     """The interpreter and the operating system."""
     text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {sys.executable}"
     is_old = sys.version_info < (3, 11)
-    return Finding(subject="python", state="fault" if is_old else "ok", text=text, fix="take Python 3.11 or newer")
+    return Finding(subject="python", state="missing" if is_old else "ok", text=text, fix="take Python 3.11 or newer")
 
 
 def packages() -> Finding:
     """The libraries that everything needs, against what rlcore asks for."""
     faults = [fault for text in _required() if (fault := _fault_of(Requirement(text)))]
     if faults:
-        return Finding(subject="packages", state="fault", text="; ".join(faults), fix=_INSTALL)
+        return Finding(subject="packages", state="missing", text="; ".join(faults), fix=_INSTALL)
     shown = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "prefect", "mlflow"))
     return Finding(subject="packages", state="ok", text=shown)
 
@@ -99,7 +99,7 @@ def device(config: HardwareConfig | None = None) -> Finding:
     try:
         found = find_machine(config or HardwareConfig())
     except ConfigError as error:
-        return Finding(subject="device", state="fault", text=error.what, fix=error.fix)
+        return Finding(subject="device", state="missing", text=error.what, fix=error.fix)
     text = describe_machine(to_dict(found))
     if found.device == "cuda":
         sizes = [torch.cuda.get_device_properties(card).total_memory for card in range(torch.cuda.device_count())]
@@ -124,7 +124,7 @@ def memory() -> Finding:
         return Finding(subject="memory", state="ok", text="unknown on this system")
     is_short = free < MEMORY_GIB * GIB
     fix = f"the demo takes up to {MEMORY_GIB:g} GiB: end other programs, or raise the container's limit"
-    return Finding(subject="memory", state="fault" if is_short else "ok", text=f"{free / GIB:.1f} GiB free", fix=fix)
+    return Finding(subject="memory", state="missing" if is_short else "ok", text=f"{free / GIB:.1f} GiB free", fix=fix)
 
 
 def disk(home: Home) -> Finding:
@@ -134,11 +134,11 @@ def disk(home: Home) -> Finding:
     text = f"{free / GIB:.1f} GiB free in {home.root}"
     if not os.access(place, os.W_OK | os.X_OK):
         return Finding(
-            subject="disk", state="fault", text=f"{place} cannot be written", fix="set RLCORE_HOME to another folder"
+            subject="disk", state="missing", text=f"{place} cannot be written", fix="set RLCORE_HOME to another folder"
         )
     is_short = free < DISK_GIB * GIB
     fix = f"the demo writes up to {DISK_GIB:g} GiB: make room, or set RLCORE_HOME to a larger disk"
-    return Finding(subject="disk", state="fault" if is_short else "ok", text=text, fix=fix)
+    return Finding(subject="disk", state="missing" if is_short else "ok", text=text, fix=fix)
 
 
 def flow_engine() -> Finding:
@@ -146,7 +146,7 @@ def flow_engine() -> Finding:
     try:
         return Finding(subject="flow engine", state="ok", text=f"{engine_name()} (RLCORE_ENGINE=prefect|inline)")
     except ConfigError as error:
-        return Finding(subject="flow engine", state="fault", text=error.what, fix=f"{error.where}: {error.fix}")
+        return Finding(subject="flow engine", state="missing", text=error.what, fix=f"{error.where}: {error.fix}")
 
 
 def server(name: str, variable: str, without: str) -> Finding:
@@ -164,11 +164,11 @@ def server(name: str, variable: str, without: str) -> Finding:
         if answer.is_success:
             answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=_user(name))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Finding(subject=f"{name} server", state="fault", text=f"{url} does not answer: {error}", fix=fix)
+        return Finding(subject=f"{name} server", state="missing", text=f"{url} does not answer: {error}", fix=fix)
     if answer.status_code in (401, 403):
         text, fix = f"{url} does not let us in ({answer.status_code})", "source clients.env, which make services names"
-        return Finding(subject=f"{name} server", state="fault", text=text, fix=fix)
-    state: State = "ok" if answer.is_success else "fault"
+        return Finding(subject=f"{name} server", state="missing", text=text, fix=fix)
+    state: State = "ok" if answer.is_success else "missing"
     return Finding(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
 
 

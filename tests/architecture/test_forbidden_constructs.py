@@ -55,7 +55,7 @@ def devices_asked(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(PASSES))
 def test_what_passes_shards_asks_for_the_device_that_computes(path: str) -> None:
-    """Weights may rest elsewhere (`placement.offload`), which no machine without a GPU would notice."""
+    """Weights may rest elsewhere (`distributed.cpu_offload`), which no machine without a GPU would notice."""
     assert devices_asked(modules()[path]) == []
 
 

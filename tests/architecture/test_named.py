@@ -22,7 +22,19 @@ from tests.architecture.test_documents import DOCUMENTS
 TOP_FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "examples", "infra", "tests", "benchmarks", "docs")
 OLDER = "CHANGELOG.md"  # names what was
 FILES = (".py", ".md", ".toml", ".json", ".jsonl")
-ROOTS = ("stages", "data", "model", "hardware", "engine", "evaluation", "health", "promotion", "retrain", "report")
+ROOTS = (
+    "stages",
+    "data",
+    "model",
+    "hardware",
+    "engine",
+    "distributed",
+    "evaluation",
+    "health",
+    "promotion",
+    "retrain",
+    "report",
+)
 each_document = pytest.mark.parametrize(
     "path", [path for path in DOCUMENTS if path.name != OLDER], ids=lambda path: str(path.relative_to(ROOT))
 )

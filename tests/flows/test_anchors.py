@@ -36,8 +36,8 @@ num_eval = 12
 max_tokens = 96
 
 [stages.reward_model]
-start = "base"
-anchors = ["known"]
+init_from = "base"
+gold_pairs = ["known"]
 num_epochs = 2
 batch_size = 8
 learning_rate = 0.01
@@ -73,6 +73,6 @@ def test_labels_that_are_all_swapped_cannot_pass_where_winners_are_known(tmp_pat
         return
     assert done.returncode == 0, done.stderr
     metrics = json.loads((folder(tmp_path, "reward_model") / "metrics.json").read_text(encoding="utf-8"))
-    assert metrics["rm/anchor_pairs"] == 24.0
-    assert metrics["rm/anchor_accuracy"] == 1.0
-    assert metrics["rm/anchor_accuracy_low"] > 0.5
+    assert metrics["rm/gold_pairs"] == 24.0
+    assert metrics["rm/gold_accuracy"] == 1.0
+    assert metrics["rm/gold_accuracy_low"] > 0.5

@@ -29,17 +29,17 @@ SMALL = (
     f"stages.difficulty.rewards=[{{kind='{REWARDS}:sometimes'}}]",
     f"stages.grpo.rewards=[{{kind='{REWARDS}:length_until_killed',weight=1.0}}]",
     "stages.difficulty.num_prompts=20",
-    "stages.grpo.draw.low=0.4",
-    "stages.grpo.draw.high=0.6",
+    "stages.grpo.curriculum.min_pass_rate=0.4",
+    "stages.grpo.curriculum.max_pass_rate=0.6",
     "stages.grpo.num_iterations=4",
-    "stages.grpo.checkpoints.iterations=1",
+    "stages.grpo.checkpoints.every_iterations=1",
 )
 
 
 FOLLOWED = (
-    "stages.grpo.draw.low=0.0",  # all of the twenty prompts, once an epoch
-    "stages.grpo.draw.weight=even",
-    "stages.grpo.sampling.revisit=0.0",
+    "stages.grpo.curriculum.min_pass_rate=0.0",  # all of the twenty prompts, once an epoch
+    "stages.grpo.curriculum.weighting=even",
+    "stages.grpo.sampling.zero_signal_keep_prob=0.0",
     f"stages.grpo.rewards=[{{kind='{REWARDS}:text_of_odd_until_killed',weight=1.0}}]",
     "stages.grpo.num_iterations=12",
     "health.action=off",
@@ -106,7 +106,7 @@ def test_a_killed_run_draws_what_it_would_have_drawn(home: Path, tmp_path: Path)
     assert not (tmp_path / "cache" / "grpo").exists()
     done = run(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "goes on after iteration 2" in done.stderr
+    assert "resume: after iteration 2" in done.stderr
     assert all(one.equals(other) for one, other in zip(rollouts(home), rollouts(tmp_path), strict=True))
     assert weights(home, "grpo") == weights(tmp_path, "grpo")
 
@@ -133,7 +133,7 @@ def test_a_run_passes_over_prompts_whose_groups_had_no_signal_and_a_kill_changes
 
 def test_a_band_without_prompts_is_refused_with_what_was_measured(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
-    done = run(tmp_path, "stages.grpo.draw.low=0.7", "stages.grpo.draw.high=0.9")
+    done = run(tmp_path, "stages.grpo.curriculum.min_pass_rate=0.7", "stages.grpo.curriculum.max_pass_rate=0.9")
     assert done.returncode != 0
     assert "no prompt of 'prompts' has a pass rate from 0.7 to 0.9: those of 20 prompts are from 0.000 to 0.500" in (
         " ".join(done.stderr.split())
@@ -150,9 +150,9 @@ def test_the_graph_has_the_stage_before_the_run_that_draws_by_it_and_makes_no_ch
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.grpo.draw.difficulty=sft", "no stage of the kind difficulty; choose one of difficulty"),
+        ("stages.grpo.curriculum.pass_rates=sft", "no stage of the kind difficulty; choose one of difficulty"),
         ("stages.grpo.prompts={other=1.0}", "it asks no prompts of 'other'; add it to stages.difficulty.data"),
-        ("stages.grpo.draw.low=0.95", "low must not be above high"),
+        ("stages.grpo.curriculum.min_pass_rate=0.95", "low must not be above high"),
     ],
 )
 def test_a_draw_that_cannot_be_is_refused_before_anything_runs(override: str, fault: str) -> None:

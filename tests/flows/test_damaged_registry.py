@@ -77,7 +77,7 @@ def test_no_run_begins_with_a_damaged_model(home: Path) -> None:
     damage(home, of="sft", everywhere=False)
     base = ("model.source=registry", "model.path=models:/tiny-sft/1")
     refused(run_flows("run", home, *base))
-    refused(run_flows("run", home, "stages.ppo.start=models:/tiny-sft/1"))
+    refused(run_flows("run", home, "stages.ppo.init_from=models:/tiny-sft/1"))
 
 
 def test_a_damaged_champion_is_not_judged(home: Path) -> None:

@@ -34,14 +34,14 @@ max_tokens = 96
 
 [stages.teacher]
 kind = "sft"
-start = "sft"
+init_from = "sft"
 data = ["sure"]
 num_steps = 30
 batch_size = 16
 learning_rate = 5e-3
 
 [stages.distil]
-reference = "teacher"
+ref_policy = "teacher"
 """
 SMALL = (
     *ONE_LAYER,
@@ -95,7 +95,7 @@ def test_its_teacher_is_an_input_and_it_is_held_against_it(home: Path) -> None:
 
 
 def test_a_reference_may_be_a_registered_champion() -> None:
-    config = open_preset("distil", ["stages.distil.reference=models:/mine@champion"])
+    config = open_preset("distil", ["stages.distil.ref_policy=models:/mine@champion"])
     assert registered_starts(config) == {"reference_distil": "models:/mine@champion"}
     assert "reference_distil" in checkpoints(config)
     assert ("distil", "reference_distil") in contrasts(config)
@@ -106,12 +106,12 @@ def test_a_reference_may_be_a_registered_champion() -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.distil.reference=grpp", "stages.distil.reference = 'grpp': no such checkpoint"),
-        ("stages.distil.reference=models:/x", "stages.distil.reference = 'models:/x': not a registered model"),
-        ("stages.distil.reference=distil", "the stages form a cycle"),
-        ("stages.distil.kl.coefficient=0.0", "stages.distil.reference = 'grpo': kl.coefficient is 0"),
-        ("stages.distil.reference=''", "stages.distil.rewards: names no reward"),
-        ("stages.distil.kl.placement=loss", "stages.distil.rewards: names no reward"),
+        ("stages.distil.ref_policy=grpp", "stages.distil.ref_policy = 'grpp': no such checkpoint"),
+        ("stages.distil.ref_policy=models:/x", "stages.distil.ref_policy = 'models:/x': not a registered model"),
+        ("stages.distil.ref_policy=distil", "stages depend on each other"),
+        ("stages.distil.kl.coefficient=0.0", "stages.distil.ref_policy = 'grpo': kl.coefficient is 0"),
+        ("stages.distil.ref_policy=''", "stages.distil.rewards: names no reward"),
+        ("stages.distil.kl.apply_to=loss", "stages.distil.rewards: names no reward"),
     ],
 )
 def test_what_a_preset_cannot_mean_is_refused_with_its_key(override: str, fault: str) -> None:

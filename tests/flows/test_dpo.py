@@ -91,7 +91,7 @@ def test_it_starts_from_sft_reads_the_pairs_and_is_held_against_its_start(home: 
 def test_it_is_compared_with_rl_that_started_from_the_same() -> None:
     both = open_preset(
         "rlhf_grpo",
-        ['stages.dpo={kind="dpo",start="sft",data=["preferences"],num_epochs=1,batch_size=4,learning_rate=1e-4}'],
+        ['stages.dpo={kind="dpo",init_from="sft",data=["preferences"],num_epochs=1,batch_size=4,learning_rate=1e-4}'],
     )
     assert {("dpo", "sft"), ("grpo", "sft")} <= set(contrasts(both))
     assert {("dpo", "grpo"), ("grpo", "dpo")} & set(contrasts(both))
@@ -107,7 +107,7 @@ def test_run_again_from_nothing_it_ends_with_the_same_bytes(home: Path, settings
 def test_an_adapter_is_merged_into_the_checkpoint_and_lies_beside_it(
     home: Path, settings: list[str], tmp_path: Path
 ) -> None:
-    adapted = ran(without_dpo(home, tmp_path), settings, "stages.dpo.adapter.rank=4")
+    adapted = ran(without_dpo(home, tmp_path), settings, "stages.dpo.lora.rank=4")
     made = folder(adapted, "dpo") / "model"
     assert (made / "adapter" / "adapter_config.json").is_file()
     assert weights(adapted, "dpo") != weights(home, "sft")
@@ -119,7 +119,7 @@ def test_an_adapter_is_merged_into_the_checkpoint_and_lies_beside_it(
     [
         ("stages.dpo.data=['prompts']", "stages.dpo.data = 'prompts': holds no preference pairs"),
         ("stages.dpo.data=[]", "stages.dpo.data: names no data"),
-        ("stages.dpo.start=sfd", "stages.dpo.start = 'sfd': no such checkpoint"),
+        ("stages.dpo.init_from=sfd", "stages.dpo.init_from = 'sfd': no such checkpoint"),
         ("stages.dpo.beta=0.0", "stages.dpo.beta"),
         ("stages.dpo.label_smoothing=0.5", "stages.dpo.label_smoothing"),
         ("stages.dpo.sampling={max_new_tokens=8}", "stages.dpo.sampling"),
@@ -149,7 +149,7 @@ def test_killed_on_the_way_the_next_run_ends_with_the_same_bytes(
 @pytest.mark.scale
 def test_on_two_ranks_it_learns_what_one_process_does(home: Path, settings: list[str], tmp_path: Path) -> None:
     copy = without_dpo(home, tmp_path)
-    ran(copy, settings, "placement.backend=processes", "placement.learner_ranks=2")  # SFT too
+    ran(copy, settings, "distributed.backend=processes", "distributed.learner_ranks=2")  # SFT too
     losses = [
         [row["dpo/loss"] for row in json.loads((folder(each, "dpo") / "history.json").read_text())]
         for each in (home, copy)

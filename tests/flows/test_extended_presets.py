@@ -24,7 +24,7 @@ name = "mine"
 [model]
 source = "folder"
 path = "model"
-licence = "MIT"
+license = "MIT"
 [data.prompts]
 adapter = "prompts"
 path = "train.jsonl"
@@ -75,7 +75,7 @@ def test_by_itself_it_names_all_that_is_missing_at_once(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_preset(name)
     missing = {line.strip().partition(":")[0] for line in caught.value.what.splitlines()[1:]}
-    assert missing >= {"name", "model.source", "model.path", "model.licence", "data.prompts.adapter"}
+    assert missing >= {"name", "model.source", "model.path", "model.license", "data.prompts.adapter"}
     assert caught.value.where == str(FOLDER / f"{name}.toml")
 
 
@@ -84,8 +84,8 @@ def test_a_model_of_another_licence_is_not_taken_under_that_of_the_preset_that_i
     name: str, project: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text((project / f"my_{name}.toml").read_text().replace('licence = "MIT"\n', ""))
-    with pytest.raises(ConfigError, match=r"model\.licence: required") as caught:
+    path.write_text((project / f"my_{name}.toml").read_text().replace('license = "MIT"\n', ""))
+    with pytest.raises(ConfigError, match=r"model\.license: required") as caught:
         open_preset(str(path))
     assert len(caught.value.what.splitlines()) == 2
 
@@ -103,8 +103,8 @@ def test_a_short_preset_that_extends_it_plans_every_stage(name: str, project: Pa
 def test_its_settings_are_for_real_models(name: str, project: Path) -> None:
     config = open_preset(str(project / f"my_{name}.toml"), ["stages.grpo.sampling.max_new_tokens=512"])
     (rl,) = rl_stages(config).values()
-    assert config.hardware.recompute_layers
-    assert rl.update.adapter.rank
+    assert config.hardware.gradient_checkpointing
+    assert rl.update.lora.rank
     assert rl.learning_rate <= 1e-5
     assert rl.sampling.temperature == 1.0
     assert rl.group_size >= 8
@@ -112,7 +112,7 @@ def test_its_settings_are_for_real_models(name: str, project: Path) -> None:
 
 
 def test_the_critic_of_ppo_against_preferences_starts_from_the_reward_model(project: Path) -> None:
-    critic = 'stages.grpo.critic={ placement = "adapter", initialise_from = "reward_model" }'
+    critic = 'stages.grpo.critic={ architecture = "lora", init_from = "reward_model" }'
     ppo = ("stages.grpo.algorithm=ppo", "stages.grpo.group_size=1", critic)
     assert every_target(str(project / "my_preferences.toml"), ppo)
 

@@ -111,13 +111,13 @@ def small(name: str, project: Path) -> str:
         if settings.path
     ]
     sizes = ("num_train = 40", "num_eval = 8", "max_tokens = 700")
-    has_ranks, has_pairs = config.placement.learner_ranks > 1, "reward_model" in config.stages
-    left_out = ["engine", "placement"] if has_ranks else ["engine"]
+    has_ranks, has_pairs = config.distributed.learner_ranks > 1, "reward_model" in config.stages
+    left_out = ["engine", "distributed"] if has_ranks else ["engine"]
     lines = [
         f'extends = "{name}"',
         'name = "small"',
         f"without = {json.dumps(left_out)}",
-        f'model = {{ source = "folder", path = "{project / "model"}", revision = "", licence = "-", extra_eos = [] }}',
+        f'model = {{ source = "folder", path = "{project / "model"}", revision = "", license = "-", extra_eos = [] }}',
         *paths,
         *(f"data.{data}.{size}" for data in config.data for size in sizes),
         *(("stages.reward_model.batch_size = 8", "stages.reward_model.min_accuracy = 0.0") if has_pairs else ()),

@@ -28,7 +28,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     known = set((home / "cache" / "grpo").glob("*.json"))
     # One checkpoint, after the first iteration: from there on the run is done once more, up to where it was sound.
     done = run_flows(
-        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.iterations=0", *WRECKED
+        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=0", *WRECKED
     )
     assert done.returncode == 0, done.stderr
     folder = policy_folder(home, known)
@@ -48,7 +48,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
     known |= set((home / "cache" / "grpo").glob("*.json"))
     done = run_flows(
-        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.iterations=1", *WRECKED
+        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=1", *WRECKED
     )
     assert done.returncode == 0, done.stderr
     weights = "model/model.safetensors"

@@ -76,7 +76,7 @@ def test_an_interrupted_run_ends_with_one_line_and_the_next_one_ends_with_the_sa
     second = start(home, engine)
     output, _ = second.communicate(timeout=300)
     assert second.returncode == 0, output
-    assert f"goes on after iteration {gone - 1} of 4" in output
+    assert f"resume: after iteration {gone - 1} of 4" in output
     assert weights(home, "grpo") == weights(micro_home, "grpo")
 
 

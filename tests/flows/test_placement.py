@@ -18,9 +18,9 @@ from tests.flows.homes import folder, weights, without
 
 pytestmark = pytest.mark.scale
 
-TWO = ("placement.backend=processes", "placement.learner_ranks=2")
-SPLIT = (*TWO, "placement.tensor_parallel=2")
-BESIDE = ("placement.backend=processes", "placement.offload=true")  # one rank
+TWO = ("distributed.backend=processes", "distributed.learner_ranks=2")
+SPLIT = (*TWO, "distributed.tensor_parallel=2")
+BESIDE = ("distributed.backend=processes", "distributed.cpu_offload=true")  # one rank
 ALONE = 'without=["stages.ppo"]'
 SECONDS = 300.0
 
@@ -107,9 +107,9 @@ def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_bes
 def test_adapters_learn_on_two_ranks_that_each_have_the_base(undisturbed: Path, tmp_path: Path) -> None:
     home = without(undisturbed, tmp_path / "home", "grpo", "ppo")
     adapters = (
-        "stages.grpo.update.adapter.rank=4",
-        "stages.ppo.update.adapter.rank=4",
-        "stages.ppo.critic.placement=adapter",
+        "stages.grpo.update.lora.rank=4",
+        "stages.ppo.update.lora.rank=4",
+        "stages.ppo.critic.architecture=lora",
     )
     done = run_flows("run", home, *TWO, *adapters)
     assert done.returncode == 0, done.stderr
@@ -144,5 +144,5 @@ def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_a
         time.sleep(0.1)
     done = run_flows("run", before_grpo, *TWO, ALONE)
     assert done.returncode == 0, done.stderr
-    assert "goes on after iteration" in done.stderr
+    assert "resume: after iteration" in done.stderr
     assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")

@@ -28,10 +28,10 @@ from tests.flows.test_rollouts_ahead import AHEAD
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
 
 ON_RAY = (
-    "placement.backend=ray",
-    "placement.learner_ranks=2",
-    "placement.ray.samplers=2",
-    "placement.ray.scorers=1",
+    "distributed.backend=ray",
+    "distributed.learner_ranks=2",
+    "distributed.ray.num_rollout_workers=2",
+    "distributed.ray.num_reward_workers=1",
 )
 ITERATIONS = 6
 RUN_AHEAD = (AHEAD, f"stages.grpo.num_iterations={ITERATIONS}")
@@ -168,7 +168,7 @@ def test_each_token_is_one_update_old_and_kills_change_neither_prompts_nor_weigh
     assert "is gone (The actor is dead because its worker process has died" in said
     until(lambda: not actors(), "a process outlives its run")
     assert not (home / "cache" / "grpo").exists()
-    assert "goes on after iteration" in end(begin(home, address, "grpo", *RUN_AHEAD))
+    assert "resume: after iteration" in end(begin(home, address, "grpo", *RUN_AHEAD))
 
     rows = json.loads((folder(home, "grpo") / "history.json").read_text())
     assert [row["iteration"] for row in rows] == list(range(1, ITERATIONS + 1))

@@ -19,12 +19,12 @@ from tests.flows.conftest import run_flows
 
 SHORT = ("stages.grpo.num_iterations=2", "stages.ppo.num_iterations=2")
 CRITICS = {
-    "head": ("stages.ppo.critic.placement=head",),
+    "head": ("stages.ppo.critic.architecture=shared",),
     "adapter": (
-        "stages.ppo.critic.placement=adapter",
-        "stages.ppo.critic.initialise_from=reward_model",
-        "stages.ppo.update.adapter.rank=4",
-        "stages.reward_model.trunk.adapter.rank=4",
+        "stages.ppo.critic.architecture=lora",
+        "stages.ppo.critic.init_from=reward_model",
+        "stages.ppo.update.lora.rank=4",
+        "stages.reward_model.backbone.lora.rank=4",
     ),
 }
 # How far apart, as a share of the way. Measured: SFT 0.005 and 0.0006, reward model 0.08 and 0.012.

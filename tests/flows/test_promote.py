@@ -180,7 +180,7 @@ def test_another_question_about_the_same_pair_is_another_look() -> None:
 
 
 def test_a_last_update_that_measured_no_kl_leaves_that_of_the_one_before() -> None:
-    settings = PromotionConfig(challenger="grpo", max_kl=0.5)
+    settings = PromotionConfig(challenger="grpo", max_ref_kl=0.5)
     *_, limit = limits_of(answers([True], ["a"]), [{"kl/ref": 0.4}, {"skipped": 1.0}], settings)
     assert (limit.name, limit.estimate, limit.passed) == ("KL to the reference", 0.4, True)
 
@@ -236,8 +236,8 @@ win_rate = "wins"
 
 [stages.wins]
 kind = "win_rate"
-start = "sft"
-reference = "base"
+policy = "sft"
+baseline = "base"
 data = ["prompts"]
 human_pairs = ["preferences"]
 judge = { kind = "likes_seven:judge" }
@@ -329,7 +329,7 @@ def test_a_least_accuracy_without_references_is_refused() -> None:
 
 
 def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:
-    settings = PromotionConfig(challenger="grpo", max_kl=0.1)
+    settings = PromotionConfig(challenger="grpo", max_ref_kl=0.1)
     frame = answers([True], ["a"])
     assert [check.passed for check in limits_of(frame, [{"kl/ref": 0.2}], settings)] == [True, True, False]
     assert limits_of(frame, [{"kl/ref": 0.2}, {"kl/ref": 0.1}], settings)[-1].passed
@@ -343,4 +343,4 @@ def test_a_preset_without_the_section_or_with_an_impossible_challenger_is_refuse
     with pytest.raises(ConfigError, match="no checkpoint of this preset"):
         run_promotion("tiny", ["promotion.challenger=sft_kept"])
     with pytest.raises(ConfigError, match="has no KL"):
-        open_preset("tiny", ["promotion.challenger=sft", "promotion.max_kl=0.1"])
+        open_preset("tiny", ["promotion.challenger=sft", "promotion.max_ref_kl=0.1"])

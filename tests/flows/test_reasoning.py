@@ -124,10 +124,10 @@ def test_every_kept_answer_was_sampled_is_right_and_answers_a_training_prompt(ho
 def test_the_second_rl_run_is_paid_by_all_three_rewards(home: Path) -> None:
     history = json.loads((folder(home, "grpo_mixed") / "history.json").read_text())
     assert len(history) == 2
-    assert {name for name in history[0] if name.startswith("reward/part/")} >= {
-        "reward/part/math",
-        "reward/part/reward_model",
-        "reward/part/format",
+    assert {name for name in history[0] if name.startswith("reward/term/")} >= {
+        "reward/term/math",
+        "reward/term/reward_model",
+        "reward/term/format",
     }
 
 
@@ -138,9 +138,9 @@ def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(hom
         return states_of(done.stdout)
 
     assert set(states().values()) == {"cached"}
-    changed = {name for name, state in states("stages.sft_kept.start=grpo").items() if state != "cached"}
+    changed = {name for name, state in states("stages.sft_kept.init_from=grpo").items() if state != "cached"}
     assert changed == {"sft_kept", "evaluate_sft_kept", "grpo_mixed", "evaluate_grpo_mixed", "compare"}
-    config = open_preset("reasoning", ["stages.sft_kept.start=grpo"])
+    config = open_preset("reasoning", ["stages.sft_kept.init_from=grpo"])
     assert next(stage for stage in stages(config) if stage.name == "sft_kept").inputs == ("grpo", "rejection")
 
 
@@ -168,17 +168,20 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     ("override", "complaint"),
     [
         (
-            "stages.sft_kept.start=gropo",
-            r"stages\.sft_kept\.start = 'gropo': no such checkpoint; choose one of base, sft, ",
+            "stages.sft_kept.init_from=gropo",
+            r"stages\.sft_kept\.init_from = 'gropo': no such checkpoint; choose one of base, sft, ",
         ),
-        ("stages.sft.start=rejection", r"stages\.sft\.start = 'rejection': this stage makes demonstrations, no policy"),
+        (
+            "stages.sft.init_from=rejection",
+            r"stages\.sft\.init_from = 'rejection': this stage makes demonstrations, no policy",
+        ),
         ("stages.rejection.num_samples=0", "stages.rejection.num_samples = 0: must be at least 1"),
         (
             "stages.rejection.num_sample=2",
             "stages.rejection.num_sample: unknown key; did you mean stages.rejection.num_samples",
         ),
         ("stages.rejection.rewards.0.weigth=2", "stages.rejection.rewards.0.weigth: unknown key"),
-        ("stages.rejection.sampling.max_replacements=2", "only RL stages take sampling.max_replacements"),
+        ("stages.rejection.sampling.dynamic_sampling_rounds=2", "only RL stages take sampling.dynamic_sampling_rounds"),
         (
             "stages.rejection.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
             "stages.rejection.sampling.episodes differs from stages.grpo.sampling.episodes",
@@ -193,7 +196,7 @@ def test_a_fault_in_an_optional_section_is_named_with_its_path(override: str, co
 
 def test_a_stage_without_the_one_it_builds_on_is_refused_by_its_full_key() -> None:
     for left_out, complaint in (
-        ("stages.sft_kept", r"stages\.grpo_mixed\.start = 'sft_kept': no such checkpoint"),
+        ("stages.sft_kept", r"stages\.grpo_mixed\.init_from = 'sft_kept': no such checkpoint"),
         ("stages.rejection", r"stages\.sft_kept\.data = 'rejection': no such data"),
         ("stages.reward_model", r"stages\.grpo_mixed\.rewards\.1\.stage = 'reward_model': not a stage"),
     ):

@@ -86,7 +86,7 @@ def test_a_stage_starts_from_a_registered_model_which_is_evaluated_beside_what_c
     zero_home: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(zero_home, tmp_path, dirs_exist_ok=True)
-    home = ran(tmp_path, "r1_zero", "stages.grpo.start=models:/r1_zero-grpo/1", "name=again")
+    home = ran(tmp_path, "r1_zero", "stages.grpo.init_from=models:/r1_zero-grpo/1", "name=again")
     records = [json.loads(path.read_text()) for path in (home / "cache" / "grpo").glob("*.json")]
     (again,) = [each for each in records if "start_grpo" in each["ingredients"]["inputs"]]
     assert again["ingredients"]["inputs"]["start_grpo"] == record(home, "start_grpo")["ref"]["sha256"]
@@ -148,7 +148,7 @@ def test_each_reward_is_on_its_data_alone_and_has_not_failed_on_the_other(mixed_
         expected = {"math", "format"} if row.prompt_id.startswith("sums/") else {"code"}
         assert set(json.loads(row.parts)) == expected
     history = json.loads((folder(mixed_home, "grpo") / "history.json").read_text())
-    assert [row["reward/part_unscored/math"] for row in history] == [0.0, 0.0]
+    assert [row["reward/term_unscored/math"] for row in history] == [0.0, 0.0]
     assert [row["reward/errors"] for row in history] == [0.0, 0.0]
 
 

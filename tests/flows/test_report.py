@@ -124,7 +124,7 @@ def test_the_report_says_model_rewards_settings_machine_and_the_command_that_mak
         "1 × math (evaluated_only = True) + 0.1 × reward_model",
         "settings that differ from the preset tiny",
         "stages.grpo.num_iterations",
-        "well-formed",
+        "formatted",
         "calibration error",
         "quarantined",
         "The curve of the held-out accuracy is of the first 8 held-out problems",
@@ -162,7 +162,7 @@ def test_the_terminal_ends_with_the_shape_of_the_rollouts_and_where_everything_l
     age = time.time() - report_of(micro_home).stat().st_mtime
     lines = summarise(Home(root=micro_home), config.name, refs, seconds=age + 1.0).splitlines()
     (head,) = [number for number, line in enumerate(lines) if line.startswith("first -> last iteration")]
-    assert lines[head].split()[-3:] == ["cut", "off", "well-formed"]
+    assert lines[head].split()[-2:] == ["truncated", "formatted"]
     assert re.fullmatch(r"grpo +-?[\d.]+ -> -?[\d.]+ +[\d.]+% -> [\d.]+% +[\d.]+% -> [\d.]+%", lines[head + 1])
     models = [line.split()[-1] for line in lines if line.startswith("model ")]
     assert len(models) == 5 and all((Path(path) / "config.json").is_file() for path in models)

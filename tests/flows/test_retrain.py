@@ -147,8 +147,8 @@ win_rate = "wins"
 
 [stages.wins]
 kind = "win_rate"
-start = "grpo"
-reference = "sft"
+policy = "grpo"
+baseline = "sft"
 data = ["prompts"]
 human_pairs = ["preferences"]
 

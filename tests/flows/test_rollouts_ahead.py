@@ -32,7 +32,7 @@ def test_rollouts_are_one_update_old_and_a_killed_run_ends_bit_for_bit_like_an_u
     assert not (killed / "cache" / "grpo").exists()
     done = run_flows("run", killed, AHEAD)
     assert done.returncode == 0, done.stderr
-    assert "goes on after iteration" in done.stderr
+    assert "resume: after iteration" in done.stderr
 
     history = json.loads((folder(whole, "grpo") / "history.json").read_text())
     assert [row["staleness"] for row in history] == [0.0, 1.0, 1.0, 1.0]

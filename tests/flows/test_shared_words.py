@@ -96,7 +96,7 @@ def test_an_answer_that_holds_the_words_of_an_evaluation_prompt_is_told_quaranti
     assert rules["eval_shares_no_13_words"]["detail"].startswith("1 of ")
     assert len(read_table(made / "train.parquet")) == 20
 
-    action = ("data.demonstrations.shared_words=quarantine",)
+    action = ("data.demonstrations.ngram_overlap=quarantine",)
     made = tracked_home.root / run_targets(preset, action, TARGETS)["prepare_demonstrations"].uri
     (refused,) = [json.loads(line) for line in (made / "quarantine.jsonl").read_text().splitlines()]
     assert refused["line"] == 3
@@ -106,8 +106,8 @@ def test_an_answer_that_holds_the_words_of_an_evaluation_prompt_is_told_quaranti
     assert len(read_table(made / "train.parquet")) == 19
 
     with pytest.raises(DataError, match="training rows that are refused: 1; each shares 13 words in a row"):
-        run_targets(preset, ("data.demonstrations.shared_words=refuse",), TARGETS)
+        run_targets(preset, ("data.demonstrations.ngram_overlap=refuse",), TARGETS)
     # 15 words are the whole evaluation prompt, which the answer does not hold
-    longer = (*action, "data.demonstrations.shared_run=16")
+    longer = (*action, "data.demonstrations.ngram_size=16")
     made = tracked_home.root / run_targets(preset, longer, TARGETS)["prepare_demonstrations"].uri
     assert len(read_table(made / "train.parquet")) == 20

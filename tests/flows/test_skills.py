@@ -57,7 +57,7 @@ GUARDED = """benchmarks = { skills = 0.1 }
 
 [stages.skills]
 kind = "benchmark"
-start = "grpo"
+policy = "grpo"
 folder = "."
 tasks = ["letters"]
 """

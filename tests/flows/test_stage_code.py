@@ -141,14 +141,14 @@ def test_the_machine_that_samples_pairs_is_in_their_key_and_pairs_that_are_read_
 
 
 def test_how_many_ranks_learn_is_in_the_key_of_what_learns_on_them_and_how_long_they_may_take_is_not() -> None:
-    two = ("placement.backend=processes", "placement.learner_ranks=2")
+    two = ("distributed.backend=processes", "distributed.learner_ranks=2")
     assert changed(*two) == {*RL, "sft", "reward_model"}
-    assert changed("placement.deadline_minutes=5.0", "placement.max_restarts=9", start=two) == set()
-    assert changed("placement.learner_ranks=4", start=two) == {*RL, "sft", "reward_model"}
+    assert changed("distributed.timeout_minutes=5.0", "distributed.max_restarts=9", start=two) == set()
+    assert changed("distributed.learner_ranks=4", start=two) == {*RL, "sft", "reward_model"}
 
 
 def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
-    found = closures("tiny", "placement.backend=processes")
+    found = closures("tiny", "distributed.backend=processes")
     assert {name for name, modules in found.items() if "rlcore.distributed.rank_process" in modules} == {
         *RL,
         "sft",
@@ -156,7 +156,7 @@ def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
     }
     assert not any("rlcore.distributed.rank_pool" in modules for modules in closures("tiny").values())
     assert not any("rlcore.distributed.cluster.host" in modules for modules in found.values())
-    on_ray = closures("tiny", "placement.backend=ray")
+    on_ray = closures("tiny", "distributed.backend=ray")
     assert {name for name, modules in on_ray.items() if "rlcore.distributed.cluster.sampler_actor" in modules} == {
         *RL,
         "sft",
@@ -186,7 +186,7 @@ def test_a_word_in_the_glossary_or_a_number_in_a_plot_changes_no_key_and_a_numbe
     before = keys("tiny")
     replaced(copied / "rlcore/metrics.toml", "rises, then levels off", "rises, then stays")
     replaced(copied / "rlcore/tasks/drawing/plots.py", "dpi=110", "dpi=220")
-    replaced(copied / "rlcore/tasks/kinds/compare/page.py", "what each step was worth", "what it was worth")
+    replaced(copied / "rlcore/tasks/kinds/compare/page.py", "results by stage", "what it was worth")
     assert keys("tiny") == before
     replaced(copied / "rlcore/algorithms/surrogates.py", "1.0", "1.5")
     after = keys("tiny")

@@ -1,9 +1,9 @@
 """The pages of docs/tutorials, followed with a small model in the place of SmolLM2 and of a large one.
 
-Run as they stand: every Python file of a page, ``rlcore data``, ``config`` and, over the finished micro run, what the
-first page does with the demo. Planned: every preset of every page. Run with fewer and smaller iterations, marked slow:
-``rlcore run``. Only parsed (tests/flows/command/test_app.py): ``rlcore serve``, ``ui``, ``size``. Nothing else of a
-page is tried: ``make``, ``rsync``, and a GPU.
+Run as they stand: every Python file of a page, ``rlcore validate``, ``config`` and, over the finished micro run, what
+the first page does with the demo. Planned: every preset of every page. Run with fewer and smaller iterations, marked
+slow: ``rlcore run``. Only parsed (tests/flows/command/test_app.py): ``rlcore serve``, ``ui``, ``size``. Nothing else of
+a page is tried: ``make``, ``rsync``, and a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.flows.warm import run_warm
 FOLDER = ROOT / "docs" / "tutorials"
 BLOCK = re.compile(r"```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)```", re.DOTALL)
 SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=2048)
-SMALL_MODEL = ("model.source=folder", "model.path=model", "model.licence=MIT")
+SMALL_MODEL = ("model.source=folder", "model.path=model", "model.license=MIT")
 SMALL_RUN = (
     "stages.grpo.num_iterations=2",
     "stages.grpo.prompts_per_iteration=2",
@@ -104,7 +104,7 @@ def test_every_page_has_presets_or_a_script_to_follow_and_no_file_of_another_pag
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(("name", "command"), [each for each in COMMANDS if each[1][0] in ("data", "plan")])
+@pytest.mark.parametrize(("name", "command"), [each for each in COMMANDS if each[1][0] in ("validate", "plan")])
 def test_a_page_is_planned_and_its_data_are_looked_at(
     name: str, command: tuple[str, ...], here: Path, home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,13 +116,13 @@ def test_a_page_is_planned_and_its_data_are_looked_at(
         command = (*command, "--set", "hardware.device=cpu engine.kind=native engine.python=''")
     assert main(with_overrides(command, SMALL_MODEL)) == 0
     said = capsys.readouterr().out
-    if command == ("data", "mine.toml"):
+    if command == ("validate", "mine.toml"):
         assert "198 for training, 40 held out, 0 over, 2 quarantined" in said
         assert "line 18, messages" in said and "line 43, reference" in said
     elif command == ("plan", "rlhf.toml"):
         assert "evaluation: no accuracy on prompts, whose rows have no references" in said
     elif command[0] == "plan":
-        assert "unusual" not in said
+        assert "warning:" not in said
 
 
 def test_the_reward_is_called_and_pays_what_the_page_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_a_reward_model_judges_and_is_audited_and_the_pages_say_so(home: Path) -
     metrics = record(home, "win_rate")["metrics"]
     check_names(metrics)
     assert metrics["win_rate/prompts"] == 8.0
-    assert metrics["win_rate/order_dependent"] == metrics["judge/order_dependent"] == 0.0
+    assert metrics["win_rate/order_flip_rate"] == metrics["judge/order_flip_rate"] == 0.0
     assert metrics["judge/pairs"] == 8.0
     assert metrics["win_rate/rate_low"] <= metrics["win_rate/rate"] <= metrics["win_rate/rate_high"]
     found = account(home)
@@ -94,7 +94,7 @@ def test_every_verdict_is_kept_beside_its_answers_and_equal_answers_are_half(hom
 
 
 def test_a_checkpoint_against_itself_is_half_exactly_and_nobody_is_asked(home: Path, tmp_path: Path) -> None:
-    found = account(again(home, tmp_path, "stages.win_rate.start=sft", "stages.win_rate.human_pairs=[]"))
+    found = account(again(home, tmp_path, "stages.win_rate.policy=sft", "stages.win_rate.human_pairs=[]"))
     assert (found["found"]["rate"]["mean"], found["found"]["ties"], found["identical"], found["calls"]) == (
         0.5,
         8,
@@ -145,7 +145,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
     assert set(stage.inputs) == {"grpo", "prepare_prompts", "prepare_preferences", "reward_model", "sft"}
     assert "win_rate" not in checkpoints(config)
     assert "preferences" in asked_for(config, ["win_rate"])[1]
-    other = open_preset(PRESET, ["stages.win_rate.reference=models:/mine@champion"])
+    other = open_preset(PRESET, ["stages.win_rate.baseline=models:/mine@champion"])
     (stage,) = (each for each in stages(other) if each.name == "win_rate")
     assert "reference_win_rate" in stage.inputs
 
@@ -153,7 +153,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.win_rate.reference=sfd", "stages.win_rate.reference = 'sfd': no such checkpoint"),
+        ("stages.win_rate.baseline=sfd", "stages.win_rate.baseline = 'sfd': no such checkpoint"),
         ("stages.win_rate.data=['preferences']", "stages.win_rate.data = 'preferences': holds no prompts"),
         ("stages.win_rate.human_pairs=['prompts']", "stages.win_rate.human_pairs = 'prompts': no data set of pairs"),
         (
@@ -162,7 +162,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
         ),
         ("stages.win_rate.judge={kind='math'}", "must be 'judge', 'reward_model' or module:function"),
         ("stages.win_rate.max_unjudged=2.0", "stages.win_rate.max_unjudged"),
-        ("stages.sft.start=win_rate", "stages.sft.start = 'win_rate': this stage makes a win rate, no policy"),
+        ("stages.sft.init_from=win_rate", "stages.sft.init_from = 'win_rate': this stage makes a win rate, no policy"),
     ],
 )
 def test_what_a_preset_cannot_mean_is_refused_with_its_key(override: str, fault: str) -> None:

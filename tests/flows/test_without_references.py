@@ -31,7 +31,7 @@ num_eval = 8
 
 [stages.brief]
 kind = "rl"
-start = "base"
+init_from = "base"
 prompts = {{ prompts = 1.0 }}
 algorithm = "grpo"
 num_iterations = 2
@@ -92,7 +92,7 @@ def test_rewards_without_references_just_work_and_no_accuracy_is_told(tracked_ho
     for name in ("base", "brief"):
         summary = read_json(made[f"evaluate_{name}"] / "summary.json")
         assert not [key for key in summary if "accuracy" in key or "pass" in key]
-        assert (summary["eval/unreferenced"], summary["eval/problems"]) == (8, 0)
+        assert (summary["eval/no_reference"], summary["eval/problems"]) == (8, 0)
         answers = read_table(made[f"evaluate_{name}"] / "answers.parquet")
         assert len(answers) == 8 + 8 * 2
         assert not answers["has_reference"].any()

@@ -79,7 +79,7 @@ def test_a_kill_in_the_middle_of_the_rl_stage_changes_no_bit(played: tuple[str, 
     kill_when(home, "work/*/checkpoints/step-000001", command)
     assert not (home / "cache" / "grpo").exists()
     done = subprocess.run(command, env=environment(home), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "goes on after iteration" in done.stderr, done.stderr
+    assert "resume: after iteration" in done.stderr, done.stderr
     assert weights(home, "grpo") == weights(undisturbed, "grpo") != weights(home, "sft")
     for number in range(1, ITERATIONS + 1):
         name = f"rollouts/iteration-{number:05d}.parquet"

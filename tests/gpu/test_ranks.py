@@ -30,7 +30,7 @@ def make_learner(
     critic = ScalarModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
     if ranks is not None:
         shard(critic or policy, ranks, Sharding(offload=offload), device=device)
-    placement, update = CriticConfig(placement="head"), UpdateConfig(tokens_per_microbatch=128)
+    placement, update = CriticConfig(architecture="shared"), UpdateConfig(tokens_per_microbatch=128)
     config = micro.rl_config(kind, critic=placement, update=update)
     return Learner(policy, critic, algorithm=ALGORITHMS[kind], config=config)
 

@@ -35,8 +35,8 @@ def make_learner(kind: str, device: torch.device, dtype: torch.dtype) -> Learner
         trunk = policy if kind == "critic on the trunk" else micro.placed(MODEL, device, dtype)
         critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(0))
     name = "ppo" if critic else "grpo"
-    placement = CriticConfig(placement="head" if kind == "critic on the trunk" else "trunk")
-    config = micro.rl_config(name, critic=placement, update=UpdateConfig(tokens_per_microbatch=128, adapter=adapter))
+    placement = CriticConfig(architecture="shared" if kind == "critic on the trunk" else "separate")
+    config = micro.rl_config(name, critic=placement, update=UpdateConfig(tokens_per_microbatch=128, lora=adapter))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 

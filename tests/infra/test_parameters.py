@@ -34,7 +34,7 @@ def refusal(flow: str, **parameters: Any) -> str:
         ("online_rl", {"preset": "tiny", "stage": "grpo", "overrides": ["stages.grpo.learning_rate=1e-5"]}),
         ("evaluate", {"preset": "tiny", "checkpoint": "base"}),
         ("evaluate", {"preset": "reasoning", "checkpoint": "sft_kept"}),
-        ("evaluate", {"preset": "tiny", "checkpoint": "other", "overrides": ["stages.grpo.start=models:/other/3"]}),
+        ("evaluate", {"preset": "tiny", "checkpoint": "other", "overrides": ["stages.grpo.init_from=models:/other/3"]}),
         ("compare", {"preset": "tiny"}),
         ("rollback", {"model": "tiny-grpo", "version": 2, "reason": "worse"}),
     ],

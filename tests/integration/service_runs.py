@@ -46,10 +46,10 @@ SMALL = (
     "stages.grpo.prompts_per_iteration=8",
     "stages.grpo.group_size=4",
     "stages.grpo.eval_every=6",
-    "stages.grpo.checkpoints.iterations=2",
+    "stages.grpo.checkpoints.every_iterations=2",
     "stages.ppo.num_iterations=2",
     "stages.ppo.prompts_per_iteration=8",
-    "stages.ppo.checkpoints.iterations=1",
+    "stages.ppo.checkpoints.every_iterations=1",
     "evaluation.num_monitor_problems=8",
 )
 

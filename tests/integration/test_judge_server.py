@@ -86,11 +86,11 @@ def judge(url: str, **options: object) -> JudgeReward:
 
 def test_a_judge_held_to_the_form_gives_every_answer_a_mark_and_gives_it_again(judge_url: str) -> None:
     batch = [rollout(answer) for answer in ANSWERS]
-    first, second = (judge(judge_url, enforce_form=True)(batch) for _ in range(2))
+    first, second = (judge(judge_url, structured_output=True)(batch) for _ in range(2))
     assert all(score.value is not None for score in first), [score.error for score in first]
     assert {score.value for score in first} <= {mark / 10 for mark in range(11)}
     assert [score.value for score in second] == [score.value for score in first]
-    assert judge(judge_url, enforce_form=True, scale=1.0)(batch[:1])[0].value in (0.0, 1.0)
+    assert judge(judge_url, structured_output=True, scale=1.0)(batch[:1])[0].value in (0.0, 1.0)
 
 
 def test_a_judge_that_chatters_leaves_answers_unscored_even_where_the_answer_holds_a_mark(judge_url: str) -> None:
@@ -101,7 +101,7 @@ def test_a_judge_that_chatters_leaves_answers_unscored_even_where_the_answer_hol
 
 
 def test_a_request_that_the_server_refuses_is_named_and_leaves_the_others_alone(judge_url: str) -> None:
-    too_long, fine = judge(judge_url, enforce_form=True)([rollout("seven " * 4_000), rollout("7")])
+    too_long, fine = judge(judge_url, structured_output=True)([rollout("seven " * 4_000), rollout("7")])
     assert too_long.value is None
     assert "refused with status 400" in too_long.error
     assert fine.value is not None
@@ -113,4 +113,4 @@ def test_a_deadline_that_passes_leaves_an_answer_unscored_and_the_server_works_o
     (late,) = judge(judge_url, timeout_seconds=0.05)([rollout("7")])
     assert late.value is None
     assert "cannot be reached" in late.error
-    assert judge(judge_url, enforce_form=True)([rollout("7")])[0].value is not None
+    assert judge(judge_url, structured_output=True)([rollout("7")])[0].value is not None

@@ -106,7 +106,7 @@ def test_a_run_goes_on_within_a_minute_of_a_power_cut_also_when_the_server_dies_
     wait_until(lambda: bool(services.flow_run(run)), seconds=END, what="answering again")
     seconds = wait_until(lambda: is_running(services, run, 2), seconds=BOUND, what="back at work")
     sys.stderr.write(f"back at work {seconds:.0f} s after the server\n")
-    assert "goes on after iteration" in wait_for_log(services, run, "goes on after iteration")
+    assert "resume: after iteration" in wait_for_log(services, run, "resume: after iteration")
 
 
 def test_a_run_that_alone_is_killed_goes_on_within_a_minute(services: Services) -> None:

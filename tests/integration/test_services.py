@@ -191,7 +191,7 @@ def test_worker_and_run_killed_together_are_back_without_a_person(services: Serv
     sys.stderr.write(f"back at work {seconds:.0f} s after the kill\n")
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in flows)
     assert_undisturbed(services, run, undisturbed)
-    assert "goes on after iteration" in services.logged(run)
+    assert "resume: after iteration" in services.logged(run)
 
 
 @pytest.mark.parametrize("service", ["prefect", "mlflow", "postgres"])
@@ -210,7 +210,7 @@ def test_a_run_under_way_goes_on_when_everything_was_taken_down_and_brought_up(
         done = services.command(command)
         assert done.returncode == 0, done.stdout + done.stderr
     assert_undisturbed(services, run, undisturbed)
-    assert "goes on after iteration" in services.logged(run)
+    assert "resume: after iteration" in services.logged(run)
 
 
 def test_a_snapshot_of_new_preferences_retrains_the_champion(services: Services, tmp_path: Path) -> None:
@@ -252,7 +252,9 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), *SPOIL, preset="retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     assert services.champion(NAME) == "2"  # of the retraining by the event
-    done = services.deploy("online-rl/grpo", *SMALL, *WRECKED, "stages.grpo.checkpoints.iterations=1", preset="tiny")
+    done = services.deploy(
+        "online-rl/grpo", *SMALL, *WRECKED, "stages.grpo.checkpoints.every_iterations=1", preset="tiny"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: len(told) == before + 2, seconds=END_SECONDS, what="told of both")
     refused, stopped = told[before:]

@@ -29,10 +29,10 @@ __all__ = ["services"]  # a fixture
 
 ITERATIONS = 6
 PLACED = (
-    "placement.backend=ray",
-    "placement.learner_ranks=2",
-    "placement.ray.samplers=2",
-    "placement.ray.scorers=1",
+    "distributed.backend=ray",
+    "distributed.learner_ranks=2",
+    "distributed.ray.num_rollout_workers=2",
+    "distributed.ray.num_reward_workers=1",
     f"stages.grpo.num_iterations={ITERATIONS}",
     "stages.grpo.eval_every=3",
 )
@@ -124,7 +124,7 @@ def test_a_cancelled_run_leaves_no_process_and_the_next_goes_on_and_is_killed_an
     wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=60.0, what="rid of the first cluster")
     wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=HEALED_SECONDS, what="back at work")
     assert_same(services, run, undisturbed)
-    assert services.logged(run).count("goes on after iteration") == 2
+    assert services.logged(run).count("resume: after iteration") == 2
 
 
 @pytest.mark.parametrize(
@@ -159,4 +159,4 @@ def test_a_run_whose_head_is_killed_ends_and_is_back_without_a_person(services: 
     wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=120.0, what="rid of the first cluster")
     wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=HEALED_SECONDS, what="back at work")
     assert_same(services, run, undisturbed)
-    assert "goes on after iteration" in services.logged(run)
+    assert "resume: after iteration" in services.logged(run)

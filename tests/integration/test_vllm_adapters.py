@@ -73,7 +73,7 @@ def swap(engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt], *, se
     started = time.perf_counter()
     engine.load_weights(MergedState(policy), policy_version=version)
     say(f"\nadapter swapped in {time.perf_counter() - started:.3f} s")
-    return prove(engine, policy, prompts)["sync/max_abs"]
+    return prove(engine, policy, prompts)["sync/logprob_max_diff"]
 
 
 def test_an_adapter_that_has_learned_nothing_is_the_base(

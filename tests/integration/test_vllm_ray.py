@@ -39,8 +39,8 @@ __all__ = ["services"]  # a fixture
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 ITERATIONS, PROMPTS, GROUP = 5, 8, 4
 PLACED = (
-    "placement.backend=ray",
-    "placement.learner_ranks=2",
+    "distributed.backend=ray",
+    "distributed.learner_ranks=2",
     "stages.grpo.sampling.engine.kind=vllm",
     f"stages.grpo.sampling.engine.python={vllm_runs.PYTHON}",
     "stages.grpo.sampling.engine.replicas=2",
@@ -152,7 +152,9 @@ def assert_whole(done: Run) -> None:
         assert set(table["policy_version"]) == {number - 1}  # as the servers stamped each token
         assert table.groupby("prompt_id")["replica"].nunique().max() == 1
         assert Counter(table.drop_duplicates("prompt_id")["replica"].tolist()) == {0: PROMPTS // 2, 1: PROMPTS // 2}
-    assert all(row["sync/max_abs"] < 1e-4 for row in done.history if "sync/max_abs" in row)  # the worse of the two
+    assert all(
+        row["sync/logprob_max_diff"] < 1e-4 for row in done.history if "sync/logprob_max_diff" in row
+    )  # the worse of the two
     rewards = [row["reward/mean"] for row in done.history]
     assert rewards[-1] > rewards[0] + 0.2, rewards
 

@@ -74,7 +74,7 @@ def test_rl_is_sampled_by_vllm_and_every_sync_is_proved(home: Path) -> None:
     (record,) = records(home, "grpo")
     history = json.loads((home / record["ref"]["uri"] / "history.json").read_text())
     assert len(history) == 2
-    assert all("engine/asked_again" in row and "sync/max_abs" in row for row in history)
+    assert all("engine/retries" in row and "sync/logprob_max_diff" in row for row in history)
 
 
 def test_only_what_samples_with_the_runs_engine_hangs_on_it(home: Path) -> None:

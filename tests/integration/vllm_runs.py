@@ -63,7 +63,7 @@ def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
     return ServerSpec(
         model=checkpoint,
         exchange=Path(tempfile.mkdtemp()),
-        config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, deadlines=deadlines),
+        config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, timeouts=deadlines),
         dtype=DTYPE,
         max_model_len=256,
         max_concurrent=16,
@@ -125,7 +125,7 @@ def sync(
     """Weights moved, sent and proved as a run does it; returns the largest difference of a log-probability."""
     version = engine.policy_version + 1
     engine.load_weights(move(model, version, size), policy_version=version)
-    return prove(engine, model, prompts)["sync/max_abs"]
+    return prove(engine, model, prompts)["sync/logprob_max_diff"]
 
 
 def prove(engine: Sampler, policy: PreTrainedModel | AdaptedModel, prompts: list[Prompt]) -> dict[str, float]:

@@ -96,7 +96,7 @@ def of_ours(
     """Our loss and gradient by parameter name. Two epochs are asked for, so that old log-probabilities count, and the
     KL limit stops the update after the first."""
     config = strategies.rl_config(
-        update=update_config(epochs=2, max_kl=1e-9, entropy_coefficient=entropy),
+        update=update_config(num_epochs=2, early_stop_kl=1e-9, entropy_coefficient=entropy),
         kl=KlConfig(coefficient=beta, estimator="k3_ratio"),
     )
     learner = Learner(copy.deepcopy(model), None, algorithm=algorithm, config=config)

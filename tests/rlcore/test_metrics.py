@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 # What a run has to log, by the names under which it is found in the tracker.
 # fmt: off
 ALWAYS_LOGGED = [
-    "reward/mean", "reward/std", "reward/part/<name>", "reward/part_std/<name>", "reward/part_zero/<name>",
-    "reward/part_unscored/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
+    "reward/mean", "reward/std", "reward/term/<name>", "reward/term_std/<name>", "reward/term_zero/<name>",
+    "reward/term_unscored/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
     "clip/fraction", "clip/low", "clip/high", "entropy", "entropy/sampled", "loss/policy",
-    "update/measured", "loss/value",
+    "update/token_fraction", "loss/value",
     "value/explained_variance", "advantage/mean", "advantage/std", "completion/length", "completion/truncated",
     "groups/zero_signal", "gradient_norm", "critic/gradient_norm", "learning_rate", "critic/learning_rate",
     "tokens_per_second", "seconds/rollout", "seconds/score", "seconds/update", "seconds/sync",
@@ -62,13 +62,13 @@ def test_every_row_of_the_page_has_six_cells() -> None:
     ("logged", "entry"),
     [
         ("reward/mean", "reward/mean"),
-        ("reward/part/math", "reward/part/<name>"),
-        ("eval/pass_8", "eval/pass_<k>"),
-        ("eval/pass_8_low", "eval/pass_<k>"),
-        ("reward/part/", None),
-        ("reward/part/a/b", None),
-        ("reward/part", None),
-        ("xreward/part/math", None),
+        ("reward/term/math", "reward/term/<name>"),
+        ("eval/pass_at_8", "eval/pass_at_<k>"),
+        ("eval/pass_at_8_low", "eval/pass_at_<k>"),
+        ("reward/term/", None),
+        ("reward/term/a/b", None),
+        ("reward/term", None),
+        ("xreward/term/math", None),
     ],
 )
 def test_a_logged_name_is_found_under_its_entry(logged: str, entry: str | None) -> None:
@@ -77,7 +77,7 @@ def test_a_logged_name_is_found_under_its_entry(logged: str, entry: str | None) 
 
 
 def test_known_finite_metrics_pass() -> None:
-    check_names({"reward/mean": 0.5, "reward/part/math": 1.0, "kl/ref": 0.0})
+    check_names({"reward/mean": 0.5, "reward/term/math": 1.0, "kl/ref": 0.0})
 
 
 def test_an_unknown_name_is_refused_with_the_closest_one() -> None:

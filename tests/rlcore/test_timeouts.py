@@ -39,7 +39,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Calls with a deadline, from the main thread and from another one."""
 
     def direct(work: Any, seconds: float = NEVER) -> Any:
-        told = {"name": "the reward function slow", "where": "3 rollouts", "setting": "deadline_minutes"}
+        told = {"name": "the reward function slow", "where": "3 rollouts", "setting": "timeout_minutes"}
         return Deadline(seconds=seconds, **told).within(work)
 
     def elsewhere(work: Any, seconds: float = NEVER) -> Any:
@@ -60,7 +60,7 @@ def test_what_does_not_come_back_is_named(call: Callable[..., Any], released: th
     with pytest.raises(DeadlineError, match=r"the reward function slow has not come back after 0\.02 s") as caught:
         call(released.wait, SHORT)
     assert caught.value.where == "3 rollouts"
-    assert "deadline_minutes" in caught.value.fix
+    assert "timeout_minutes" in caught.value.fix
 
 
 def test_it_runs_in_the_callers_context_with_the_callers_threads(call: Callable[..., Any]) -> None:
@@ -115,10 +115,10 @@ def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoi
     tape = Tape()
     outcome = train(make_parts(reward=reward(right_answers, 60.0)), tape)
     assert len(outcome.history) == 4
-    assert any("goes on after iteration" in note for note in tape.notes)
+    assert any("resume: after iteration" in note for note in tape.notes)
 
 
 def test_only_a_function_of_ones_own_has_a_deadline() -> None:
-    RewardTerm(kind="mine:reward", deadline_minutes=5.0)
-    with pytest.raises(ConfigError, match="takes deadline_minutes"):
-        RewardTerm(kind="math", deadline_minutes=5.0)
+    RewardTerm(kind="mine:reward", timeout_minutes=5.0)
+    with pytest.raises(ConfigError, match="takes timeout_minutes"):
+        RewardTerm(kind="math", timeout_minutes=5.0)

@@ -83,7 +83,7 @@ def make_parts(folder: Path, iterations: int, *, every: int) -> Parts:
         learning_rate=1e-5,
         kl=KlConfig(coefficient=0.05),
         sampling=SamplingConfig(max_new_tokens=6),
-        checkpoints=CheckpointConfig(iterations=every),
+        checkpoints=CheckpointConfig(every_iterations=every),
     )
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
     parts = native_parts(start, config, prompts=prompts, reward=function_reward(lengths), folder=folder / "checkpoints")

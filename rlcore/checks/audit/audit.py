@@ -81,11 +81,11 @@ class Audit:
             return {}
         figures = {
             "audit/rollouts": float(self.num_looked),
-            "audit/share": self._spent / max(self._clock() - self._began, 1e-9),
-            "audit/sampling": self._tokens.evidence,
+            "audit/time_fraction": self._spent / max(self._clock() - self._began, 1e-9),
+            "audit/sampler_log10_evidence": self._tokens.evidence,
         }
         course = self._direction.course
-        return figures | ({"audit/direction": course.mean} if course else {})
+        return figures | ({"audit/advantage_correlation": course.mean} if course else {})
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
@@ -145,7 +145,7 @@ class Audit:
             for fault in standing_faults(parts, iteration, coefficient=self._coefficient):
                 self._report(fault, iteration)
             self._look_at_groups(groups, asked, iteration)
-            in_reward = parts.learner.has_reference and config.kl.placement == "reward"
+            in_reward = parts.learner.has_reference and config.kl.apply_to == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
             has_tools = parts.sampler is not parts.engine
             found = discrepancies.experience_faults(groups, experience, config, penalty=penalty, has_tools=has_tools)
@@ -153,7 +153,7 @@ class Audit:
                 self._report(fault, iteration)
             if not self._is_due():
                 return None
-            kept = [item for group in groups for item in group if usable(item, config.update.truncated)]
+            kept = [item for group in groups for item in group if usable(item, config.update.truncated_completions)]
             places = self._draw(samples, iteration)
             items, chosen = [kept[place] for place in places], [samples[place] for place in places]
             self._ask_rewards(items, [item for group in groups for item in group], iteration)
@@ -209,7 +209,7 @@ class Audit:
 
     def _is_due(self) -> bool:
         """The first iteration is looked at, and each for which there is time."""
-        return not self.num_looked or self._spent <= self._config.share * (self._clock() - self._began)
+        return not self.num_looked or self._spent <= self._config.max_time_fraction * (self._clock() - self._began)
 
     def _draw(self, samples: Sequence[TrainingSample], iteration: int) -> list[int]:
         """Places of samples by chance; one of them has an advantage, where any has."""

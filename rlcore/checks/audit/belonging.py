@@ -23,7 +23,7 @@ def expected_prompts(
     prompts: Sequence[Prompt], shares: Mapping[str, float], config: RlConfig, *, seed: int, iteration: int
 ) -> list[str] | None:
     """The ids of the prompts whose turn it is; None where turns depend on what a run has shown (``revisit`` < 1)."""
-    if config.sampling.revisit < 1.0:
+    if config.sampling.zero_signal_keep_prob < 1.0:
         return None
     count, names = config.prompts_per_iteration, tuple[str, ...]([""])
     pools: dict[str, Sequence[Prompt]] = {"": prompts}
@@ -58,7 +58,7 @@ def group_faults(groups: Groups, asked: Sequence[Prompt], config: RlConfig, *, a
     for number, (group, prompt) in enumerate(zip(groups, asked, strict=True), start=1):
         ids = {item.rollout.prompt.prompt_id for item in group}
         others = ids - {prompt.prompt_id}
-        is_fresh = config.sampling.max_replacements > 0 and len(ids) == 1 and not ids & own
+        is_fresh = config.sampling.dynamic_sampling_rounds > 0 and len(ids) == 1 and not ids & own
         if others and not is_fresh:
             shown = f"one prompt, {prompt.prompt_id!r}", f"{', '.join(map(repr, sorted(ids)[:4]))}"
             yield Finding(what=f"group {number}", expected=shown[0], found=shown[1], item=group[0], fix=_FIX)

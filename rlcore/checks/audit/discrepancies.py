@@ -43,7 +43,7 @@ def experience_faults(
     ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
     """
     samples, beyond = experience.samples, experience.next_values
-    kept = [item for group in groups for item in group if usable(item, config.update.truncated)]
+    kept = [item for group in groups for item in group if usable(item, config.update.truncated_completions)]
     if len(kept) != len(samples):
         yield Finding(what="samples to train on", expected=str(len(kept)), found=str(len(samples)))
         return
@@ -104,7 +104,7 @@ def second_pass_fault(
             return Finding(what=what, expected=expected_value, found=found_value, item=item)
     own, kl = parts.learner.facts.compute_dtype, parts.config.kl
     # Near the reference the gradient of a KL is a difference that half precision rounds away.
-    is_rounded = own.itemsize < 4 and kl.coefficient > 0.0 and kl.placement == "loss"
+    is_rounded = own.itemsize < 4 and kl.coefficient > 0.0 and kl.apply_to == "loss"
     first = replace(found.trial, gradients={}) if found.trial is not None and is_rounded else found.trial
     for trial, where in ((first, "a few samples"), (found.drawn_trial, "a few samples at drawn ratios")):
         if trial is not None and (fault := _trial_fault(trial, own, where, items[0])):
@@ -119,7 +119,7 @@ def _model_faults(
     learner, config = parts.learner, parts.config
     own, places = learner.facts.compute_dtype, list(found.places[number])
     exact = max(parts.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
-    in_reward = learner.has_reference and config.kl.placement == "reward"
+    in_reward = learner.has_reference and config.kl.apply_to == "reward"
     columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
     if item.rollout.policy_version == learner.policy_version:
         columns.append(("the engine's log-probabilities", found.logprobs[number], sample.sampler_logprobs, exact))
@@ -241,13 +241,13 @@ def update_faults(
         return
     teaching = [sample for sample in samples if bool(sample.advantages.any())]
     differ = any(bool(sample.advantages[sample.loss_mask].any()) for sample in teaching)
-    rejects = config.update.mismatch.mode == "mask"  # tokens that a mask rejects teach nothing
+    rejects = config.update.rollout_correction.mode == "mask"  # tokens that a mask rejects teach nothing
     if differ and not rejects and not stats.metrics.get("gradient_norm", 0.0) > 0.0:
         what = "rollouts differ in their advantages, and the gradient is 0 in every weight"
         yield Finding(what=what, fix="no step was taken, or no weight that learns is in the forward pass")
-    in_loss = (kl > 0.0 and config.kl.placement == "loss") or config.update.entropy_coefficient > 0.0
+    in_loss = (kl > 0.0 and config.kl.apply_to == "loss") or config.update.entropy_coefficient > 0.0
     counted = samples if in_loss or ALGORITHMS[config.algorithm].uses_critic else teaching
-    expected, found = own_tokens(counted) / max(1, own_tokens(samples)), stats.metrics["update/measured"]
+    expected, found = own_tokens(counted) / max(1, own_tokens(samples)), stats.metrics["update/token_fraction"]
     if counted and abs(found - expected) > 1e-6:
         yield Finding(
             what="the share of tokens that were trained on",

@@ -79,7 +79,7 @@ class DrawAudit:
             )
             if is_whole:
                 siblings.setdefault(place.prompt, []).append(tokens)
-        level = self._config.false_alarms
+        level = self._config.false_alarm_rate
         return _misdrawn(self._test, level) if self._test.log_capital >= -math.log(level) else None
 
 

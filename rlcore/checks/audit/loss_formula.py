@@ -55,7 +55,7 @@ def policy_loss(row: Row, tokens: Tokens, config: RlConfig, coefficient: float) 
     if coefficient > 0.0:
         loss = loss + coefficient * _kl(config.kl.estimator, tokens.logprobs - tokens.ref_logprobs, own_ratio.exp())
     loss = loss - config.update.entropy_coefficient * tokens.entropy
-    weighted: Tensor = loss * _mismatch(old - tokens.sampler_logprobs, config.update.mismatch)
+    weighted: Tensor = loss * _mismatch(old - tokens.sampler_logprobs, config.update.rollout_correction)
     return weighted
 
 
@@ -92,7 +92,7 @@ def is_marginal(row: Row, tokens: Tokens, config: RlConfig, dtype: torch.dtype) 
     if row.surrogate == "sapo":
         bounds = []
     found = any(bool(((values - bound).abs() < 2.0 * spread * values.abs()).any()) for values, bound in bounds)
-    mismatch = config.update.mismatch
+    mismatch = config.update.rollout_correction
     gap = (tokens.old - tokens.sampler_logprobs).exp()
     weights = gap if mismatch.level == "token" else gap.log().mean().exp()[None]
     edges = (mismatch.low, mismatch.upper) if mismatch.mode == "mask" else ()

@@ -212,7 +212,7 @@ class _Followed:
 def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer, *, is_critics: bool) -> float:
     """What the schedule has at this step of the update, for a weight of the policy or of the critic."""
     config: RlConfig = learner.config
-    steps = config.update.epochs * config.update.minibatches
+    steps = config.update.num_epochs * config.update.num_minibatches
     highest = config.critic.learning_rate if is_critics else config.learning_rate
     place = learner.policy_version * steps + learner.step_of_update
     return rate_at(_config_of(learner, optimizer), highest, place, num_steps=config.num_iterations * steps)

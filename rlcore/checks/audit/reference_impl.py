@@ -103,7 +103,12 @@ def expected(
     row = row_of(config)
     if row is None:
         return None
-    kept = [(n, item) for n, group in enumerate(groups) for item in group if usable(item, config.update.truncated)]
+    kept = [
+        (n, item)
+        for n, group in enumerate(groups)
+        for item in group
+        if usable(item, config.update.truncated_completions)
+    ]
     masks = [sample.loss_mask.tolist() for sample in samples]
     rewards = [
         _token_rewards(item, sample, config, penalty=penalty) for (_, item), sample in zip(kept, samples, strict=True)
@@ -143,7 +148,7 @@ def clamped(difference: float) -> float:
 def _token_rewards(item: ScoredRollout, sample: TrainingSample, config: RlConfig, *, penalty: float) -> list[float]:
     """The reward of each token: what a turn earned at its last one, less the KL to the reference."""
     rollout, score = item.rollout, item.score
-    is_zero = config.update.truncated == "zero" and rollout.finish_reason == "length"
+    is_zero = config.update.truncated_completions == "zero" and rollout.finish_reason == "length"
     value = 0.0 if is_zero else float(score.value or 0.0)
     rewards = [0.0] * len(rollout.loss_mask)
     if penalty:

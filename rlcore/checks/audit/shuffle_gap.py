@@ -82,7 +82,7 @@ def require_mates(mates: Mates, least: float) -> None:
             f"{mates.num_found} answers repeat rare words of one prompt alone, and {mates.num_own} of them stand "
             "beside it: answers were moved against their prompts",
             where="the demonstrations",
-            fix="look whether each answer is beside its own prompt; if it is, set min_mates = 0",
+            fix="look whether each answer is beside its own prompt; if it is, set min_rare_word_match = 0",
         )
 
 
@@ -144,17 +144,18 @@ def require_pairing(pairing: Pairing, least: float) -> None:
     """
     if least and pairing.num_rows < _LEAST_ROWS:
         raise DataError(
-            f"min_pairing = {least:g} compares held-out answers of different prompts: {_LEAST_ROWS} at least, and not "
+            f"min_shuffle_gap = {least:g} compares held-out answers of different prompts: {_LEAST_ROWS} at least, and "
+            f"not "
             "all the same",
             where=f"{pairing.num_rows} held-out demonstrations",
-            fix="hold out more demonstrations (num_eval), or leave min_pairing out",
+            fix="hold out more demonstrations (num_eval), or leave min_shuffle_gap out",
         )
     most = pairing.gap + _SIGMAS * pairing.error
     if least and not most >= least:
         raise DataError(
             f"{pairing}; the preset asks for {least:g}, and chance explains {most:.3f}",
             where=f"{pairing.num_rows} held-out demonstrations",
-            fix="look whether each answer is beside its own prompt; if it is, train longer, or lower min_pairing",
+            fix="look whether each answer is beside its own prompt; if it is, train longer, or lower min_shuffle_gap",
         )
 
 

@@ -161,7 +161,7 @@ def _tried_at_drawn_numbers(
         picked(plain_logprobs(learner.policy, _sequence(sample), mine, temperature), _sequence(sample), mine)
         for sample, mine in zip(samples, own, strict=True)
     ]
-    is_smooth = row.surrogate in ("clip", "cispo", "sapo") and learner.config.update.mismatch.mode != "mask"
+    is_smooth = row.surrogate in ("clip", "cispo", "sapo") and learner.config.update.rollout_correction.mode != "mask"
     for number in range(_TRIES):
         at = derive_seed(seed, "numbers", number)
         made = [
@@ -255,7 +255,7 @@ def _losses_of(
     learned, sequence = torch.zeros(()), _sequence(sample)
     if "loss/policy" in names:
         found = plain_logprobs(learner.policy, sequence, own, config.sampling.temperature)
-        coefficient = learner.kl.coefficient if config.kl.placement == "loss" else 0.0
+        coefficient = learner.kl.coefficient if config.kl.apply_to == "loss" else 0.0
         tokens = _tokens(sample, own, picked(found, sequence, own), -(found.exp() * found).sum(-1), moved=moved)
         counts = weight[own].to(found)
         loss = (counts * policy_loss(row, tokens, config, coefficient)).sum()

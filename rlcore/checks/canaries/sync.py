@@ -107,7 +107,8 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
     """After a sync: the version, the weights, and the log-probabilities of ``probes``, which were sampled after it.
 
     Returns:
-        ``sync/max_abs``, ``sync/log_odds``, ``sync/temperature`` and ``sync/hidden_parts``; see the glossary.
+        ``sync/logprob_max_diff``, ``sync/log_odds_mean_diff``, ``sync/temperature_ratio`` and
+        ``sync/unverified_modules``; see the glossary.
 
     Raises:
         StaleSamplerError: another policy version, or other weights than the learner's.
@@ -118,10 +119,10 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
     found = _compare(engine, probes, truth)
     check_agreement(found, noise=baseline.noise, dtype=truth.dtype)
     return {
-        "sync/max_abs": found.max_abs,
-        "sync/log_odds": found.mean_odds,
-        "sync/temperature": found.temperature,
-        "sync/hidden_parts": float(len(baseline.hidden)),
+        "sync/logprob_max_diff": found.max_abs,
+        "sync/log_odds_mean_diff": found.mean_odds,
+        "sync/temperature_ratio": found.temperature,
+        "sync/unverified_modules": float(len(baseline.hidden)),
     }
 
 

@@ -37,7 +37,7 @@ def connected(ray: ModuleType, placement: PlacementConfig, bundles: Sequence[Map
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ServiceError(
             f"no Ray cluster: {error}",
-            where=f"placement.ray.address = {address!r}",
+            where=f"distributed.ray.address = {address!r}",
             fix="see `ray status` there; an empty address starts a cluster on this machine",
         ) from error
     try:

@@ -105,7 +105,7 @@ class RemoteProcess:
                 raise self._gone(f"is gone, in {method!r}: {_short(error)}") from None
 
     def _gone(self, how: str) -> RlcoreError:
-        return self._lost(f"{self.name} {how}", where="placement", fix=self._cluster.advice)
+        return self._lost(f"{self.name} {how}", where="distributed", fix=self._cluster.advice)
 
 
 class Cluster:
@@ -116,7 +116,7 @@ class Cluster:
 
     def __init__(self, ray: ModuleType, placement: PlacementConfig, group: Any, *, note: Callable[[str], None]) -> None:
         self.ray, self.placement, self.note = ray, placement, note
-        self.seconds = 60.0 * placement.deadline_minutes
+        self.seconds = 60.0 * placement.timeout_minutes
         self._group = group
 
     @property
@@ -189,8 +189,8 @@ def _import_ray() -> ModuleType:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise ConfigError(
-            "placement.backend = 'ray' needs Ray, which is not installed",
-            where="placement.backend",
+            "distributed.backend = 'ray' needs Ray, which is not installed",
+            where="distributed.backend",
             fix="pip install 'rlcore[ray]'; or set it to 'processes' for the ranks of one machine",
         ) from error
     module: ModuleType = ray
@@ -206,16 +206,17 @@ def _wait_for_room(
 ) -> None:
     """Return when Ray has kept room for every process; a cluster that grows may take its time."""
     wanted = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU")}
-    left = 60.0 * placement.deadline_minutes
+    left = 60.0 * placement.timeout_minutes
     while not group.wait(min(_WAIT_SECONDS, left)):
         there = ray.cluster_resources()
         has = ", ".join(f"{there.get(kind, 0.0):g} of {count:g} {kind}s" for kind, count in wanted.items() if count)
         left -= _WAIT_SECONDS
         if left <= 0.0:
             raise ServiceError(
-                f"the Ray cluster has no room for the run within {placement.deadline_minutes:g} minutes: it has {has}",
-                where="placement",
-                fix="add machines, lower learner_ranks, ray.samplers, ray.scorers or ray.cpus; `ray status` says more",
+                f"the Ray cluster has no room for the run within {placement.timeout_minutes:g} minutes: it has {has}",
+                where="distributed",
+                fix="add machines, lower learner_ranks, ray.num_rollout_workers, ray.num_reward_workers or ray.cpus; "
+                "`ray status` says more",
             )
         note(f"waits for room on the Ray cluster: it has {has}")
 
@@ -223,7 +224,7 @@ def _wait_for_room(
 def _bundles(placement: PlacementConfig, *, gpus: bool) -> list[dict[str, float]]:
     """What each process needs, ranks first: together they are placed, or none of them."""
     ray = placement.ray
-    own = [1.0 if gpus else 0.0, 1.0 if gpus else 0.0, ray.scorer_gpus]
+    own = [1.0 if gpus else 0.0, 1.0 if gpus else 0.0, ray.reward_worker_gpus]
     return [
         {"CPU": float(ray.cpus)} | ({"GPU": share} if share else {})
         for share, count in zip(own, _counts(placement), strict=True)
@@ -233,7 +234,7 @@ def _bundles(placement: PlacementConfig, *, gpus: bool) -> list[dict[str, float]
 
 def _counts(placement: PlacementConfig) -> tuple[int, int, int]:
     """How many processes each role has."""
-    return placement.learner_ranks, placement.ray.samplers, placement.ray.scorers
+    return placement.learner_ranks, placement.ray.num_rollout_workers, placement.ray.num_reward_workers
 
 
 def _short(error: Exception) -> str:

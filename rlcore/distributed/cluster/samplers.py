@@ -69,7 +69,7 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
 
     ``runtime``: what they compute in; ``max_concurrent``: sequences that are decoded at the same time, of all of them.
     """
-    count = cluster.placement.ray.samplers
+    count = cluster.placement.ray.num_rollout_workers
     setup = {
         "model": model.absolute(),
         "device": runtime.device.type,

@@ -71,7 +71,7 @@ def open_scorers(
     Raises:
         ConfigError: as :func:`rlcore.rewards.table.build_rewards`.
     """
-    has_card = runtime.device.type == "cuda" and cluster.placement.ray.scorer_gpus > 0.0
+    has_card = runtime.device.type == "cuda" and cluster.placement.ray.reward_worker_gpus > 0.0
     setup = {
         "terms": [to_dict(term) for term in terms],
         "models": {name: folder.absolute() for name, folder in models.items()},
@@ -84,7 +84,7 @@ def open_scorers(
     restarts = cluster.placement.max_restarts
     scorers = [
         cluster.launch("scorer", number, setup=setup, restarts=restarts, lost=RewardError)
-        for number in range(cluster.placement.ray.scorers)
+        for number in range(cluster.placement.ray.num_reward_workers)
     ]
     resources = RewardResources(score_tokens=dict.fromkeys(models, untrained), prefill=prefill)
     with build_rewards(terms, resources=resources) as here:  # says what the parts are, and scores nothing

@@ -84,15 +84,15 @@ def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards
     sharing = Counter(index for each in dealt for index in each)
     for index, count in sharing.items():
         room = cards.free if index == cards.trainer else 1.0
-        if count * config.gpus.memory_fraction > room:
+        if count * config.gpus.gpu_memory_utilization > room:
             whose = "the trainer's GPU, of which" if index == cards.trainer else f"GPU {index}, of which"
             raise ConfigError(
-                f"{count} replicas want {count * config.gpus.memory_fraction:.2f} of {whose} {room:.2f} is free",
-                where="engine.gpus.memory_fraction",
+                f"{count} replicas want {count * config.gpus.gpu_memory_utilization:.2f} of {whose} {room:.2f} is free",
+                where="engine.gpus.gpu_memory_utilization",
                 fix="lower memory_fraction (0 chooses), name more in gpus.devices, or take fewer replicas",
             )
-    if config.gpus.memory_fraction:
-        return [config.gpus.memory_fraction] * len(dealt)
+    if config.gpus.gpu_memory_utilization:
+        return [config.gpus.gpu_memory_utilization] * len(dealt)
     return [min((_share(index, cards) / sharing[index] for index in each), default=ALONE) for each in dealt]
 
 
@@ -117,9 +117,9 @@ def choose_transfer(
     Raises:
         ConfigError: the named transport needs GPUs that are not there, or more memory than there is.
     """
-    fits, name = fits_in_memory(num_bytes), config.transfer
+    fits, name = fits_in_memory(num_bytes), config.weight_transfer
     if name == "auto":
-        if config.urls or config.exchange:
+        if config.urls or config.weight_dir:
             return "file"
         if device.type == "cuda" and can_send and not any(shares):
             return "nccl"
@@ -129,8 +129,8 @@ def choose_transfer(
     if name == "shared_memory" and not fits:
         raise ConfigError(
             f"/dev/shm has no room for three times {num_bytes / 2**20:.0f} MiB",
-            where="engine.transfer",
-            fix="take gloo, or file with a folder as engine.exchange",
+            where="engine.weight_transfer",
+            fix="take gloo, or file with a folder as engine.weight_dir",
         )
     return name
 
@@ -139,27 +139,27 @@ def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[
     if device.type != "cuda":
         raise ConfigError(
             f"{name} sends weights from GPU to GPU, this run trains on {device.type}",
-            where="engine.transfer",
+            where="engine.weight_transfer",
             fix="take shared_memory on one machine, gloo between two; auto chooses",
         )
     if not can_send:
         raise ConfigError(
             f"{name} needs vLLM in the trainer's environment too, and it is not there",
-            where="engine.transfer",
+            where="engine.weight_transfer",
             fix="take shared_memory or gloo, or install vllm beside the library",
         )
     if name == "nccl" and any(shares):
         raise ConfigError(
             f"nccl cannot join two processes on one GPU, and replica {list(shares).index(True)} computes on the "
             "trainer's",
-            where="engine.transfer",
+            where="engine.weight_transfer",
             fix="take ipc, which is for one GPU, or name other GPUs in engine.gpus.devices",
         )
     if name == "ipc" and not all(shares):
         raise ConfigError(
             f"ipc hands over memory of one GPU, and replica {list(shares).index(False)} computes on another than the "
             "trainer's",
-            where="engine.transfer",
+            where="engine.weight_transfer",
             fix="take nccl, or name the trainer's GPU in engine.gpus.devices",
         )
 

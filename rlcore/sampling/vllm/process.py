@@ -118,7 +118,7 @@ class ServerProcess:
             SamplingError: the server ended, or the deadline passed; it is stopped then. The message has the last lines
                 of its log.
         """
-        limit = self.spec.config.deadlines.start_seconds
+        limit = self.spec.config.timeouts.startup_seconds
         started = time.monotonic()
         progress(f"starting vLLM on {self.spec.model} ({self.spec.dtype}), at most {limit:.0f} s")
         while not self.is_healthy():
@@ -130,7 +130,7 @@ class ServerProcess:
                 raise SamplingError(
                     f"the engine {what}; its last lines:\n{said}",
                     where=self.spec.config.python or sys.executable,
-                    fix="see the lines above; engine.deadlines.start_seconds is the deadline",
+                    fix="see the lines above; engine.timeouts.startup_seconds is the deadline",
                 )
             time.sleep(0.5)
         progress(f"vLLM answers after {time.monotonic() - started:.0f} s")

@@ -17,7 +17,7 @@ _LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
 _PEAKS = {
     "num_requests_running": "engine/running",
     "num_requests_waiting": "engine/waiting",
-    "kv_cache_usage_perc": "engine/kv_use",
+    "kv_cache_usage_perc": "engine/kv_cache_usage",
 }
 _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
 
@@ -25,7 +25,7 @@ _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "pref
 class EngineWatch:
     """What a server did between two calls of :meth:`take`; only time within :meth:`over` counts.
 
-    A server that publishes no figures (``--disable-log-stats``) gives ``engine/asked_again`` alone.
+    A server that publishes no figures (``--disable-log-stats``) gives ``engine/retries`` alone.
     """
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class EngineWatch:
 
     def take(self) -> dict[str, float]:
         """The metrics since the last call, by the glossary's names."""
-        metrics = {"engine/asked_again": float(self.asked_again), **self._peaks}
+        metrics = {"engine/retries": float(self.asked_again), **self._peaks}
         if self._counts and self._seconds > 0.0:
             queries = self._counts["prefix_cache_queries"]
             metrics["engine/tokens_per_second"] = self._counts["generation_tokens"] / self._seconds
             metrics["engine/preemptions"] = self._counts["num_preemptions"]
-            metrics["engine/prefix_hits"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
+            metrics["engine/prefix_cache_hit_rate"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
         self.asked_again, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
         return metrics
 

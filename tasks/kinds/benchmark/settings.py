@@ -12,12 +12,12 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkStage:
-    """Tasks of the language model evaluation harness, asked of ``start``. It reads no dataset of the preset."""
+    """Tasks of the language model evaluation harness, asked of ``policy``. It reads no dataset of the preset."""
 
     makes: ClassVar[Product] = "benchmark"
     reads: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = ""
     is_compared: ClassVar[bool] = True
     kind: Literal["benchmark"]
-    start: str
+    policy: str
     settings: BenchmarkConfig = field(metadata=INLINE)

@@ -46,7 +46,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     check_benchmark_records(table)
     write_table(table, context.folder / RECORDS)
     found = account(table, seed=context.seed, confidence=context.config.confidence)
-    document = {"policy": context.config.stage.start, "tasks": found}
+    document = {"policy": context.config.stage.policy, "tasks": found}
     write_json(document, context.folder / "benchmark.json")
     context.tracker.log_artifact(context.folder / "benchmark.json", "evaluation")
     for each in found:

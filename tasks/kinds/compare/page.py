@@ -78,7 +78,7 @@ def render(
     """The page, as Markdown. ``compared``: ``comparison.json``."""
     differences = {each: build(PairedDifference, found) for each, found in compared["differences"].items()}
     parts = [
-        f"# {plain(name)}: what each step was worth",
+        f"# {plain(name)}: results by stage",
         accuracy_table(compared["summaries"], confidence=confidence),
         "## Differences on the same problems (paired score interval, exact McNemar test)",
         difference_table(differences, confidence=confidence),
@@ -111,9 +111,9 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: 
         "|---|---|---|---|---|---|---|",
     ]
     for label, row in summaries.items():
-        ks = sorted(int(key.removeprefix("eval/pass_")) for key in row if re.fullmatch(r"eval/pass_\d+", key))
-        first = f"{row[f'eval/pass_{ks[0]}']:.3f}" if ks else "–"
-        best = f"{row[f'eval/pass_{ks[-1]}']:.3f} (k={ks[-1]})" if ks else "–"
+        ks = sorted(int(key.removeprefix("eval/pass_at_")) for key in row if re.fullmatch(r"eval/pass_at_\d+", key))
+        first = f"{row[f'eval/pass_at_{ks[0]}']:.3f}" if ks else "–"
+        best = f"{row[f'eval/pass_at_{ks[-1]}']:.3f} (k={ks[-1]})" if ks else "–"
         is_measured = "eval/accuracy" in row
         interval = f"[{row['eval/accuracy_low']:.3f}, {row['eval/accuracy_high']:.3f}]" if is_measured else "–"
         mean = f"{row['eval/accuracy']:.3f}" if is_measured else "not measured: no references"

@@ -69,7 +69,7 @@ def prepare(
             "data/quarantined": float(report.quarantined),
             "data/train": float(report.num_train),
             "data/held_out": float(report.num_eval),
-            "data/over": float(report.over),
+            "data/unused": float(report.over),
         },
         rows=report.num_train + report.num_eval,
         contract=report.contract,
@@ -90,8 +90,8 @@ def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> No
                 where=f"data.{name}",
                 fix=LATER,
             )
-    if config.comparison.shared_words != "warn":
-        _refuse_shared_words(context, config.comparison.shared_run, name, stages)
+    if config.comparison.ngram_overlap != "warn":
+        _refuse_shared_words(context, config.comparison.ngram_size, name, stages)
 
 
 def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Sequence[str]) -> None:

@@ -12,13 +12,13 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class DifficultyStage:
-    """How often the policy ``start`` solves each training prompt of ``data``: what RL stages can draw by."""
+    """How often ``policy`` solves each training prompt of ``data``: what RL stages can draw by."""
 
     makes: ClassVar[Product] = "difficulty"
     reads: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
     kind: Literal["difficulty"]
-    start: str
+    policy: str
     data: tuple[str, ...]
     settings: AnswersConfig = field(metadata=INLINE)

@@ -37,7 +37,7 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
     write_table(table, context.folder / TABLE)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
     found = account(table, asked=len(prompts), seed=context.seed, confidence=context.config.confidence)
-    document = {"policy": context.config.stage.start, "num_samples": config.num_samples, **found}
+    document = {"policy": context.config.stage.policy, "num_samples": config.num_samples, **found}
     write_json(document, context.folder / "difficulty.json")
     context.tracker.log_artifact(context.folder / "difficulty.json", "data")
     rate = found["pass_rate"]
@@ -96,6 +96,6 @@ def figures(found: dict[str, Any]) -> dict[str, float]:
         "difficulty/pass_rate": rate["mean"],
         "difficulty/pass_rate_low": rate["low"],
         "difficulty/pass_rate_high": rate["high"],
-        "difficulty/never": found["never"] / prompts,
-        "difficulty/always": found["always"] / prompts,
+        "difficulty/never_solved": found["never"] / prompts,
+        "difficulty/always_solved": found["always"] / prompts,
     }

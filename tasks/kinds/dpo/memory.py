@@ -13,5 +13,5 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     """Return the need of the stage ``name`` for a model of that size."""
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, DpoStage).settings
-    found = dpo_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.recompute_layers)
-    return supervised_need(name, config, found, adapter="adapter.rank", rank=own.adapter.rank)
+    found = dpo_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing)
+    return supervised_need(name, config, found, adapter="lora.rank", rank=own.lora.rank)

@@ -19,6 +19,6 @@ class DpoStage:
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
     kind: Literal["dpo"]
-    start: str
+    init_from: str
     data: tuple[str, ...]
     settings: DpoConfig = field(metadata=INLINE)

@@ -24,7 +24,7 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         draw=dpo_page,
         run=partial(run_dpo, start=start),
         inputs=(start, *stages_of_data(config, own.data)),
-        sections=own_sections(name, "confidence", "hardware", "placement", data=own.data),
+        sections=own_sections(name, "confidence", "hardware", "distributed", data=own.data),
     )
 
 

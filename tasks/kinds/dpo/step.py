@@ -67,7 +67,7 @@ def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Abstr
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-GROUPS = choices("placement.backend", {"processes": DpoGroup, "ray": DpoGroup})
+GROUPS = choices("distributed.backend", {"processes": DpoGroup, "ray": DpoGroup})
 
 
 def _figures(

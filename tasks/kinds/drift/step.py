@@ -88,7 +88,7 @@ def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: Dri
         refuse_psi=settings.refuse_psi,
         warn_ks=settings.warn_ks,
         refuse_ks=settings.refuse_ks,
-        chance=settings.chance,
+        chance=settings.false_alarm_rate,
     )
     return DatasetDrift(
         name=name.removeprefix("prepare_"),

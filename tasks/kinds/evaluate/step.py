@@ -76,7 +76,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
 
 def sentence(summary: Mapping[str, float]) -> str:
     """The greedy accuracy with its interval, and what has none."""
-    without = int(summary["eval/unreferenced"])
+    without = int(summary["eval/no_reference"])
     left_out = f"{without} held-out prompts have no reference, so accuracy is not measured on them"
     if "eval/accuracy" not in summary:
         return left_out
@@ -128,7 +128,7 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
     judged = greedy[greedy["has_reference"]]
     summary = {
         "eval/problems": float(len(judged)),
-        "eval/unreferenced": float(len(greedy) - len(judged)),
+        "eval/no_reference": float(len(greedy) - len(judged)),
         "eval/failed": float(((judged["value"].isna()) | (judged["num_tokens"] == 0)).sum()),
         "completion/length": float(greedy["num_tokens"].mean()),
         "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
@@ -147,5 +147,9 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
         for k in sorted({1, config.num_samples}):
             values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
             mean = mean_share(values, confidence=config.confidence, seed=seed)
-            summary |= {f"eval/pass_{k}": mean.mean, f"eval/pass_{k}_low": mean.low, f"eval/pass_{k}_high": mean.high}
+            summary |= {
+                f"eval/pass_at_{k}": mean.mean,
+                f"eval/pass_at_{k}_low": mean.low,
+                f"eval/pass_at_{k}_high": mean.high,
+            }
     return summary

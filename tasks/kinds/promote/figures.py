@@ -159,15 +159,15 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
     limits = [at_least("accuracy by itself", correct, settings.min_accuracy)] if correct else []
     cut = float((answers["finish_reason"] == "length").mean())
     limits.append(at_most("share of answers cut", cut, settings.max_truncated))
-    if settings.max_kl is not None:
+    if settings.max_ref_kl is not None:
         # An update of which each step was skipped measured none, and moved nothing either.
         kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
         if kl is None:
             raise ConfigError(
-                f"promotion.max_kl: the run {settings.challenger} measured no KL to the reference",
+                f"promotion.max_ref_kl: the run {settings.challenger} measured no KL to the reference",
                 fix="give it a kl.coefficient above 0, or leave max_kl out",
             )
-        limits.append(at_most("KL to the reference", kl, settings.max_kl))
+        limits.append(at_most("KL to the reference", kl, settings.max_ref_kl))
     return limits
 
 

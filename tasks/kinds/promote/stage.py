@@ -70,7 +70,7 @@ def _champion_win_rate(config: RunConfig) -> Stage:
     """The win rate of the challenger over the champion, by the judge of the stage that the promotion names."""
     promotion = config.section("promotion", PromotionConfig)
     name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
-    compared = replace(own, start=promotion.challenger, reference=CHAMPION_STAGE)
+    compared = replace(own, policy=promotion.challenger, baseline=CHAMPION_STAGE)
     between = replace(config, stages={**config.stages, name: compared})
     stage = win_rate_stage(name, between)
     return replace(stage, name=WINS, sections=partial(_as_in, between, stage.sections))
@@ -78,7 +78,7 @@ def _champion_win_rate(config: RunConfig) -> Stage:
 
 def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
     """The tasks of the stage ``name``, asked another checkpoint."""
-    asked = replace(config.stage(name, BenchmarkStage), start=checkpoint)
+    asked = replace(config.stage(name, BenchmarkStage), policy=checkpoint)
     between = replace(config, stages={**config.stages, name: asked})
     stage = benchmark_stage(name, between)
     return replace(stage, name=f"{beginning}{name}", sections=partial(_as_in, between, stage.sections))

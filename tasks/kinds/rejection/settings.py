@@ -12,13 +12,13 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionStage:
-    """Rejection sampling: the policy ``start`` answers the training prompts of ``data``."""
+    """Rejection sampling: ``policy`` answers the training prompts of ``data``."""
 
     makes: ClassVar[Product] = "demonstrations"
     reads: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
     kind: Literal["rejection"]
-    start: str
+    policy: str
     data: tuple[str, ...]
     settings: RejectionConfig = field(metadata=INLINE)

@@ -86,7 +86,7 @@ def _accuracy_metrics(
     return {
         **with_bounds("rm/eval_accuracy", pair_accuracy(margins, prompts=prompts, confidence=confidence)),
         "rm/length_accuracy": float(by_length.mean()),
-        **with_bounds("rm/over_length", gain),
+        **with_bounds("rm/gain_over_length", gain),
         "rm/eval_pairs": float(len(margins)),
     }
 

@@ -13,5 +13,7 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     """Return the need of the stage ``name`` for a model of that size."""
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, RewardModelStage).settings
-    found = reward_model_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.recompute_layers)
-    return supervised_need(name, config, found, adapter="trunk.adapter.rank", rank=own.trunk.adapter.rank)
+    found = reward_model_needs(
+        size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing
+    )
+    return supervised_need(name, config, found, adapter="backbone.lora.rank", rank=own.backbone.lora.rank)

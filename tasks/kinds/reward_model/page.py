@@ -40,7 +40,7 @@ def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin], *, conf
     """The page, as Markdown: each figure with its interval, and how sure the model was where it was right."""
     figures = {
         "accuracy": "rm/eval_accuracy",
-        "accuracy less that of the longer answer": "rm/over_length",
+        "accuracy less that of the longer answer": "rm/gain_over_length",
         "calibration error": "rm/ece",
         "correlation of reward and ln length": "rm/length_correlation_overall",
         "the same within a prompt": "rm/length_correlation_within",

@@ -14,7 +14,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class RewardModelStage:
     """Training of a reward model. ``data``: data sets of preference pairs.
 
-    ``anchors``: data sets of pairs whose winners are known. It trains on none of them, and has to tell them.
+    ``gold_pairs``: data sets of pairs whose winners are known. It trains on none of them, and has to tell them.
     """
 
     makes: ClassVar[Product] = "reward_model"
@@ -22,7 +22,7 @@ class RewardModelStage:
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
     kind: Literal["reward_model"]
-    start: str
+    init_from: str
     data: tuple[str, ...]
-    anchors: tuple[str, ...] = ()
+    gold_pairs: tuple[str, ...] = ()
     settings: RewardModelConfig = field(metadata=INLINE)

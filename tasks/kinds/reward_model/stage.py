@@ -15,7 +15,7 @@ from rlcore.tasks.presets.run import RunConfig
 def reward_model_stage(name: str, config: RunConfig) -> Stage:
     """A reward model trained on preference pairs."""
     own = config.stage(name, RewardModelStage)
-    start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.anchors)
+    start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.gold_pairs)
     return Stage(
         name=name,
         version=1,
@@ -24,7 +24,7 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         draw=reward_page,
         run=partial(run_reward_model, start=start),
         inputs=(start, *stages_of_data(config, pairs)),
-        sections=own_sections(name, "confidence", "hardware", "placement", data=pairs),
+        sections=own_sections(name, "confidence", "hardware", "distributed", data=pairs),
     )
 
 

@@ -66,7 +66,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     metrics = dict(found.metrics) | _audit_metrics(fitted.suspects)
     on_anchors = pair_accuracy_of(known, confidence=context.config.confidence) if known else None
     if on_anchors:
-        metrics |= with_bounds("rm/anchor_accuracy", on_anchors) | {"rm/anchor_pairs": float(len(anchors))}
+        metrics |= with_bounds("rm/gold_accuracy", on_anchors) | {"rm/gold_pairs": float(len(anchors))}
     write_json(metrics, context.folder / "metrics.json")
     write_json(list(found.reliability), context.folder / "reliability.json")
     write_table(suspects_table(fitted.suspects, data.rows), context.folder / "label_audit.parquet")
@@ -92,13 +92,13 @@ def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Abstr
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-GROUPS = choices("placement.backend", {"processes": RewardGroup, "ray": RewardGroup})
+GROUPS = choices("distributed.backend", {"processes": RewardGroup, "ray": RewardGroup})
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
     """Steps of all members; with a frozen trunk each head is one step."""
-    steps = 1 if config.trunk.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
-    return config.ensemble * steps * (1 if config.trunk.trainable_layers == 0 else config.num_epochs)
+    steps = 1 if config.backbone.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
+    return config.ensemble * steps * (1 if config.backbone.trainable_layers == 0 else config.num_epochs)
 
 
 def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_steps: int) -> Report:
@@ -133,7 +133,7 @@ def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
     doubted = sum(one.margin < -2.0 for one in suspects)
     return {
         "rm/audit_accuracy": sum(one.margin > 0.0 for one in suspects) / len(suspects),
-        "rm/doubted_labels": doubted / len(suspects),
+        "rm/suspect_labels": doubted / len(suspects),
         "rm/label_noise": label_noise([one.margin for one in suspects]).share,
     }
 

@@ -22,7 +22,7 @@ def drawn_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Pro
         DataError: none of a data set's prompts is drawn.
     """
     stage: RlStage = context.config.stage
-    table = read_table(context.inputs[draw.difficulty] / "difficulty.parquet")
+    table = read_table(context.inputs[draw.pass_rates] / "difficulty.parquet")
     columns = (table[name].tolist() for name in ("dataset", "prompt_id", "passed", "answers"))
     known = {
         (dataset, prompt_id): Tried(passed=passed, answers=answers)
@@ -32,13 +32,17 @@ def drawn_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Pro
     for name in stage.prompts:
         own = [prompt for prompt in prompts if prompt.dataset == name]
         tried = [known.get((name, id_in_dataset(each, is_one_of_several=len(stage.prompts) > 1))) for each in own]
-        some = drawn(own, tried, band=(draw.low, draw.high), weight=draw.weight, seed=context.seed)
+        some = drawn(
+            own, tried, band=(draw.min_pass_rate, draw.max_pass_rate), weight=draw.weighting, seed=context.seed
+        )
         if not some:
             raise _none_left(context.stage, name, draw, tried)
         found += some
     kept = len({prompt.prompt_id for prompt in found})
-    context.progress(f"draws from {kept} of {len(prompts)} prompts, by the pass rates of {draw.difficulty}")
-    context.tracker.log_metrics({"draw/prompts": float(kept), "draw/share": kept / len(prompts)}, step=0)
+    context.progress(f"draws from {kept} of {len(prompts)} prompts, by the pass rates of {draw.pass_rates}")
+    context.tracker.log_metrics(
+        {"curriculum/prompts": float(kept), "curriculum/prompt_fraction": kept / len(prompts)}, step=0
+    )
     return found
 
 
@@ -46,8 +50,9 @@ def _none_left(stage: str, dataset: str, draw: DrawConfig, tried: Sequence[Tried
     rates = [each.pass_rate for each in tried if each is not None]
     measured = f"from {min(rates):.3f} to {max(rates):.3f}" if rates else "not measured"
     return DataError(
-        f"no prompt of {dataset!r} has a pass rate from {draw.low} to {draw.high}: those of {len(rates)} prompts are "
+        f"no prompt of {dataset!r} has a pass rate from {draw.min_pass_rate} to {draw.max_pass_rate}: those of "
+        f"{len(rates)} prompts are "
         f"{measured}",
-        where=f"stages.{stage}.draw",
-        fix="lower low or raise high; or measure more prompts, or a policy that solves some",
+        where=f"stages.{stage}.curriculum",
+        fix="lower min_pass_rate or raise max_pass_rate; or measure more prompts, or a policy that solves some",
     )

@@ -26,18 +26,18 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
         uses_critic=uses_critic,
         reward_model=models[0] if models else None,  # of several, whose shapes are alike, one is counted
         compute_bytes=dtype.itemsize,
-        recompute=config.hardware.recompute_layers,
+        recompute=config.hardware.gradient_checkpointing,
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
-        own_reference=bool(stage.reference),
+        own_reference=bool(stage.ref_policy),
     )
-    footprint = of_a_rank(footprint, config.placement, device, is_adapted=rl.update.adapter.rank > 0)
+    footprint = of_a_rank(footprint, config.distributed, device, is_adapted=rl.update.lora.rank > 0)
     engine = engine_bytes(used, size, device)
     lowers = {
-        f"{path}.update.adapter.rank = 16": not rl.update.adapter.rank,
+        f"{path}.update.lora.rank = 16": not rl.update.lora.rank,
         f"{path}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
-        f"{path}.critic.placement = 'head'": uses_critic and rl.critic.placement == "trunk",
-        f"{path}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.adapter.rank,
-        "engine.gpus.memory_fraction": engine > 0,
-        OFFLOAD: not rl.update.adapter.rank and not config.placement.offload,
+        f"{path}.critic.architecture = 'shared'": uses_critic and rl.critic.architecture == "separate",
+        f"{path}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.lora.rank,
+        "engine.gpus.gpu_memory_utilization": engine > 0,
+        OFFLOAD: not rl.update.lora.rank and not config.distributed.cpu_offload,
     }
     return Need(stage=name, footprint=footprint, engine=engine, fixes=true_of(lowers))

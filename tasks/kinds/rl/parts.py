@@ -49,11 +49,11 @@ def open_parts(context: StageContext, evaluated: tuple[str, ...], runtime: Runti
     monitored = _monitored(context, evaluated, tokenizer)
     rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
-    if stage.draw:
-        prompts = DRAWS["by_pass_rate"](context, stage.draw, prompts)
+    if stage.curriculum:
+        prompts = DRAWS["by_pass_rate"](context, stage.curriculum, prompts)
     held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
     with ExitStack() as stack:
-        placed = stack.enter_context(PLACES[context.config.placement.backend](context, rl, runtime, tokenizer))
+        placed = stack.enter_context(PLACES[context.config.distributed.backend](context, rl, runtime, tokenizer))
         max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
         engine = stack.enter_context(placed.open_engine(max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))

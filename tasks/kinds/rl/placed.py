@@ -57,7 +57,7 @@ def _here(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Chat
 @contextmanager
 def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
     """A learner on ranks that are processes of this one."""
-    placement = context.config.placement
+    placement = context.config.distributed
     with ExitStack() as stack:
         reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
         ranks = child_ranks(placement, runtime.device)
@@ -69,11 +69,11 @@ def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer
 @contextmanager
 def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
     """A learner, and what else the placement names, on the machines of a cluster."""
-    placement, start = context.config.placement, context.inputs[START] / MODEL
+    placement, start = context.config.distributed, context.inputs[START] / MODEL
     with ExitStack() as stack:
         has_gpus = runtime.device.type == "cuda"
         cluster = stack.enter_context(open_cluster(placement, gpus=has_gpus, note=context.progress))
-        if rl.rewards and placement.ray.scorers:
+        if rl.rewards and placement.ray.num_reward_workers:
             folders, budget = reward_model_folders(context, rl.rewards), rl.update.tokens_per_microbatch
             prefill = tokenizer.prefill
             scorers = open_scorers(cluster, rl.rewards, folders, runtime, tokens_per_microbatch=budget, prefill=prefill)
@@ -89,11 +89,13 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
             return nullcontext(open_samplers(cluster, start, runtime, max_concurrent=count))
 
         here = _engine_here(context, rl, runtime, tokenizer)
-        yield Placed(learner=learner, reward=reward, open_engine=open_there if placement.ray.samplers else here)
+        yield Placed(
+            learner=learner, reward=reward, open_engine=open_there if placement.ray.num_rollout_workers else here
+        )
 
 
 _Open = Callable[[StageContext, RlConfig, Runtime, ChatTokenizer], AbstractContextManager[Placed]]
-PLACES: Mapping[str, _Open] = choices("placement.backend", {"local": _here, "processes": _with_ranks, "ray": _on_ray})
+PLACES: Mapping[str, _Open] = choices("distributed.backend", {"local": _here, "processes": _with_ranks, "ray": _on_ray})
 
 
 def _reward_here(
@@ -121,7 +123,7 @@ def _engine_here(
             max_tokens=max_tokens,
             learns=True,
             learns_meanwhile=rl.sampling.staleness > 0,
-            adapter=rl.update.adapter,
+            adapter=rl.update.lora,
         )
         start, config = context.inputs[START] / MODEL, sampling_engine(rl.sampling)
         return open_engine(start, tokenizer, config=config, work=work, runtime=runtime, progress=context.progress)
@@ -131,7 +133,7 @@ def _engine_here(
 
 def _plan(context: StageContext, rl: RlConfig) -> LearnerPlan:
     """What learns: the policy from the stage's start, the critic from it too, or from a reward model."""
-    source = rl.critic.initialise_from
+    source = rl.critic.init_from
     critic = START if source == "policy" else source
     start, critic_start, reference = (context.inputs[name] / MODEL for name in (START, critic, REFERENCE))
     return LearnerPlan(start=start, critic_start=critic_start, reference=reference, config=rl, seed=context.seed)

@@ -22,7 +22,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
     reference = stage_of_checkpoint(teacher_of(name, own)) or start
     draw = draw_of(own)
-    measured = (draw.difficulty,) if draw else ()
+    measured = (draw.pass_rates,) if draw else ()
     return Stage(
         name=name,
         version=1,
@@ -31,7 +31,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         draw=rl_page,
         run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
         inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
-        sections=own_sections(name, "evaluation", "hardware", "health", "placement"),
+        sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
         external=outside,
     )
 

@@ -13,5 +13,5 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     """Return the need of the stage ``name`` for a model of that size."""
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, SftStage).settings
-    found = sft_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.recompute_layers)
+    found = sft_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing)
     return supervised_need(name, config, found)

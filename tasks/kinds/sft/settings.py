@@ -19,6 +19,6 @@ class SftStage:
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
     kind: Literal["sft"]
-    start: str
+    init_from: str
     data: tuple[str, ...]
     settings: SftConfig = field(metadata=INLINE)

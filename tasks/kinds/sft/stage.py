@@ -24,7 +24,7 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         draw=sft_page,
         run=partial(run_sft, start=start, data=data),
         inputs=(start, *data),
-        sections=own_sections(name, "hardware", "placement"),
+        sections=own_sections(name, "hardware", "distributed"),
     )
 
 

@@ -37,7 +37,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         [
             demonstration
             for folder in folders
-            for demonstration in _read(folder / f"{split}.parquet", tokenizer, min_mates=config.min_mates)
+            for demonstration in _read(folder / f"{split}.parquet", tokenizer, min_mates=config.min_rare_word_match)
         ]
         for split in ("train", "eval")
     )
@@ -58,12 +58,12 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         pairing = learner.pairing(held_out, seed=context.seed)
         context.progress(str(pairing))
-        require_pairing(pairing, config.min_pairing)
+        require_pairing(pairing, config.min_shuffle_gap)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"sft/pairing": pairing.gap, "memory/peak_gib": memory})
+    return StageResult(metrics=result | {"sft/shuffle_gap": pairing.gap, "memory/peak_gib": memory})
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
@@ -84,4 +84,4 @@ def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Abstr
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-GROUPS = choices("placement.backend", {"processes": SftGroup, "ray": SftGroup})
+GROUPS = choices("distributed.backend", {"processes": SftGroup, "ray": SftGroup})

@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class WinRateStage:
-    """How often the answers of ``start`` are preferred to those of ``reference``, on the held-out prompts of ``data``.
+    """How often the answers of ``policy`` are preferred to those of ``baseline``, on the held-out prompts of ``data``.
 
     ``human_pairs``: data sets of preference pairs, on whose held-out rows the judge is audited; none: not audited.
     """
@@ -22,8 +22,8 @@ class WinRateStage:
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
     kind: Literal["win_rate"]
-    start: str
-    reference: str
+    policy: str
+    baseline: str
     data: tuple[str, ...]
     human_pairs: tuple[str, ...] = ()
     settings: WinRateConfig = field(metadata=INLINE)

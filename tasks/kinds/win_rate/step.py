@@ -95,8 +95,8 @@ def give_account(
     reasons = ["the judge was not audited: name human_pairs"] if audit is None else []
     reasons += [check.sentence for check in audit.checks if not check.passed] if audit else []
     document: dict[str, Any] = {
-        "policy": stage.start,
-        "reference": stage.reference,
+        "policy": stage.policy,
+        "reference": stage.baseline,
         "judge": judge_name(stage),
         "found": dataclasses.asdict(found),
         "audit": dataclasses.asdict(audit) if audit else None,
@@ -115,7 +115,7 @@ def give_account(
     context.tracker.log_artifact(context.folder / "win_rate.json", "win_rate")
     rate, doubts = found.rate, f"; not trusted: {'; '.join(reasons)}" if reasons else ""
     interval = f"{rate.mean:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
-    context.progress(f"win rate {interval} over {stage.reference} on {rate.n} prompts{doubts}")
+    context.progress(f"win rate {interval} over {stage.baseline} on {rate.n} prompts{doubts}")
     return StageResult(metrics=metrics, rows=len(table))
 
 
@@ -132,8 +132,8 @@ def figures(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]
     metrics = {
         **_bounds("win_rate/rate", found["rate"]),
         **_bounds("win_rate/length_controlled", found["length_controlled"]),
-        **_bounds("win_rate/order_dependent", found["order_dependent"]),
-        "win_rate/first": found["first"],
+        **_bounds("win_rate/order_flip_rate", found["order_dependent"]),
+        "win_rate/first_position_rate": found["first"],
         "win_rate/ties": found["ties"] / found["rate"]["n"],
         "win_rate/prompts": float(document["prompts"]),
         "win_rate/unjudged": 1.0 - found["rate"]["n"] / document["prompts"],
@@ -145,10 +145,11 @@ def figures(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]
     }
     if audit is None:
         return metrics
-    for name in ("agreement", "order_dependent", "length_bias", "beyond_length"):
+    metrics |= _bounds("judge/order_flip_rate", audit["order_dependent"])
+    for name in ("agreement", "length_bias", "beyond_length"):
         metrics |= _bounds(f"judge/{name}", audit[name])
     metrics |= {f"judge/agreement_when_{name}": part["mean"] for name, part in audit["agreement_when"].items()}
-    return metrics | {"judge/first": audit["first"], "judge/pairs": float(len(audited))}
+    return metrics | {"judge/first_position_rate": audit["first"], "judge/pairs": float(len(audited))}
 
 
 def _bounds(name: str, interval: dict[str, float]) -> dict[str, float]:
@@ -168,7 +169,7 @@ def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokeni
     if not own.is_same_as(other):
         raise ConfigError(
             f"{policy} and {reference} have different tokenizers",
-            where=f"stages.{context.stage}.reference",
+            where=f"stages.{context.stage}.baseline",
             fix="compare checkpoints of one family",
         )
     return own

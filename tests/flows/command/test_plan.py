@@ -18,7 +18,7 @@ name = "mine"
 device = "cuda"
 [model]
 {model}
-licence = "MIT"
+license = "MIT"
 chat_template = "none.jinja"
 [data.prompts]
 adapter = "gsm8k"
@@ -47,7 +47,7 @@ rewards = [
 ]
 [stages.more]
 kind = "rl"
-start = "grop"
+init_from = "grop"
 prompts = {{ prompts = 1.0 }}
 algorithm = "dr_grpo"
 num_iterations = 1
@@ -63,7 +63,7 @@ FOLDER = 'source = "folder"\npath = "model"'
 HUB = 'source = "hub"\npath = "org/name"'
 SIZES = ("data.others.max_tokens", "stages.grpo.sampling.max_new_tokens", "evaluation.max_new_tokens")
 EVERYWHERE = (
-    "stages.more.start",
+    "stages.more.init_from",
     "stages.more.rewards",
     "model.chat_template",
     "hardware.device",
@@ -95,7 +95,7 @@ def lines_of(error: str) -> list[str]:
 
 
 def key_of(line: str) -> str:
-    return line.removeprefix("unusual: ").split()[0].rstrip(":")
+    return line.removeprefix("warning: ").split()[0].rstrip(":")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_every_fault_of_a_preset_is_named_at_once_with_its_full_key(
     said = capsys.readouterr()
     lines = lines_of(said.err)
     assert sorted(map(key_of, lines)) == sorted((*EVERYWHERE, *known, *UNUSUAL))
-    assert [key_of(line) for line in lines if line.startswith("unusual: ")] == list(UNUSUAL)
+    assert [key_of(line) for line in lines if line.startswith("warning: ")] == list(UNUSUAL)
     (held_out,) = [line for line in lines if line.startswith("data.others.eval_path")]
     assert held_out.startswith("data.others.eval_path = 'none.jsonl': no such file")
     assert "nothing has been run" in said.err
@@ -123,7 +123,7 @@ def test_held_out_rows_that_are_not_there_are_named_by_their_key_and_path(
     project: Path, home: Home, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     override = ("--set", "data.prompts.eval_path=elsewhere/test.jsonl")
-    text = f'extends = "chat"\nname = "mine"\n[model]\n{FOLDER}\nlicence = "MIT"\n[data.prompts]\nadapter = "gsm8k"\n'
+    text = f'extends = "chat"\nname = "mine"\n[model]\n{FOLDER}\nlicense = "MIT"\n[data.prompts]\nadapter = "gsm8k"\n'
     text += 'path = "rows.jsonl"\nmax_tokens = 99\n[stages.grpo]\nsampling.max_new_tokens = 8\n'
     (project / "mine.toml").write_text(text + "[evaluation]\nmax_new_tokens = 8\n")
     assert main([command, "mine.toml", *override]) == 2

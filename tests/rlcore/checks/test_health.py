@@ -44,7 +44,7 @@ STOPS: Mapping[str, tuple[list[dict[str, float]], int, int]] = {
     # The first three have 10 tokens on average: 101 are 10.1 times as many, 0.9 are 11.1 times fewer.
     "length": (history(completion__length=[9.0, 10.0, 11.0, 101.0, 0.9, 101.0, 101.0, 101.0]), 4, 2),
     # Accuracy is measured after the update: those after iteration 2 are the best, and sound. Reward rises meanwhile.
-    "gaming": (
+    "reward_hacking": (
         history(
             reward__mean=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
             eval__accuracy=[None, 0.8, None, 0.5, None, 0.5],
@@ -85,7 +85,7 @@ def test_every_rule_has_a_history_that_stops_it_a_limit_and_a_metric_of_the_glos
         (history(entropy=[0.1, 0.005]), "entropy"),
         (history(groups__zero_signal=[0.1, 0.95]), "zero_signal"),
         (history(completion__length=[10.0, 10.0, 10.0, 50.0]), "length"),
-        (history(reward__mean=[0.1, 0.2], eval__accuracy=[0.8, 0.65]), "gaming"),
+        (history(reward__mean=[0.1, 0.2], eval__accuracy=[0.8, 0.65]), "reward_hacking"),
         (history(value__explained_variance=[0.0, -0.4]), "critic"),
         (history(mismatch__kl=[0.0, 0.02]), "mismatch"),
     ],
@@ -96,10 +96,10 @@ def test_between_its_bounds_a_rule_warns_and_leaves_every_checkpoint_sound(
     verdict = judge(rows, HealthConfig())
     last = len(rows)
     assert [(finding.rule, finding.level, finding.since) for finding in verdict.findings] == [(rule, "warn", last)]
-    assert verdict.sound == (last if rule == "gaming" else last - 1)
+    assert verdict.sound == (last if rule == "reward_hacking" else last - 1)
 
 
-@pytest.mark.parametrize("rule", [name for name in STOPS if name not in ("gaming", "length")])
+@pytest.mark.parametrize("rule", [name for name in STOPS if name not in ("reward_hacking", "length")])
 def test_what_is_no_number_is_within_no_bound(rule: str) -> None:
     (metric,) = {each.metric for each in RULES if each.name == rule}
     rows = [{"iteration": place + 1, metric: float("nan")} for place in range(20)]
@@ -158,7 +158,7 @@ def test_a_lucky_evaluation_followed_by_others_is_not_gaming(problems: int) -> N
 
 def test_accuracy_that_falls_beyond_chance_is_gaming() -> None:
     findings = judge(evaluations([0.8, 0.4], 100), HealthConfig()).findings
-    assert [(finding.rule, finding.level) for finding in findings] == [("gaming", "alarm")]
+    assert [(finding.rule, finding.level) for finding in findings] == [("reward_hacking", "alarm")]
     assert judge(evaluations([0.8, 0.6], 100), HealthConfig()).findings == ()
     assert judge(evaluations([0.8, 0.66], 1000), HealthConfig()).findings[0].level == "warn"
 

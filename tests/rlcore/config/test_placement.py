@@ -25,17 +25,17 @@ from tests import strategies
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"backend": "processes", "ray": RayConfig(samplers=2)}, "set backend = 'ray'"),
+        ({"backend": "processes", "ray": RayConfig(num_rollout_workers=2)}, "set backend = 'ray'"),
         ({"ray": RayConfig(address="a:1")}, "set backend = 'ray'"),
         ({"backend": "ray", "devices": (0,)}, "Ray chooses them"),
         ({"learner_ranks": 2}, "set backend = 'processes'"),
-        ({"narrow": True}, "set backend = 'processes'"),
-        ({"backend": "processes", "shard": "replicate", "narrow": True}, "is of shards"),
-        ({"offload": True}, "set backend = 'processes'"),
+        ({"gather_in_compute_dtype": True}, "set backend = 'processes'"),
+        ({"backend": "processes", "shard": "replicate", "gather_in_compute_dtype": True}, "is of shards"),
+        ({"cpu_offload": True}, "set backend = 'processes'"),
         ({"tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
         ({"backend": "processes", "learner_ranks": 3, "tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
         ({"backend": "processes", "learner_ranks": 2, "tensor_parallel": 2, "shard": "replicate"}, "is of shards"),
-        ({"backend": "processes", "shard": "replicate", "offload": True}, "is of shards"),
+        ({"backend": "processes", "shard": "replicate", "cpu_offload": True}, "is of shards"),
         ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
     ],
 )
@@ -46,9 +46,9 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 ADAPTED, EIGHT_BIT = (
     strategies.rl_config(update=update)
-    for update in (UpdateConfig(adapter=AdapterConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
+    for update in (UpdateConfig(lora=AdapterConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
 )
-ADAPTER = TrunkConfig(adapter=AdapterConfig(rank=4))
+ADAPTER = TrunkConfig(lora=AdapterConfig(rank=4))
 REWARD_MODEL = RewardModelConfig(
     num_epochs=1, batch_size=2, learning_rate=1.0, head_learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit")
 )
@@ -57,16 +57,16 @@ REWARD_MODEL = RewardModelConfig(
 @pytest.mark.parametrize(
     ("placement", "own", "said"),
     [
-        ({"shard": "full"}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
-        ({"narrow": True}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
-        ({"offload": True, "learner_ranks": 1}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
-        ({"tensor_parallel": 2}, ADAPTED, "stages.grpo.update.adapter.rank > 0"),
+        ({"shard": "full"}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"gather_in_compute_dtype": True}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"cpu_offload": True, "learner_ranks": 1}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"tensor_parallel": 2}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
         ({}, ADAPTED, ""),
         ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
         ({"shard": "replicate"}, EIGHT_BIT, ""),
         ({"learner_ranks": 1}, EIGHT_BIT, ""),
         ({}, REWARD_MODEL, "stages.grpo.optim.kind = 'adamw_8bit'"),
-        ({"shard": "full"}, dataclasses.replace(REWARD_MODEL, trunk=ADAPTER), "stages.grpo.trunk.adapter.rank > 0"),
+        ({"shard": "full"}, dataclasses.replace(REWARD_MODEL, backbone=ADAPTER), "stages.grpo.backbone.lora.rank > 0"),
     ],
 )
 def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
@@ -78,22 +78,32 @@ def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
 
 
 def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
-    config, own = PlacementConfig(backend="ray", ray=RayConfig(samplers=2)), {"grpo": strategies.rl_config()}
+    config, own = PlacementConfig(backend="ray", ray=RayConfig(num_rollout_workers=2)), {"grpo": strategies.rl_config()}
     assert placement_faults(config, own, EngineConfig()) == []
     (fault,) = placement_faults(config, own, EngineConfig(kind="vllm"))
-    assert "placement.ray.samplers = 2" in fault and "engine.kind = 'vllm'" in fault
+    assert "distributed.ray.num_rollout_workers = 2" in fault and "engine.kind = 'vllm'" in fault
     assert placement_faults(PlacementConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
 
 
 def test_only_several_ranks_and_another_device_for_the_step_change_numbers() -> None:
     """A sum over ranks is rounded in another order; where one rank computes, and how long it may take, changes none."""
-    alone = PlacementConfig(backend="processes", deadline_minutes=1.0, max_restarts=0)
+    alone = PlacementConfig(backend="processes", timeout_minutes=1.0, max_restarts=0)
     assert PlacementConfig().numbers == alone.numbers == {}
     two = PlacementConfig(backend="processes", learner_ranks=2)
-    assert two.numbers == PlacementConfig(backend="ray", learner_ranks=2, ray=RayConfig(samplers=3, scorers=1)).numbers
-    assert two.numbers == {"learner_ranks": 2, "shard": "auto", "narrow": False}
+    assert (
+        two.numbers
+        == PlacementConfig(
+            backend="ray", learner_ranks=2, ray=RayConfig(num_rollout_workers=3, num_reward_workers=1)
+        ).numbers
+    )
+    assert two.numbers == {"learner_ranks": 2, "shard": "auto", "gather_in_compute_dtype": False}
     split = PlacementConfig(backend="processes", learner_ranks=2, tensor_parallel=2)
     assert split.numbers == {**two.numbers, "tensor_parallel": 2}
-    offloaded = PlacementConfig(backend="processes", offload=True)
-    assert offloaded.numbers == {"learner_ranks": 1, "shard": "auto", "narrow": False, "offload": True}
+    offloaded = PlacementConfig(backend="processes", cpu_offload=True)
+    assert offloaded.numbers == {
+        "learner_ranks": 1,
+        "shard": "auto",
+        "gather_in_compute_dtype": False,
+        "cpu_offload": True,
+    }
     assert offloaded.is_sharded(adapted=False) and not offloaded.is_sharded(adapted=True)

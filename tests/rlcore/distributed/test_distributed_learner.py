@@ -37,8 +37,8 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
 
 def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> LearnerGroup:
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
-    settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "deadline_minutes": 1.0} | placement))
-    ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.deadline_minutes)
+    settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "timeout_minutes": 1.0} | placement))
+    ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.timeout_minutes)
     return LearnerGroup(plan, settings, RUNTIME, note=notes.append, ranks=ranks)
 
 
@@ -84,7 +84,7 @@ def test_a_run_on_ranks_is_that_of_one_process_and_one_that_loses_a_rank_goes_on
     killed_in: int, make_parts: MakeParts, opened: Any
 ) -> None:
     expected = train(make_parts(config=SETTINGS, folder="one"), Tape())
-    parts = make_parts(config=SETTINGS | {"checkpoints": CheckpointConfig(iterations=1)}, folder="two")
+    parts = make_parts(config=SETTINGS | {"checkpoints": CheckpointConfig(every_iterations=1)}, folder="two")
     learner = opened(parts.config)
     tape = Killer(learner, killed_in)
     outcome = train(dataclasses.replace(parts, learner=learner), tape)
@@ -129,7 +129,7 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
 
 
 def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
-    learner = opened(deadline_minutes=0.05)
+    learner = opened(timeout_minutes=0.05)
     os.kill(learner.ranks.crew.processes[0].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLostError, match=r"rank 0 did not answer within 0\.05 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)

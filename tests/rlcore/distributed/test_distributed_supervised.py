@@ -122,7 +122,7 @@ def test_ranks_take_the_steps_of_one_process(
 
 
 def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -> tuple[Any, Forks]:
-    placement = PlacementConfig(backend="processes", learner_ranks=2, deadline_minutes=5.0)
+    placement = PlacementConfig(backend="processes", learner_ranks=2, timeout_minutes=5.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
     kind: Any = {SftConfig: SftGroup, DpoConfig: DpoGroup, RewardModelConfig: RewardGroup}[type(config)]
@@ -193,8 +193,8 @@ def fitted(
     def work(ranks: Ranks) -> tuple[list[Any], Any, torch.Tensor, torch.Tensor]:
         with strategies.double_precision() if dtype == torch.float64 else nullcontext():
             trunk: Any = strategies.tiny_llama(dtype=dtype)
-            if config.trunk.adapter.rank:
-                trunk = add_adapter(trunk, config.trunk.adapter, "reward_model", seed=0)
+            if config.backbone.lora.rank:
+                trunk = add_adapter(trunk, config.backbone.lora, "reward_model", seed=0)
             members = [member.to(dtype) for member in reward_members(trunk, config, seed=0)]
             if ranks.size > 1:
                 roots = {id(member.backbone): member for member in reversed(members)}
@@ -233,9 +233,9 @@ def test_ranks_fit_the_reward_model_of_one_process(tmp_path: Path) -> None:
         ("replicate", 2, torch.float64, {}),
         ("full", 2, torch.float32, {"num_epochs": 1}),
         ("full", 4, torch.float32, {"num_epochs": 1}),
-        ("full", 2, torch.float64, {"ensemble": 2, "trunk": TrunkConfig(trainable_layers=1)}),
-        ("full", 2, torch.float32, {"ensemble": 2, "trunk": TrunkConfig(trainable_layers=0)}),
-        ("replicate", 4, torch.float64, {"trunk": TrunkConfig(adapter=AdapterConfig(rank=2))}),
+        ("full", 2, torch.float64, {"ensemble": 2, "backbone": TrunkConfig(trainable_layers=1)}),
+        ("full", 2, torch.float32, {"ensemble": 2, "backbone": TrunkConfig(trainable_layers=0)}),
+        ("replicate", 4, torch.float64, {"backbone": TrunkConfig(lora=AdapterConfig(rank=2))}),
         ("full", 4, torch.float64, {"audit_folds": 3, "tokens_per_microbatch": 1000}),
     ],
 )
@@ -256,7 +256,7 @@ def test_every_kind_of_reward_model_is_fitted_alike(
 def test_a_reward_model_of_ranks_is_saved_as_one_process_saves_it(
     trunk: TrunkConfig, start: Path, tmp_path: Path
 ) -> None:
-    config, pairs, found = replace(REWARDS, num_epochs=1, ensemble=2, trunk=trunk), preferences(8), {}
+    config, pairs, found = replace(REWARDS, num_epochs=1, ensemble=2, backbone=trunk), preferences(8), {}
     group, _ = open_group(start, config)
     with closing(group):
         members = reward_members(reward_trunk(start, trunk, RUNTIME, seed=0), config, seed=0)
@@ -282,8 +282,8 @@ def preferred(
 
     def make(ranks: Ranks) -> DpoLearner:
         policy: Any = strategies.tiny_llama(dtype=dtype)
-        if config.adapter.rank:
-            policy = add_adapter(policy, config.adapter, "policy", seed=0).to(dtype)
+        if config.lora.rank:
+            policy = add_adapter(policy, config.lora, "policy", seed=0).to(dtype)
         if ranks.size > 1:
             spread([policy], ranks, Sharding() if held == "full" else None, device=CPU)
         return DpoLearner(policy, config)
@@ -340,7 +340,7 @@ def test_ranks_learn_preferences_directly_as_one_process_does(tmp_path: Path) ->
         ("full", 4, torch.float64, {"batch_size": 2}),  # fewer sets than ranks
         ("replicate", 2, torch.float64, {}),
         ("full", 2, torch.float64, {"tokens_per_microbatch": 1000}),
-        ("replicate", 4, torch.float64, {"adapter": AdapterConfig(rank=2)}),
+        ("replicate", 4, torch.float64, {"lora": AdapterConfig(rank=2)}),
     ],
 )
 def test_every_layout_learns_preferences_directly_as_one_process_does(
@@ -356,7 +356,7 @@ def test_every_layout_learns_preferences_directly_as_one_process_does(
 def test_a_policy_of_ranks_that_learned_preferences_is_saved_as_one_process_saves_it(
     adapter: AdapterConfig, start: Path, tmp_path: Path
 ) -> None:
-    config, pairs = replace(DPO, num_epochs=1, adapter=adapter), preferences(8)
+    config, pairs = replace(DPO, num_epochs=1, lora=adapter), preferences(8)
     group, _ = open_group(start, config)
     with closing(group):
         one = DpoLearner(dpo_policy(start, config, RUNTIME, seed=0), config)

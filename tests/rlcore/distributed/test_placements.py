@@ -28,8 +28,8 @@ def adapted_learner(**settings: Any) -> Learner:
     base = strategies.tiny_llama()
     policy = add_adapter(base, ADAPTER, "policy", seed=0)
     critic = ScalarModel.on_trunk(add_adapter(base, ADAPTER, "critic", seed=0))
-    update = update_config(adapter=ADAPTER)
-    critic_config = CriticConfig(placement="adapter", learning_rate=1e-2)
+    update = update_config(lora=ADAPTER)
+    critic_config = CriticConfig(architecture="lora", learning_rate=1e-2)
     config = strategies.rl_config("ppo", **({"update": update, "critic": critic_config} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS["ppo"], config=config)
 
@@ -73,7 +73,7 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_both_losses_with_the_coeffici
     samples = strategies.random_samples(1)
     policy, trunk, head = separate_gradients(samples)
     for coefficient in (0.5, 2.0):
-        learner = shared_learner(critic=CriticConfig(placement="head", coefficient=coefficient))
+        learner = shared_learner(critic=CriticConfig(architecture="shared", coefficient=coefficient))
         ours, ours_of_head = step_gradients(learner, samples)
         assert_same(ours, policy + coefficient * trunk, 1e-9)
         assert_same(ours_of_head, coefficient * head, 1e-9)
@@ -83,7 +83,9 @@ def test_the_gradient_of_a_shared_trunk_is_that_of_both_losses_with_the_coeffici
 def test_a_detached_head_leaves_the_trunk_to_the_policy() -> None:
     samples = strategies.random_samples(1)
     policy, _, head = separate_gradients(samples)
-    ours, ours_of_head = step_gradients(shared_learner(critic=CriticConfig(placement="head", detach=True)), samples)
+    ours, ours_of_head = step_gradients(
+        shared_learner(critic=CriticConfig(architecture="shared", detach=True)), samples
+    )
     assert_same(ours, policy, 1e-9)
     assert_same(ours_of_head, 0.5 * head, 1e-9)
 
@@ -124,7 +126,7 @@ def test_experience_too_takes_one_pass_and_has_the_values_of_two() -> None:
 
 
 def test_while_a_shared_head_warms_up_the_trunk_stays_as_it_is() -> None:
-    critic = CriticConfig(placement="head", warmup_iterations=2, learning_rate=1e-3)
+    critic = CriticConfig(architecture="shared", warmup_iterations=2, learning_rate=1e-3)
     learner = shared_learner(critic=critic)
     assert learner.critic is not None
     policy, head = weights_of(learner.policy), weights_of(learner.critic.head)
@@ -138,7 +140,7 @@ def test_while_a_shared_head_warms_up_the_trunk_stays_as_it_is() -> None:
 
 
 def test_without_any_signal_a_detached_head_learns_and_no_momentum_moves_the_policy() -> None:
-    learner = shared_learner(critic=CriticConfig(placement="head", detach=True))
+    learner = shared_learner(critic=CriticConfig(architecture="shared", detach=True))
     assert learner.critic is not None
     samples = strategies.random_samples(0)
     assert learner.update(samples, seed=0).moved
@@ -151,7 +153,7 @@ def test_without_any_signal_a_detached_head_learns_and_no_momentum_moves_the_pol
 
 def test_the_shared_head_has_a_rate_of_its_own_in_the_schedule_of_the_trunk() -> None:
     optim = OptimConfig(warmup_steps=4, schedule="linear")
-    critic = CriticConfig(placement="head", learning_rate=1e-3)
+    critic = CriticConfig(architecture="shared", learning_rate=1e-3)
     learner = shared_learner(critic=critic, update=update_config(optim=optim), learning_rate=1e-2)
     metrics = learner.update(strategies.random_samples(0), seed=0).metrics
     assert (metrics["learning_rate"], metrics["critic/learning_rate"]) == pytest.approx((0.5e-2, 0.5e-3))
@@ -204,7 +206,7 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
         temperature=1.0,
         tokens_per_microbatch=1000,
     )
-    kl = KlConfig(coefficient=0.1, placement="reward")
+    kl = KlConfig(coefficient=0.1, apply_to="reward")
     settings: dict[str, Any] = {"kl": kl, "kl_coefficient": 0.1, "truncated": "score", "need_old_logprobs": True}
     before = build_experience(groups, ALGORITHMS["ppo"], judges, **settings).samples
     with torch.no_grad():
@@ -222,9 +224,9 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"placement": "head", "initialise_from": "reward_model"}, "starts from the policy"),
-        ({"placement": "head", "optim": OptimConfig()}, "update.optim"),
-        ({"placement": "adapter"}, "update.adapter.rank > 0"),
+        ({"architecture": "shared", "init_from": "reward_model"}, "starts from the policy"),
+        ({"architecture": "shared", "optim": OptimConfig()}, "update.optim"),
+        ({"architecture": "lora"}, "update.lora.rank > 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_the_configuration(settings: dict[str, Any], message: str) -> None:
@@ -234,6 +236,6 @@ def test_what_makes_no_sense_is_refused_in_the_configuration(settings: dict[str,
 
 def test_by_default_the_critic_has_a_trunk_and_an_optimizer_of_its_own() -> None:
     learner = make_learner("ppo")
-    assert CriticConfig().placement == "trunk"
+    assert CriticConfig().architecture == "separate"
     assert not learner.shares_trunk
     assert learner.value_module is learner.critic

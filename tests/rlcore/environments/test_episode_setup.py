@@ -21,7 +21,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.rlcore.environments.tool_templates import HERMES, LLAMA3, MISTRAL, MISTRAL_CONTROLS, with_template
 
-CONFIG = EpisodeConfig(environment="game:Guess", max_turns=4, max_turn_tokens=100, max_output_tokens=40)
+CONFIG = EpisodeConfig(environment="game:Guess", max_turns=4, max_turn_tokens=100, max_tool_output_tokens=40)
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=1500, num_samples=1)
 
 

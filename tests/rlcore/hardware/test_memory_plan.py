@@ -137,9 +137,9 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     # weights in bytes: learning at 4, frozen at 2; the engine has a copy
     (rl(kl=KlConfig()), {}, 400 + 200),
     (rl(kl=KlConfig(coefficient=0.1)), {}, 400 + 200 + 200),
-    (rl(kl=KlConfig(), update=UpdateConfig(adapter=AdapterConfig(rank=2))), {}, 80 + 200 + 200),
+    (rl(kl=KlConfig(), update=UpdateConfig(lora=AdapterConfig(rank=2))), {}, 80 + 200 + 200),
     (rl("ppo", kl=KlConfig()), {"uses_critic": True}, 800 + 200),
-    (rl("ppo", kl=KlConfig(), critic=CriticConfig(placement="head")), {"uses_critic": True}, 400 + 200),
+    (rl("ppo", kl=KlConfig(), critic=CriticConfig(architecture="shared")), {"uses_critic": True}, 400 + 200),
     (rl(sampling=SamplingConfig(max_new_tokens=8, engine=EngineConfig(kind="vllm"))), {}, 400),
 ]
 
@@ -165,7 +165,7 @@ def test_dpo_holds_no_second_model_and_an_adapter_learns_on_frozen_weights() -> 
         config = DpoConfig(num_epochs=1, batch_size=1, learning_rate=1.0, **settings)
         return dpo_needs(SIZE, config, compute_bytes=2, recompute=False)
 
-    whole, adapted = found(), found(adapter=AdapterConfig(rank=2))
+    whole, adapted = found(), found(lora=AdapterConfig(rank=2))
     assert (whole.weights, whole.gradients, whole.optimizer) == (400, 400, 800)
     assert (adapted.weights, adapted.gradients, adapted.optimizer) == (200 + 80, 80, 160)
     assert adapted.activations < whole.activations
@@ -177,13 +177,13 @@ def reward(**settings: Any) -> RewardModelConfig:
 
 def test_a_frozen_trunk_of_a_reward_model_is_held_once_and_has_no_gradients() -> None:
     heads = reward_model_needs(
-        SIZE, reward(ensemble=3, trunk=TrunkConfig(trainable_layers=0)), compute_bytes=4, recompute=False
+        SIZE, reward(ensemble=3, backbone=TrunkConfig(trainable_layers=0)), compute_bytes=4, recompute=False
     )
     assert (heads.weights, heads.gradients, heads.activations) == (4 * (24 + 20), 0, 0)
     whole = reward_model_needs(SIZE, reward(ensemble=3), compute_bytes=4, recompute=False)
     assert (whole.weights, whole.gradients) == (3 * 4 * (24 + 20), 4 * (24 + 20))
     adapted = reward_model_needs(
-        SIZE, reward(trunk=TrunkConfig(adapter=AdapterConfig(rank=2))), compute_bytes=2, recompute=False
+        SIZE, reward(backbone=TrunkConfig(lora=AdapterConfig(rank=2))), compute_bytes=2, recompute=False
     )
     assert (adapted.weights, adapted.gradients) == (200 + 80, 80)
 

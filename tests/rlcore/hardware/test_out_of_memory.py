@@ -50,14 +50,14 @@ def make_learner(kind: str, *, tokens: int) -> Learner:
     """A learner of two steps over all samples, so that the first one finds what fits; everything is counted."""
     name, _, placement = kind.partition(" ")
     settings: dict[str, Any] = {
-        "update": UpdateConfig(epochs=2, tokens_per_microbatch=tokens, entropy_coefficient=0.01),
+        "update": UpdateConfig(num_epochs=2, tokens_per_microbatch=tokens, entropy_coefficient=0.01),
         "kl": KlConfig(coefficient=0.1),
     }
-    if placement != "head":
+    if placement != "shared":
         return learners.make_learner(name, dtype=torch.float32, **settings)
     policy = strategies.tiny_llama()
     critic = ScalarModel.with_random_head(policy, torch.Generator().manual_seed(2))
-    config = strategies.rl_config(name, critic=CriticConfig(placement="head"), **settings)
+    config = strategies.rl_config(name, critic=CriticConfig(architecture="shared"), **settings)
     return Learner(policy, critic, algorithm=learners.ALGORITHMS[name], config=config)
 
 
@@ -92,7 +92,7 @@ def test_where_a_single_sequence_does_not_fit_the_message_says_what_to_set() -> 
         pytest.raises(TrainingError, match=f"sequence of {LONGEST} tokens") as e,
     ):
         learner.update(SAMPLES, seed=0)
-    assert "hardware.recompute_layers = true" in e.value.fix and "adapter.rank" in e.value.fix
+    assert "hardware.gradient_checkpointing = true" in e.value.fix and "lora.rank" in e.value.fix
     assert torch.equal(weights_of(learner.policy), before)
 
 
@@ -175,7 +175,7 @@ def test_a_reward_model_goes_on_in_smaller_micro_batches(
             learning_rate=1e-2,
             head_learning_rate=1e-2,
             tokens_per_microbatch=tokens,
-            trunk=TrunkConfig(adapter=adapter),
+            backbone=TrunkConfig(lora=adapter),
         )
         reports: list[Any] = []
         with room_for(trunk, limit, fails=fails) as tried:

@@ -85,7 +85,7 @@ def make_parts(start: Path, tmp_path: Path) -> MakeParts:
         required: Mapping[str, Any] = {
             "prompts_per_iteration": 2,
             "sampling": SamplingConfig(max_new_tokens=6),
-            "checkpoints": CheckpointConfig(iterations=1),
+            "checkpoints": CheckpointConfig(every_iterations=1),
         }
         prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
         parts = native_parts(

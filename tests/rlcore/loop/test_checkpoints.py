@@ -50,9 +50,9 @@ def written(tmp_path: Path, seconds_per_iteration: float, **settings: Any) -> li
         (1.0, {}, [1, 20]),
         (300.0, {}, [1, 4, 7, 10, 13, 16, 19, 20]),  # 15 minutes are three iterations
         (3600.0, {}, list(range(1, 21))),
-        (30.0, {"minutes": 2.5}, [1, 6, 11, 16, 20]),
-        (3600.0, {"iterations": 8}, [1, 8, 16, 20]),
-        (1.0, {"iterations": 1}, list(range(1, 21))),
+        (30.0, {"every_minutes": 2.5}, [1, 6, 11, 16, 20]),
+        (3600.0, {"every_iterations": 8}, [1, 8, 16, 20]),
+        (1.0, {"every_iterations": 1}, list(range(1, 21))),
     ],
 )
 def test_by_the_clock_or_by_iterations_and_always_after_the_first_and_the_last(

@@ -39,7 +39,11 @@ def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_pa
 
 
 def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_parts: MakeParts) -> None:
-    config = {"sampling": SamplingConfig(max_new_tokens=6, max_replacements=1), "eval_every": 2, "algorithm": "dapo"}
+    config = {
+        "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=1),
+        "eval_every": 2,
+        "algorithm": "dapo",
+    }
     parts = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)})
     held_out = HeldOut(prompts=parts.prompts[:3], verifier=math_verifier())
     parts, tape = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
@@ -71,7 +75,7 @@ def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apa
     assert [row["reward/data/a"] for row in tape.rows] == [0.0] * 4
     assert [row["reward/data/b"] for row in tape.rows] == [pytest.approx(1 / 3)] * 4
     assert {"eval/data/a", "eval/data/b"} <= set(tape.rows[-1])
-    assert [row["reward/part_unscored/right"] for row in tape.rows] == [0.0] * 4
+    assert [row["reward/term_unscored/right"] for row in tape.rows] == [0.0] * 4
     check_names({name: value for name, value in tape.rows[-1].items() if name != "iteration"})
 
 
@@ -143,7 +147,7 @@ def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_tr
 def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(make_parts: MakeParts) -> None:
     solved = {p.prompt_id for p in make_parts().turns().prompts_of(1)[:1]}
     script = {question: ["right"] if question in solved else ANSWERS for question in QUESTIONS}
-    config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, max_replacements=2)}
+    config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=2)}
     tape = Tape()
     train(make_parts(script=script, config=config), tape)
     assert [group[0].rollout.prompt.prompt_id for group in tape.drawn[0].replaced] == list(solved)
@@ -164,7 +168,7 @@ def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
     sampled = [{item.rollout.policy_version for group in drawn.groups for item in group} for drawn in tape.drawn]
     assert sampled == [{version} for version in versions]
     assert [row["staleness"] for row in tape.rows] == [float(n - version) for n, version in enumerate(versions)]
-    met = [place for place, row in enumerate(tape.rows) if "sync/log_odds" in row]
+    met = [place for place, row in enumerate(tape.rows) if "sync/log_odds_mean_diff" in row]
     assert met == ([0, 1, 2, 3, 4] if staleness == 1 else [4])
     assert parts.engine.policy_version == 5
     prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
@@ -229,7 +233,7 @@ def test_without_a_recorder_a_run_is_logged(make_parts: MakeParts, caplog: pytes
     ]
 
 
-KL = {"kl": KlConfig(coefficient=1e-6), "num_iterations": 6, "checkpoints": CheckpointConfig(iterations=3)}
+KL = {"kl": KlConfig(coefficient=1e-6), "num_iterations": 6, "checkpoints": CheckpointConfig(every_iterations=3)}
 
 
 def kl_limit(history: Sequence[Any], iteration: int) -> HealthConfig:
@@ -271,7 +275,7 @@ def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_mor
     staleness: Any, make_parts: MakeParts
 ) -> None:
     config = KL | {
-        "checkpoints": CheckpointConfig(iterations=100),  # after the first and the last alone
+        "checkpoints": CheckpointConfig(every_iterations=100),  # after the first and the last alone
         "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness),
     }
     free = make_parts(config=config, folder="free", health=HealthConfig(action="warn"))

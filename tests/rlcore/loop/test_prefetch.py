@@ -187,11 +187,11 @@ def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training()
 
 
 def test_stale_rollouts_are_refused_without_correction_and_with_dynamic_sampling() -> None:
-    with pytest.raises(ConfigError, match=r"needs update\.mismatch"):
+    with pytest.raises(ConfigError, match=r"needs update\.rollout_correction"):
         strategies.rl_config(
             "grpo",
             sampling=SamplingConfig(max_new_tokens=8, staleness=1),
-            update=UpdateConfig(mismatch=MismatchConfig(mode="off")),
+            update=UpdateConfig(rollout_correction=MismatchConfig(mode="off")),
         )
-    with pytest.raises(ConfigError, match="max_replacements"):
-        SamplingConfig(max_new_tokens=8, staleness=1, max_replacements=1)
+    with pytest.raises(ConfigError, match="dynamic_sampling_rounds"):
+        SamplingConfig(max_new_tokens=8, staleness=1, dynamic_sampling_rounds=1)

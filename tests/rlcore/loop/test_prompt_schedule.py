@@ -128,15 +128,19 @@ def test_an_iteration_that_is_closed_has_no_prompts_any_more() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "changes", "problem"),
     [
-        ("grpo", {"group_size": 1}, "revisit < 1 needs group_size > 1"),
-        ("ppo", {}, "revisit means nothing for ppo: with a critic, groups of equal rewards teach too"),
-        ("distil", {"kl": KlConfig(coefficient=1.0, placement="reward")}, "revisit means nothing for distil"),
+        ("grpo", {"group_size": 1}, "zero_signal_keep_prob < 1 needs group_size > 1"),
+        ("ppo", {}, "zero_signal_keep_prob means nothing for ppo: with a critic, groups of equal rewards teach too"),
+        (
+            "distil",
+            {"kl": KlConfig(coefficient=1.0, apply_to="reward")},
+            "zero_signal_keep_prob means nothing for distil",
+        ),
     ],
 )
 def test_where_groups_of_equal_rewards_teach_nothing_is_passed_over(
     algorithm: str, changes: dict[str, object], problem: str
 ) -> None:
-    sampling = SamplingConfig(max_new_tokens=8, revisit=0.5)
+    sampling = SamplingConfig(max_new_tokens=8, zero_signal_keep_prob=0.5)
     with pytest.raises(ConfigError, match=problem):
         resolve_algorithm(strategies.rl_config(algorithm, sampling=sampling, **changes))
 

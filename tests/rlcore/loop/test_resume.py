@@ -16,14 +16,14 @@ from rlcore.loop.history import NAME
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
 
 HALF_SOLVED = {question: ["right"] if number % 2 else ANSWERS for number, question in enumerate(QUESTIONS)}
-TWICE = UpdateConfig(epochs=2, minibatches=2)
+TWICE = UpdateConfig(num_epochs=2, num_minibatches=2)
 PATHS: dict[str, dict[str, Any]] = {
     "plain": {"update": TWICE, "kl": KlConfig(coefficient=0.1, target=0.5, horizon=20)},
     "ahead": {"sampling": SamplingConfig(max_new_tokens=6, staleness=1)},
     "far ahead": {"sampling": SamplingConfig(max_new_tokens=6, staleness=2)},
-    "passing over": {"sampling": SamplingConfig(max_new_tokens=6, revisit=0.5)},
-    "passing over, far ahead": {"sampling": SamplingConfig(max_new_tokens=6, revisit=0.5, staleness=2)},
-    "dynamic": {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, max_replacements=1)},
+    "passing over": {"sampling": SamplingConfig(max_new_tokens=6, zero_signal_keep_prob=0.5)},
+    "passing over, far ahead": {"sampling": SamplingConfig(max_new_tokens=6, zero_signal_keep_prob=0.5, staleness=2)},
+    "dynamic": {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=1)},
     "critic": {"algorithm": "ppo", "update": TWICE},
 }
 
@@ -52,7 +52,7 @@ def without_costs(outcome: Outcome) -> list[dict[str, float]]:
 def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
     path: str, every: int, make_parts: MakeParts
 ) -> None:
-    config = PATHS[path] | {"checkpoints": CheckpointConfig(iterations=every)}
+    config = PATHS[path] | {"checkpoints": CheckpointConfig(every_iterations=every)}
     whole = make_parts(config=config, script=HALF_SOLVED, folder="whole")
     expected = without_costs(train(whole, Tape()))
     for killed_in in (1, 2, 3, 4):
@@ -73,7 +73,7 @@ def test_a_resumed_run_finds_again_what_the_health_rules_had_found_which_no_chec
     free = make_parts(config=PATHS["plain"], script=HALF_SOLVED, folder="free")
     readings = sorted(row["kl/ref"] for row in train(free, Tape()).history)
     warns = HealthConfig(action="warn", kl=LimitConfig(warn=sum(readings[1:3]) / 2.0, stop=99.0))
-    config = PATHS["plain"] | {"checkpoints": CheckpointConfig(iterations=1)}
+    config = PATHS["plain"] | {"checkpoints": CheckpointConfig(every_iterations=1)}
     expected = train(make_parts(config=config, script=HALF_SOLVED, folder="whole", health=warns), Tape()).findings
     assert expected
     with pytest.raises(KilledError):
@@ -118,7 +118,7 @@ def test_a_run_that_is_done_does_nothing_when_it_is_started_again(make_parts: Ma
 
 def test_what_was_recorded_is_flushed_before_every_checkpoint(make_parts: MakeParts, tmp_path: Path) -> None:
     tape = Tape()
-    train(make_parts(config={"checkpoints": CheckpointConfig(iterations=2)}), tape)
+    train(make_parts(config={"checkpoints": CheckpointConfig(every_iterations=2)}), tape)
     assert tape.num_flushes == 3  # after the first, the second and the fourth
     assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [NAME, "step-000002", "step-000004"]
 

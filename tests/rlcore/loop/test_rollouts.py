@@ -61,7 +61,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         "dapo",
         group_size=GROUP_SIZE,
         prompts_per_iteration=4,
-        sampling=SamplingConfig(max_new_tokens=8, max_replacements=max_replacements),
+        sampling=SamplingConfig(max_new_tokens=8, dynamic_sampling_rounds=max_replacements),
     )
     prompts = [prompt(number) for number in range(NUM_PROMPTS)]
     parts = SimpleNamespace(
@@ -117,7 +117,7 @@ def test_replacements_leave_the_first_draw_of_every_iteration_as_it_is() -> None
 
 
 def test_off_by_default_nothing_is_replaced_and_no_order_of_replacements_is_drawn() -> None:
-    assert SamplingConfig(max_new_tokens=1).max_replacements == 0
+    assert SamplingConfig(max_new_tokens=1).dynamic_sampling_rounds == 0
     drawn = draw_groups(make_run(max_replacements=0, always_right=set(map(str, range(10)))), 1, {})
     assert drawn.replaced == ()
     assert len(drawn.groups) == 4
@@ -159,7 +159,11 @@ def test_what_was_replaced_is_counted() -> None:
     drawn = draw_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
     metrics = replacement_metrics(drawn, truncated="score")
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.
-    assert metrics == {"groups/replaced": 1.0, "rollouts/extra": 3.0, "reward/drawn_mean": pytest.approx(7 / 15)}
+    assert metrics == {
+        "groups/replaced": 1.0,
+        "rollouts/discarded": 3.0,
+        "reward/mean_before_filtering": pytest.approx(7 / 15),
+    }
     check_names(metrics)
 
 
@@ -173,8 +177,8 @@ def test_the_signal_of_a_group_is_that_of_the_rewards_that_will_be_trained_on() 
 
 
 def test_dynamic_sampling_is_refused_where_it_means_nothing() -> None:
-    sampling = SamplingConfig(max_new_tokens=8, max_replacements=1)
-    with pytest.raises(ConfigError, match="max_replacements means nothing for ppo"):
+    sampling = SamplingConfig(max_new_tokens=8, dynamic_sampling_rounds=1)
+    with pytest.raises(ConfigError, match="dynamic_sampling_rounds means nothing for ppo"):
         resolve_algorithm(strategies.rl_config("ppo", sampling=sampling))
     with pytest.raises(ConfigError, match="group_size > 1"):
         strategies.rl_config("dapo", sampling=sampling, group_size=1)

@@ -48,7 +48,7 @@ def test_a_run_skips_a_step_keeps_its_batch_counts_it_and_goes_on(make_parts: Ma
         assert torch.equal(weights(parts), before)
         iterate(run)
         assert not torch.equal(weights(parts), before)
-    assert [row.get("update/skipped") for row in tape.rows] == [None, 1.0, None]
+    assert [row.get("update/skipped_steps") for row in tape.rows] == [None, 1.0, None]
     assert len(json.loads((tmp_path / "run" / SKIPPED / "iteration-00002" / SAMPLES).read_text())["samples"]) == 6
     assert any("the gradient norm is" in note and SKIPPED in note for note in tape.notes)
 

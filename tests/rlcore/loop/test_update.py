@@ -20,7 +20,7 @@ from tests import strategies
 def test_the_adaptive_coefficient_sees_nats_per_completion_wherever_the_kl_stands(placement: Any) -> None:
     policy, reference = strategies.tiny_llama(), strategies.tiny_llama(seed=9)
     groups = strategies.random_groups(policy, 3)
-    kl = KlConfig(coefficient=0.1, placement=placement)
+    kl = KlConfig(coefficient=0.1, apply_to=placement)
     judges = Judges(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
     experience = build_experience(
         groups, ALGORITHMS["grpo"], judges, kl=kl, kl_coefficient=0.1, truncated="score", need_old_logprobs=False

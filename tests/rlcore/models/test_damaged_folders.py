@@ -50,7 +50,7 @@ def test_a_model_folder_with_any_fault_is_imported_or_refused(
 ) -> None:
     record_property("hostile", FOLDERS)
     sound = tmp_path / "sound"
-    import_model(ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0"), sound, seed=3)
+    import_model(ModelConfig(source="scratch", shape=SHAPE, license="Apache-2.0"), sound, seed=3)
     draw, raw, refused = random.Random(14), [], 0
     for number in range(FOLDERS):
         folder = Path(shutil.copytree(sound, tmp_path / f"damaged-{number}"))

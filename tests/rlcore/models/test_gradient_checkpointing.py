@@ -67,7 +67,7 @@ def test_the_switch_has_the_name_that_the_library_of_each_version_gives_it(monke
 def test_an_architecture_that_cannot_is_refused() -> None:
     model = strategies.tiny_llama()
     model.supports_gradient_checkpointing = False
-    with pytest.raises(ModelError, match="recompute_layers = false"):
+    with pytest.raises(ModelError, match="gradient_checkpointing = false"):
         recompute_layers(model)
 
 

@@ -26,7 +26,7 @@ from tests.rlcore.models.zoo import ARCHITECTURES, make
 
 CPU = torch.device("cpu")
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=64)
-SCRATCH = ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0")
+SCRATCH = ModelConfig(source="scratch", shape=SHAPE, license="Apache-2.0")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_arguments_of_a_chat_template_become_a_part_of_the_checkpoint(damaged: P
     path = damaged / "chat_template.jinja"
     path.write_text(path.read_text(encoding="utf-8").replace("{% endif %}", f"{THINKING}{{% endif %}}"), "utf-8")
     for name, arguments in (("on", {}), ("off", {"enable_thinking": False})):
-        import_folder(damaged, tmp_path / name, template_arguments=arguments)
+        import_folder(damaged, tmp_path / name, chat_template_kwargs=arguments)
     on, off = (ChatTokenizer.load(tmp_path / name) for name in ("on", "off"))
     messages = [Message(role="user", content="3")]
     assert on.decode(on.render_prompt(messages)).endswith("assistant\n")
@@ -135,8 +135,8 @@ def test_arguments_of_a_chat_template_become_a_part_of_the_checkpoint(damaged: P
 
 def test_an_argument_that_the_chat_template_does_not_know_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not use 'enable_thinking'") as caught:
-        import_folder(damaged, tmp_path / "imported", template_arguments={"enable_thinking": False})
-    assert caught.value.where == "model.template_arguments.enable_thinking"
+        import_folder(damaged, tmp_path / "imported", chat_template_kwargs={"enable_thinking": False})
+    assert caught.value.where == "model.chat_template_kwargs.enable_thinking"
 
 
 DATED = "{{ 'Today: ' ~ strftime_now('%d %B %Y') ~ '\n' }}"
@@ -187,7 +187,7 @@ def test_a_date_that_is_a_variable_of_the_template_is_an_argument(asks: str, dam
     path = damaged / "chat_template.jinja"
     said = f"{{% if not date_string is defined %}}{{% set date_string = {asks} %}}{{% endif %}}"
     path.write_text(said + "{{ date_string ~ '\\n' }}" + path.read_text(encoding="utf-8"), encoding="utf-8")
-    import_folder(damaged, tmp_path / "imported", template_arguments={"date_string": "3 May 2026"})
+    import_folder(damaged, tmp_path / "imported", chat_template_kwargs={"date_string": "3 May 2026"})
     assert first_line(tmp_path / "imported") == "3 May 2026"
 
 

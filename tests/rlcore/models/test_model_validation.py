@@ -29,7 +29,7 @@ LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% en
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / "model"
-    import_model(ModelConfig(source="scratch", shape=SHAPE, licence="Apache-2.0"), folder, seed=3)
+    import_model(ModelConfig(source="scratch", shape=SHAPE, license="Apache-2.0"), folder, seed=3)
     return folder
 
 

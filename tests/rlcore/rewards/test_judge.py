@@ -154,7 +154,7 @@ def test_the_reward_is_the_mark_over_the_scale(
 ) -> None:
     state, url = judged
     monkeypatch.setenv("JUDGE_KEY", "planted-secret")
-    reward = make_judge(url, scale=20.0, key_variable="JUDGE_KEY", seed=3, max_tokens=9)
+    reward = make_judge(url, scale=20.0, api_key_env="JUDGE_KEY", seed=3, max_tokens=9)
     scores = reward([make_rollout("four"), make_rollout("a" * 20), make_rollout("")])
     assert [score.value for score in scores] == [0.2, 1.0, 0.0]
     assert scores[0].parts == {"judge": 0.2}
@@ -243,7 +243,7 @@ def test_an_endpoint_that_echoes_the_key_brings_it_into_no_error(
     monkeypatch.setenv("JUDGE_KEY", "planted-secret")
     with serving(lambda _: "You sent planted-secret. <mark>") as (state, url):
         state.faults = [fault]
-        (score,) = make_judge(url, key_variable="JUDGE_KEY", retries=0)([make_rollout("four")])
+        (score,) = make_judge(url, api_key_env="JUDGE_KEY", retries=0)([make_rollout("four")])
     assert score.value is None
     assert "planted-secret" not in score.error
     assert "***" in score.error
@@ -252,7 +252,7 @@ def test_an_endpoint_that_echoes_the_key_brings_it_into_no_error(
 def test_a_key_that_no_header_may_have_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "planted-secret\n")
     with pytest.raises(ConfigError, match="line end") as raised:
-        make_judge("http://127.0.0.1:9/v1", key_variable="JUDGE_KEY")
+        make_judge("http://127.0.0.1:9/v1", api_key_env="JUDGE_KEY")
     assert "planted-secret" not in str(raised.value)
 
 
@@ -373,7 +373,7 @@ def test_a_template_that_does_not_fence_the_answer_is_refused(tmp_path: Path, te
         ({"base_url": "ftp://host/v1"}, "must be http"),
         ({"base_url": "http://user:word@host/v1"}, "without a user"),
         ({"base_url": "http://host/v1?key=1"}, "or a query"),
-        ({"base_url": "http://host/v1", "key_variable": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
+        ({"base_url": "http://host/v1", "api_key_env": "NO_SUCH_VARIABLE"}, "NO_SUCH_VARIABLE is not set"),
         ({"base_url": "http://host/v1", "scale": 0.0}, "must be greater than 0"),
     ],
 )
@@ -388,7 +388,7 @@ def test_a_judge_held_to_the_form_is_sent_the_form_of_a_mark_and_no_other_fits_i
     state, url = judged
     make_judge(url)([make_rollout("four")])
     assert "structured_outputs" not in state.bodies[0]  # not of the protocol: other servers would refuse it
-    assert make_judge(url, enforce_form=True, scale=5.0)([make_rollout("four")])[0].value == 0.8
+    assert make_judge(url, structured_output=True, scale=5.0)([make_rollout("four")])[0].value == 0.8
     form, nonce = state.bodies[1]["structured_outputs"]["regex"], nonce_of(state.bodies[1])
     for mark in range(6):
         reply = f"<mark {nonce}>{mark}</mark>"
@@ -408,7 +408,7 @@ def test_a_judge_held_to_the_form_is_sent_the_form_of_a_mark_and_no_other_fits_i
 @pytest.mark.parametrize("scale", [0.5, 2.5, 101.0])
 def test_a_form_needs_a_scale_of_whole_marks(scale: float) -> None:
     with pytest.raises(ConfigError, match="whole number from 1 to 100"):
-        JudgeOptions(base_url="http://127.0.0.1:1/v1", model="m", scale=scale, enforce_form=True)
+        JudgeOptions(base_url="http://127.0.0.1:1/v1", model="m", scale=scale, structured_output=True)
 
 
 def test_a_server_that_asks_for_time_is_given_it(
@@ -488,8 +488,8 @@ def test_the_tokens_of_a_judge_are_parts_of_its_rollouts(
     again = reward([make_rollout("a"), make_rollout("a")])
     assert again[1].parts == {"judge": 0.1, "judge_prompt_tokens": 0.0, "judge_completion_tokens": 0.0}
     metrics = part_statistics(scores[:4], all_scores=scores)
-    assert metrics["reward/part/judge_prompt_tokens"] == 125.0
-    assert metrics["reward/part_unscored/judge_completion_tokens"] == 0.2
+    assert metrics["reward/term/judge_prompt_tokens"] == 125.0
+    assert metrics["reward/term_unscored/judge_completion_tokens"] == 0.2
 
 
 CONTROL_WORDS = (

@@ -153,7 +153,7 @@ def test_what_the_server_counts_is_counted_and_priced(judged: tuple[Server, str]
 
 def test_a_judge_can_be_held_to_the_form_and_an_answer_too_long_is_not_sent(judged: tuple[Server, str]) -> None:
     state, url = judged
-    judge_both_orders(endpoint(url, enforce_form=True), [pair("seven", "7")])
+    judge_both_orders(endpoint(url, structured_output=True), [pair("seven", "7")])
     assert all(body["structured_outputs"] == {"regex": verdict_form(answers_in(body)[0])} for body in state.bodies)
     state.bodies.clear()
     (both,) = judge_both_orders(endpoint(url), [pair("x" * 100_001, "7")])

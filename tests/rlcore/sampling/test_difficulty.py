@@ -59,7 +59,7 @@ def test_what_is_drawn_is_known_and_in_the_band_and_keeps_its_order(
     items = list(range(len(known)))
     inside = [place for place, each in enumerate(known) if each is not None and low <= each.pass_rate <= high]
     even = drawn(items, known, band=(low, high), weight="even", seed=seed)
-    learnable = drawn(items, known, band=(low, high), weight="learnable", seed=seed)
+    learnable = drawn(items, known, band=(low, high), weight="learnability", seed=seed)
     assert even == inside
     assert learnable == sorted(learnable)
     assert list(Counter(learnable)) == inside
@@ -67,5 +67,5 @@ def test_what_is_drawn_is_known_and_in_the_band_and_keeps_its_order(
 
 def test_an_item_that_is_solved_half_the_time_comes_more_often_than_one_that_never_is() -> None:
     known = [Tried(passed=passed, answers=ANSWERS) for passed in (0, 4)] * 90
-    counts = Counter(place % 2 for place in drawn(range(180), known, band=(0, 1), weight="learnable", seed=3))
+    counts = Counter(place % 2 for place in drawn(range(180), known, band=(0, 1), weight="learnability", seed=3))
     assert (counts[0], counts[1]) == (90, 250)  # 25 / 9 as often

@@ -206,7 +206,7 @@ def test_the_steps_to_keep_are_the_newest_and_the_newest_up_to_each_that_is_spar
 
 
 # A run's verdicts: any course of two rules, one of them read only now and then (gaming, at evaluations).
-HEALTH = HealthConfig(kl=LimitConfig(patience=2), gaming=LimitConfig(patience=1))
+HEALTH = HealthConfig(kl=LimitConfig(patience=2), reward_hacking=LimitConfig(patience=1))
 readings = st.fixed_dictionaries(
     {"kl/ref": st.sampled_from([0.1, 9.0])},
     optional={"eval/accuracy": st.sampled_from([0.9, 0.5]), "mismatch/kl": st.sampled_from([0.0, 9.0])},

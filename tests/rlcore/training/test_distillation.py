@@ -20,7 +20,7 @@ from tests import strategies
 from tests.learners import update_config, weights_of
 from tests.reference.losses import one_at_a_time
 
-TAUGHT = KlConfig(coefficient=1.0, placement="reward")
+TAUGHT = KlConfig(coefficient=1.0, apply_to="reward")
 
 
 def config(**settings: object) -> RlConfig:
@@ -87,4 +87,4 @@ def test_a_step_makes_what_the_teacher_expects_more_likely() -> None:
 def test_without_a_kl_in_the_reward_tokens_have_no_reward_of_their_own(kl: KlConfig) -> None:
     with pytest.raises(ConfigError, match="gives each token its own reward") as caught:
         resolve_algorithm(config(kl=kl))
-    assert caught.value.where == "kl.placement"
+    assert caught.value.where == "kl.apply_to"

@@ -25,7 +25,7 @@ from tests.reference import advantages as reference
 
 POLICY = strategies.tiny_llama()
 REFERENCE = strategies.tiny_llama(seed=9)
-IN_REWARD = KlConfig(coefficient=0.1, placement="reward")
+IN_REWARD = KlConfig(coefficient=0.1, apply_to="reward")
 
 
 def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **settings: Any) -> Experience:
@@ -238,7 +238,7 @@ def test_kl_in_the_reward_lowers_each_reward_by_beta_times_its_log_ratio() -> No
 
 def test_kl_in_the_loss_leaves_the_rewards_alone_and_hands_over_the_reference() -> None:
     experience = build(
-        [mixed_group()], reference=REFERENCE, kl=KlConfig(coefficient=0.3, placement="loss"), kl_coefficient=0.3
+        [mixed_group()], reference=REFERENCE, kl=KlConfig(coefficient=0.3, apply_to="loss"), kl_coefficient=0.3
     )
     assert first_advantages(experience) == pytest.approx(reference.group_normalized([1.0, 0.5, 0.0]), abs=1e-4)
     assert all(bool(sample.ref_logprobs.all()) for sample in experience.samples)

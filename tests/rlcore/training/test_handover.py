@@ -34,12 +34,14 @@ def test_the_order_of_samples_does_not_matter_and_each_number_does() -> None:
     assert digest_of([longer, *samples[1:]]) != digest_of(samples)
 
 
-@pytest.mark.parametrize("settings", [{}, {"epochs": 2, "minibatches": 2}, {"epochs": 3, "tokens_per_microbatch": 16}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_epochs": 2, "num_minibatches": 2}, {"num_epochs": 3, "tokens_per_microbatch": 16}]
+)
 def test_each_epoch_of_an_update_says_what_it_was_about(settings: dict[str, Any]) -> None:
     samples = strategies.random_samples(2)
     learner = make_learner("ppo", update=update_config(**settings))
     stats = learner.update(samples, seed=0)
-    assert stats.arrived == (tuple([digest_of(samples)] * settings.get("epochs", 1)),)
+    assert stats.arrived == (tuple([digest_of(samples)] * settings.get("num_epochs", 1)),)
 
 
 def test_samples_that_an_update_was_given_and_has_not_learned_from_show(monkeypatch: pytest.MonkeyPatch) -> None:

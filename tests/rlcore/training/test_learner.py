@@ -70,7 +70,7 @@ def test_an_off_policy_ppo_step_has_the_gradient_of_the_reference(seed: int) -> 
     # The first step of an update is on-policy by construction. The second uses the stored old log-probabilities, here
     # of a policy that the first has hardly moved.
     samples = strategies.random_samples(seed, num_prompts=1, group_size=5)
-    learner = make_learner("ppo", learning_rate=1e-12, update=update_config(epochs=2))
+    learner = make_learner("ppo", learning_rate=1e-12, update=update_config(num_epochs=2))
     tokens = reference_tokens(learner.policy, samples, on_policy=False)
     expected = reference_gradient(learner.policy, losses.ppo_loss(tokens, clip=0.2))
     assert_same(gradients_of(learner, samples, step=1)[: len(expected)], expected, 1e-6)
@@ -152,7 +152,10 @@ def test_nan_in_masked_places_changes_no_weight(name: str) -> None:
     results = []
     for version in (samples, dirty):
         learner = make_learner(
-            name, dtype=torch.float32, kl=KlConfig(coefficient=0.05), update=update_config(mismatch=MismatchConfig())
+            name,
+            dtype=torch.float32,
+            kl=KlConfig(coefficient=0.05),
+            update=update_config(rollout_correction=MismatchConfig()),
         )
         learner.update(version, seed=0)
         results.append(
@@ -210,7 +213,7 @@ def test_groups_without_signal_stay_where_another_term_needs_them(settings: dict
 
 
 def test_kl_in_the_reward_is_no_reason_to_keep_a_group() -> None:
-    learner = make_learner(kl=KlConfig(coefficient=0.1, placement="reward"))
+    learner = make_learner(kl=KlConfig(coefficient=0.1, apply_to="reward"))
     assert prompts_forwarded(learner, with_silent_group(5)) == {1, 3}
 
 

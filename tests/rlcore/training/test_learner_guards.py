@@ -30,7 +30,7 @@ def test_a_non_finite_sample_is_named_and_nothing_changes(field: str, bad: float
     broken = getattr(samples[7], field).clone()
     broken[-1] = bad
     samples[7] = dataclasses.replace(samples[7], **{field: broken})
-    learner = make_learner("ppo", update=update_config(minibatches=3))
+    learner = make_learner("ppo", update=update_config(num_minibatches=3))
     assert learner.critic is not None
     before = weights_of(learner.policy), weights_of(learner.critic)
     with pytest.raises(NonFiniteError, match=f"{field} of a completion") as caught:
@@ -96,14 +96,14 @@ def with_overflow(samples: Sequence[TrainingSample], prompt: tuple[int, ...]) ->
 
 def test_a_step_that_overflows_is_skipped_and_counted_and_the_others_are_taken() -> None:
     samples = strategies.random_samples(0, dtype=torch.float32)
-    config = update_config(minibatches=3)
+    config = update_config(num_minibatches=3)
     learner, sound = (make_learner(dtype=torch.float32, update=config) for _ in range(2))
     stats = learner.update(with_overflow(samples, samples[0].prompt_ids), seed=0)
-    assert stats.metrics["update/skipped"] == 1.0 and stats.moved
+    assert stats.metrics["update/skipped_steps"] == 1.0 and stats.moved
     assert len(stats.skipped) == 1 and "gradient norm is inf" in stats.skipped[0]
     assert all(map(math.isfinite, stats.metrics.values()))
     assert bool(weights_of(learner.policy).isfinite().all())
-    assert "update/skipped" not in sound.update(samples, seed=0).metrics
+    assert "update/skipped_steps" not in sound.update(samples, seed=0).metrics
 
 
 def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skipped() -> None:
@@ -132,7 +132,11 @@ def test_a_skipped_step_leaves_the_scale_of_the_loss_and_a_step_without_signal_d
     silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
     scale = learner.loss_scale
     stats = learner.update(bad, seed=0)
-    assert (learner.loss_scale, stats.metrics["gradient_norm"], stats.metrics["update/skipped"]) == (scale, 0.0, 1.0)
+    assert (learner.loss_scale, stats.metrics["gradient_norm"], stats.metrics["update/skipped_steps"]) == (
+        scale,
+        0.0,
+        1.0,
+    )
     learner.update(silent, seed=0)
     learner.update(bad, seed=0)
     assert learner.num_skipped == 2
@@ -162,7 +166,7 @@ def test_epochs_stop_early_by_the_kl_of_the_last_epoch() -> None:
     samples = on_policy_samples(strategies.tiny_llama())
 
     def run(epochs: int, max_kl: float) -> tuple[int, dict[str, float]]:
-        config = update_config(epochs=epochs, max_kl=max_kl)
+        config = update_config(num_epochs=epochs, early_stop_kl=max_kl)
         return count_steps(make_learner(dtype=torch.float32, learning_rate=1e-3, update=config), samples)
 
     steps, metrics = run(epochs=2, max_kl=0.0)
@@ -174,7 +178,7 @@ def test_epochs_stop_early_by_the_kl_of_the_last_epoch() -> None:
     assert run(epochs=4, max_kl=1e6)[0] == 4
 
 
-PLACEMENTS = [KlConfig(coefficient=1e-6), KlConfig(coefficient=1e-6, placement="reward")]
+PLACEMENTS = [KlConfig(coefficient=1e-6), KlConfig(coefficient=1e-6, apply_to="reward")]
 
 
 @pytest.mark.parametrize("kl", PLACEMENTS)
@@ -192,7 +196,7 @@ def test_epochs_stop_early_by_the_kl_to_the_reference_and_not_at_the_limit_itsel
     samples = [sample for sample in samples if bool(sample.loss_mask.any())]
 
     def run(max_ref_kl: float) -> tuple[int, dict[str, float]]:
-        config = update_config(epochs=3, max_ref_kl=max_ref_kl)
+        config = update_config(num_epochs=3, early_stop_ref_kl=max_ref_kl)
         return count_steps(make_learner(dtype=torch.float32, learning_rate=1e-12, update=config, kl=kl), samples)
 
     steps, metrics = run(0.1065)
@@ -214,7 +218,7 @@ def test_the_kl_to_the_reference_is_that_of_the_last_epoch_and_of_the_policy_tha
     ]
 
     def learner(epochs: int, max_ref_kl: float) -> Learner:
-        config = update_config(epochs=epochs, max_ref_kl=max_ref_kl)
+        config = update_config(num_epochs=epochs, early_stop_ref_kl=max_ref_kl)
         return make_learner(dtype=torch.float32, learning_rate=1e-4, update=config, kl=kl)
 
     # The reference is the policy that sampled: 0 in the first epoch, and then as far as the first step went.
@@ -234,22 +238,22 @@ def test_on_the_first_pass_nothing_is_clipped_and_later_the_ratio_moves() -> Non
     policy = strategies.tiny_llama()
     samples = on_policy_samples(policy)
     first = (
-        make_learner(dtype=torch.float32, update=update_config(mismatch=MismatchConfig()))
+        make_learner(dtype=torch.float32, update=update_config(rollout_correction=MismatchConfig()))
         .update(samples, seed=0)
         .metrics
     )
     assert (first["clip/fraction"], first["kl/old"]) == (0.0, 0.0)
     assert first["mismatch/ess"] == pytest.approx(1.0, abs=1e-6)
     assert first["mismatch/max_abs"] < 1e-4
-    several = make_learner(dtype=torch.float32, update=update_config(epochs=4)).update(samples, seed=0).metrics
+    several = make_learner(dtype=torch.float32, update=update_config(num_epochs=4)).update(samples, seed=0).metrics
     assert several["clip/fraction"] == several["clip/low"] + several["clip/high"] > 0.0
     assert several["kl/old"] > 0.0
 
 
 def test_one_step_needs_no_old_log_probabilities_and_more_steps_do() -> None:
     assert not make_learner(update=update_config()).needs_old_logprobs
-    assert make_learner(update=update_config(epochs=2)).needs_old_logprobs
-    assert make_learner(update=update_config(minibatches=2)).needs_old_logprobs
+    assert make_learner(update=update_config(num_epochs=2)).needs_old_logprobs
+    assert make_learner(update=update_config(num_minibatches=2)).needs_old_logprobs
 
 
 def test_while_the_critic_warms_up_the_policy_stays_as_it_is() -> None:
@@ -290,7 +294,7 @@ def test_the_learning_rates_of_policy_and_critic_are_their_own() -> None:
 
 def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_not() -> None:
     def run(seed: int) -> torch.Tensor:
-        learner = make_learner(dtype=torch.float32, update=update_config(minibatches=3, epochs=2))
+        learner = make_learner(dtype=torch.float32, update=update_config(num_minibatches=3, num_epochs=2))
         learner.update(strategies.random_samples(0, dtype=torch.float32), seed=seed)
         return weights_of(learner.policy)
 
@@ -299,7 +303,7 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_
 
 
 def test_the_kl_controller_moves_with_what_it_observes() -> None:
-    learner = make_learner(kl=KlConfig(coefficient=0.1, placement="reward", target=2.0, horizon=100))
+    learner = make_learner(kl=KlConfig(coefficient=0.1, apply_to="reward", target=2.0, horizon=100))
     learner.observe_kl(4.0, 50)
     assert learner.kl.coefficient == pytest.approx(0.1 * (1 + 0.2 * 0.5))
 

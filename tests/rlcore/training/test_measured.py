@@ -43,11 +43,11 @@ LEARNERS = {
     "grpo": lambda: make_learner(),
     "kl in the loss": lambda: make_learner(kl=KlConfig(coefficient=0.1)),
     "kl limit": lambda: make_learner(
-        update=update_config(max_ref_kl=1.0), kl=KlConfig(coefficient=0.1, placement="reward")
+        update=update_config(early_stop_ref_kl=1.0), kl=KlConfig(coefficient=0.1, apply_to="reward")
     ),
-    "several steps": lambda: make_learner(update=update_config(epochs=2, minibatches=2)),
+    "several steps": lambda: make_learner(update=update_config(num_epochs=2, num_minibatches=2)),
     "ppo": lambda: warming_up(lambda **settings: make_learner("ppo", **settings)),
-    "ppo head": lambda: warming_up(shared_learner, placement="head"),
+    "ppo head": lambda: warming_up(shared_learner, architecture="shared"),
     "ppo kl in the loss": lambda: warming_up(
         lambda **settings: make_learner("ppo", kl=KlConfig(coefficient=0.1), **settings)
     ),
@@ -69,17 +69,17 @@ def test_what_was_measured_is_the_share_of_the_tokens_of_groups_with_a_signal(ep
     samples = strategies.random_samples(0)
     silent = {samples[0].prompt_ids}
     kept = [sample for sample in samples if sample.prompt_ids not in silent]
-    update = update_config(epochs=epochs, minibatches=minibatches)
+    update = update_config(num_epochs=epochs, num_minibatches=minibatches)
     metrics = make_learner(update=update).update(silenced(samples, prompts=silent), seed=0).metrics
-    assert metrics["update/measured"] == pytest.approx(own_tokens(kept) / own_tokens(samples))
-    assert 0.1 < metrics["update/measured"] < 0.9
-    assert make_learner(update=update).update(samples, seed=0).metrics["update/measured"] == 1.0
+    assert metrics["update/token_fraction"] == pytest.approx(own_tokens(kept) / own_tokens(samples))
+    assert 0.1 < metrics["update/token_fraction"] < 0.9
+    assert make_learner(update=update).update(samples, seed=0).metrics["update/token_fraction"] == 1.0
     with_kl = make_learner(update=update, kl=KlConfig(coefficient=0.1))
-    assert with_kl.update(silenced(samples, prompts=silent), seed=0).metrics["update/measured"] == 1.0
+    assert with_kl.update(silenced(samples, prompts=silent), seed=0).metrics["update/token_fraction"] == 1.0
 
 
 def test_where_all_groups_are_silent_the_metrics_are_those_of_the_policy_as_it_is() -> None:
-    learner = make_learner(update=update_config(mismatch=CORRECTED))
+    learner = make_learner(update=update_config(rollout_correction=CORRECTED))
     samples = silenced(strategies.random_samples(0))
     metrics = learner.update(samples, seed=0).metrics
     (batch,) = pack(token_sequences(samples), tokens_per_microbatch=10_000)
@@ -87,7 +87,7 @@ def test_where_all_groups_are_silent_the_metrics_are_those_of_the_policy_as_it_i
     mask = torch.cat([samples[number].loss_mask for number in batch.sequences.tolist()])
     sampled = torch.cat([samples[number].sampler_logprobs for number in batch.sequences.tolist()])
     difference = (logprobs - sampled)[mask].detach()
-    assert metrics["update/measured"] == 1.0
+    assert metrics["update/token_fraction"] == 1.0
     assert metrics["entropy"] == pytest.approx(float(entropy[mask].mean().detach()), rel=1e-9)
     assert metrics["mismatch/mean_abs"] == pytest.approx(float(difference.abs().mean()), rel=1e-9)
     assert metrics["mismatch/max_abs"] == pytest.approx(float(difference.abs().max()), rel=1e-9)
@@ -99,7 +99,7 @@ def test_where_all_groups_are_silent_no_more_than_one_micro_batch_is_measured() 
     samples = silenced(strategies.random_samples(0))
     batches = pack(token_sequences(samples), tokens_per_microbatch=16)
     assert len(batches) > 2
-    shares = {round(learner.update(samples, seed=seed).metrics["update/measured"], 6) for seed in range(12)}
+    shares = {round(learner.update(samples, seed=seed).metrics["update/token_fraction"], 6) for seed in range(12)}
     possible = {
         round(own_tokens([samples[number] for number in batch.sequences.tolist()]) / own_tokens(samples), 6)
         for batch in batches

@@ -93,7 +93,7 @@ def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
         name=name,
         learning_rate=1e-30,
         sampling=SamplingConfig(temperature=temperature, max_new_tokens=8),
-        update=update_config(minibatches=2, epochs=2),
+        update=update_config(num_minibatches=2, num_epochs=2),
     )
     judges = Judges(
         policy=subject.policy,

@@ -27,7 +27,7 @@ from tests.learners import weights_of
 IDENTITY = {"config": "c1", "data": "d1"}
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
-NAMES = ["grpo", "ppo", "ppo head", "ppo adapter", "ppo 8bit"]
+NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit"]
 RUNS = pytest.mark.parametrize("name", NAMES)
 ADAPTER = AdapterConfig(rank=2)
 
@@ -38,22 +38,22 @@ def make_learner(name: str = "grpo") -> Learner:
     policy = strategies.tiny_llama(tie_word_embeddings=False, intermediate_size=256 if "8bit" in name else 32)
     kind: Literal["adamw", "adamw_8bit"] = "adamw_8bit" if "8bit" in name else "adamw"
     name, _, placement = name.removesuffix(" 8bit").partition(" ")
-    if placement == "adapter":
+    if placement == "lora":
         policy = add_adapter(policy, ADAPTER, "policy", seed=0)
     config = strategies.rl_config(
         name,
         num_iterations=6,
         learning_rate=3e-3,
-        kl=KlConfig(coefficient=0.1, placement="reward", target=1.0, horizon=20),
-        critic=CriticConfig(learning_rate=1e-2, warmup_iterations=1, placement=placement or "trunk"),
+        kl=KlConfig(coefficient=0.1, apply_to="reward", target=1.0, horizon=20),
+        critic=CriticConfig(learning_rate=1e-2, warmup_iterations=1, architecture=placement or "separate"),
         update=UpdateConfig(
-            epochs=2,
-            minibatches=2,
+            num_epochs=2,
+            num_minibatches=2,
             optim=OptimConfig(kind=kind, warmup_steps=3, schedule="cosine", weight_decay=0.1),
-            adapter=ADAPTER if placement == "adapter" else AdapterConfig(),
+            lora=ADAPTER if placement == "lora" else AdapterConfig(),
         ),
     )
-    trunks = {"": copy.deepcopy, "head": lambda own: own, "adapter": lambda own: add_adapter(own, ADAPTER, "v", seed=0)}
+    trunks = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_adapter(own, ADAPTER, "v", seed=0)}
     critic = ScalarModel.on_trunk(trunks[placement](policy)) if ALGORITHMS[name].uses_critic else None
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
@@ -114,7 +114,7 @@ def run_of(learner: Learner) -> str:
     """The run's name, of the runs with a critic."""
     if learner.config.update.optim.kind == "adamw_8bit":
         return "ppo 8bit"
-    return f"ppo {learner.config.critic.placement}".removesuffix(" trunk")
+    return f"ppo {learner.config.critic.architecture}".removesuffix(" trunk")
 
 
 def forget_policy(learner: Learner) -> None:
@@ -153,7 +153,7 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
 
 def restored_items(name: str) -> list[str]:
     """A head on the policy's trunk is in the policy's optimizer."""
-    return [item for item in sorted(FORGETTERS) if not (name == "ppo head" and item.startswith("critic "))]
+    return [item for item in sorted(FORGETTERS) if not (name == "ppo shared" and item.startswith("critic "))]
 
 
 @pytest.mark.parametrize(("name", "item"), [(name, item) for name in NAMES[1:] for item in restored_items(name)])

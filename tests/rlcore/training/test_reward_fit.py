@@ -76,7 +76,7 @@ def rewards_of(members: tuple[ScalarModel, ...], scales: RewardScales, pairs: li
 def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(layers: int) -> None:
     train = pairs_with_length(400, seed=0, share_longer=0.9, noise=0.5)
     reversed_pairs = pairs_with_length(400, seed=1, share_longer=0.0, noise=0.0)
-    members, fitted = fit(train, trunk=TrunkConfig(trainable_layers=layers))
+    members, fitted = fit(train, backbone=TrunkConfig(trainable_layers=layers))
     right = []
     for length_debias in (False, True):
         scales = RewardScales(members=measure_scales(fitted, train, length_debias=length_debias, seed=0))
@@ -91,8 +91,8 @@ def test_an_adapter_learns_the_rule_on_a_base_that_stays_as_it_was_and_is_held_o
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     adapted = add_adapter(base, AdapterConfig(rank=4), "reward_model", seed=0)
     pairs = pairs_with_length(160, seed=0, share_longer=0.5, noise=0.0)
-    adapter = TrunkConfig(adapter=AdapterConfig(rank=4))
-    (member,), fitted = fit(pairs, adapted, trunk=adapter, audit_folds=2, learning_rate=1e-2)
+    adapter = TrunkConfig(lora=AdapterConfig(rank=4))
+    (member,), fitted = fit(pairs, adapted, backbone=adapter, audit_folds=2, learning_rate=1e-2)
     assert member.backbone is adapted
     assert all(
         torch.equal(tensor, before[name.replace(".base_layer.", ".")])
@@ -120,7 +120,7 @@ def test_rewards_are_centred_over_training_completions_and_not_over_others() -> 
 @pytest.mark.parametrize("layers", [-1, 0])
 def test_members_disagree_more_on_what_they_have_not_seen_the_like_of(layers: int) -> None:
     train = in_words(pairs_with_length(160, seed=0, share_longer=0.5, noise=0.1), first=6, count=5)
-    members, fitted = fit(train, ensemble=4, trunk=TrunkConfig(trainable_layers=layers))
+    members, fitted = fit(train, ensemble=4, backbone=TrunkConfig(trainable_layers=layers))
     scales = RewardScales(members=measure_scales(fitted, train, length_debias=False, seed=0))
     unseen = pairs_with_length(100, seed=1, share_longer=0.5, noise=0.1)
     near, far = (
@@ -150,7 +150,7 @@ def in_words(pairs: list[TokenPair], *, first: int, count: int) -> list[TokenPai
 
 def test_heads_of_a_frozen_trunk_give_training_completions_the_score_that_the_model_gives_them() -> None:
     train = pairs_with_length(60, seed=0, share_longer=0.5)
-    members, fitted = fit(train, ensemble=2, trunk=TrunkConfig(trainable_layers=0))
+    members, fitted = fit(train, ensemble=2, backbone=TrunkConfig(trainable_layers=0))
     sequences = [side for pair in train[:10] for side in pair.sides]
     torch.testing.assert_close(
         fitted.score(sequences), raw_scores(members, sequences, tokens_per_microbatch=512), rtol=1e-4, atol=1e-4

@@ -181,7 +181,7 @@ def test_a_non_finite_loss_stops_before_the_step() -> None:
 def test_with_no_trainable_layer_the_head_alone_learns() -> None:
     reward_model = model()
     trunk, head = weights_of(reward_model.backbone), weights_of(reward_model.head)
-    train(reward_model, rule_pairs(16, seed=0), trunk=TrunkConfig(trainable_layers=0))
+    train(reward_model, rule_pairs(16, seed=0), backbone=TrunkConfig(trainable_layers=0))
     assert torch.equal(weights_of(reward_model.backbone), trunk)
     assert not torch.equal(weights_of(reward_model.head), head)
 

@@ -24,7 +24,7 @@ POLICY_RATE, CRITIC_RATE = 1e-3, 1e-2
 
 def make_learner(name: str = "grpo", *, optim: OptimConfig = LINEAR, **settings: Any) -> Learner:
     """Three iterations of two epochs of two minibatches, with a linear schedule to 0."""
-    update = {"epochs": EPOCHS, "minibatches": MINIBATCHES, "optim": optim} | settings.pop("update", {})
+    update = {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES, "optim": optim} | settings.pop("update", {})
     return learners.make_learner(
         name,
         num_iterations=NUM_ITERATIONS,
@@ -65,7 +65,7 @@ def test_steps_without_a_gradient_count_as_planned() -> None:
 
 
 def test_epochs_after_an_early_stop_count_as_planned() -> None:
-    learner, samples = make_learner(update={"epochs": 2, "max_kl": 1e-9}), strategies.random_samples(0)
+    learner, samples = make_learner(update={"num_epochs": 2, "early_stop_kl": 1e-9}), strategies.random_samples(0)
     taken = record_steps(learner.optimizer, POLICY_RATE)
     last = run(learner, [samples] * 3)
     assert taken == [0, 1, 4, 5, 8, 9]
@@ -89,8 +89,8 @@ def test_while_the_critic_warms_up_both_schedules_go_on() -> None:
 
 
 def test_while_the_critic_on_the_policys_trunk_warms_up_the_schedule_that_they_share_goes_on() -> None:
-    config = CriticConfig(placement="head", learning_rate=CRITIC_RATE, warmup_iterations=2)
-    update = learners.update_config(epochs=EPOCHS, minibatches=MINIBATCHES, optim=LINEAR)
+    config = CriticConfig(architecture="shared", learning_rate=CRITIC_RATE, warmup_iterations=2)
+    update = learners.update_config(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, optim=LINEAR)
     learner = learners.shared_learner(critic=config, update=update, num_iterations=NUM_ITERATIONS)
     steps = record_steps(learner.optimizer, CRITIC_RATE)
     run(learner, [strategies.random_samples(0)] * 3)

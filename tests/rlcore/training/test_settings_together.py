@@ -26,7 +26,7 @@ from tests.reference.losses import one_at_a_time
 BETA, CAP = 0.3, 1.3
 BOUND = 1e-5  # old log-probabilities, values and advantages travel as float32
 REFERENCE = strategies.tiny_llama(seed=9, dtype=torch.float64)
-KLS = {"none": KlConfig(), "reward": KlConfig(coefficient=BETA, placement="reward"), "loss": KlConfig(coefficient=BETA)}
+KLS = {"none": KlConfig(), "reward": KlConfig(coefficient=BETA, apply_to="reward"), "loss": KlConfig(coefficient=BETA)}
 MISMATCHES = {"off": MismatchConfig(mode="off"), "truncate": MismatchConfig(high=CAP)}
 SCORES = ((0.0, 1.0, None, 0.25), (1.0, 1.0, 1.0, 1.0))  # None: the grader failed; the second group is of one mind
 
@@ -134,7 +134,9 @@ def gradient_of_loops(losses: Sequence[tuple[torch.Tensor, torch.nn.Module]]) ->
 )
 def test_grpo_with_kl_truncation_and_mismatch_together(placement: str, truncated: str, mismatch: str) -> None:
     kl = KLS[placement]
-    update: Any = update_config(mismatch=MISMATCHES[mismatch], truncated=truncated, tokens_per_microbatch=40)
+    update: Any = update_config(
+        rollout_correction=MISMATCHES[mismatch], truncated_completions=truncated, tokens_per_microbatch=40
+    )
     learner = make_learner("grpo", kl=kl, update=update)
     batch = kept_completions(learner, truncated, kl, corrected=mismatch == "truncate")
     in_loss = BETA if placement == "loss" else 0.0
@@ -147,7 +149,7 @@ def test_grpo_with_kl_truncation_and_mismatch_together(placement: str, truncated
 @pytest.mark.parametrize(("placement", "truncated"), list(product(("none", "reward"), ("score", "zero", "mask"))))
 def test_ppo_with_kl_and_truncation_together(placement: str, truncated: str) -> None:
     kl = KLS[placement]
-    update: Any = update_config(truncated=truncated, tokens_per_microbatch=40)
+    update: Any = update_config(truncated_completions=truncated, tokens_per_microbatch=40)
     learner = make_learner("ppo", kl=kl, update=update)
     assert isinstance(learner.critic, ScalarModel)
     batch = kept_completions(learner, truncated, kl, corrected=False)

@@ -103,10 +103,10 @@ def test_what_a_stage_logs_is_on_the_page_while_it_runs(port: int, tracked_home:
 def test_each_gauge_carries_its_labels_and_the_glossarys_formula(port: int) -> None:
     with exported(CONFIG, "grpo") as show:
         assert show is not None
-        show({"reward/part/math": 1.0}, 1)
+        show({"reward/term/math": 1.0}, 1)
         with urllib.request.build_opener().open(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
-    family = families["rlcore_reward_part_math"]
+    family = families["rlcore_reward_term_math"]
     assert (family.type, family.samples[0].labels) == ("gauge", GRPO)
     assert "mean" in family.documentation
 
@@ -114,7 +114,7 @@ def test_each_gauge_carries_its_labels_and_the_glossarys_formula(port: int) -> N
 def test_a_stage_without_an_algorithm_is_its_own_recipe() -> None:
     assert labels_of(CONFIG, "grpo") == Labels(**GRPO)
     assert [labels_of(CONFIG, stage).recipe for stage in ("sft", "evaluate_sft")] == ["sft", "evaluate_sft"]
-    assert gauge_name("eval/pass_8") == "rlcore_eval_pass_8"
+    assert gauge_name("eval/pass_at_8") == "rlcore_eval_pass_at_8"
 
 
 def test_a_taken_port_is_passed_by_and_no_free_one_costs_the_page_alone(

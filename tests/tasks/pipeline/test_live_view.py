@@ -52,7 +52,7 @@ def run_on_terminal() -> str:
 
 def test_a_terminal_shows_progress_speed_reward_and_the_time_left_below_the_lines() -> None:
     screen = run_on_terminal()
-    for part in ("grpo iterations", "3/4", "reward 0.750", "cut 4%", "1,234 tokens/s", "▁", "█", "left", "\x1b["):
+    for part in ("grpo iterations", "3/4", "reward 0.750", "truncated 4%", "1,234 tokens/s", "▁", "█", "left", "\x1b["):
         assert part in screen, part
     for line in ("iteration 1 is done", "iteration 2 is done", "iteration 3 is done", "after the view"):
         assert screen.count(line) == 1

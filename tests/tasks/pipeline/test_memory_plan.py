@@ -61,45 +61,45 @@ def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_w
     # 7.6 B x 16 bytes that learn, the reference and the engine's copy in bfloat16; 71 GiB of a micro-batch
     assert "grpo needs about 213 GiB" in message and "the card has 80 GiB" in message
     assert "weights 57 GiB, gradients 28 GiB, moments 57 GiB" in message
-    assert "stages.grpo.update.adapter.rank = 16" in message and "adamw_8bit" in message
+    assert "stages.grpo.update.lora.rank = 16" in message and "adamw_8bit" in message
     assert "sft needs" not in message  # not asked for
     assert "sft needs" in refused()
 
 
 def test_on_eight_ranks_they_do(card: None) -> None:
-    ranks = ("placement.backend=processes", "placement.learner_ranks=8")
+    ranks = ("distributed.backend=processes", "distributed.learner_ranks=8")
     assert refused(*ranks, stages=("grpo",)) == ""
     (need,) = needs_of(preset(*ranks), SEVEN_B, ("grpo",))
     assert need.held < 20 * GIB  # 142 GiB of weights, gradients and moments in eight parts
     assert refused(*ranks) == ""  # SFT, reward model and a critic's trunk are in shards too
-    assert "sft needs" in refused(*ranks, "placement.shard=replicate")
+    assert "sft needs" in refused(*ranks, "distributed.shard=replicate")
 
 
 def test_on_one_card_they_do_where_shards_rest_in_the_machines_memory(card: None) -> None:
-    assert "placement.offload = true" in refused(stages=("grpo",))
-    beside = ("placement.backend=processes", "placement.offload=true")
+    assert "distributed.cpu_offload = true" in refused(stages=("grpo",))
+    beside = ("distributed.backend=processes", "distributed.cpu_offload=true")
     assert refused(*beside) == ""
     (need,) = needs_of(preset(*beside), SEVEN_B, ("sft",))
     assert need.held == 0 and need.footprint.activations > 0
 
 
 def test_an_adapter_of_it_fits(card: None) -> None:
-    assert refused("stages.grpo.update.adapter.rank=16", stages=("grpo",)) == ""
+    assert refused("stages.grpo.update.lora.rank=16", stages=("grpo",)) == ""
 
 
 def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    given = ["stages.grpo.update.adapter.rank=16", "engine.kind=vllm", "stages.grpo.kl.coefficient=0.0"]
-    large = "engine.gpus.memory_fraction=0.85"
+    given = ["stages.grpo.update.lora.rank=16", "engine.kind=vllm", "stages.grpo.kl.coefficient=0.0"]
+    large = "engine.gpus.gpu_memory_utilization=0.85"
     message = refused(*given, large, stages=("grpo",))
-    assert "engine 68 GiB" in message and "engine.gpus.memory_fraction" in message
+    assert "engine 68 GiB" in message and "engine.gpus.gpu_memory_utilization" in message
     assert refused(*given, stages=("grpo",)) == ""  # 0.4 of the card, beside a learner
     assert refused(*given, 'engine.urls=["http://other:1"]', stages=("grpo",)) == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert refused(*given, large, stages=("grpo",)) == ""  # the other card is the engine's
     for impossible, message in (
         ("engine.replicas=2", "2 replicas of 1 GPUs need 2, 1 are visible beside"),
-        ("engine.transfer=nccl", "nccl needs vLLM in the trainer's environment too"),
+        ("engine.weight_transfer=nccl", "nccl needs vLLM in the trainer's environment too"),
     ):
         with pytest.raises(ConfigError, match=message):
             needs_of(preset(*given, impossible), SEVEN_B, ("grpo",))
@@ -108,7 +108,7 @@ def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch:
 def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: None) -> None:
     config = preset("stages.sft.tokens_per_microbatch=900000")
     (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["sft"]), 80 * GIB, is_cuda=True)
-    assert "this may not fit; set hardware.recompute_layers = true or a smaller tokens_per_microbatch" in line
+    assert "this may not fit; set hardware.gradient_checkpointing = true or a smaller tokens_per_microbatch" in line
 
 
 def test_on_a_cpu_nothing_is_refused() -> None:

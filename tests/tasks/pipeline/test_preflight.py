@@ -107,12 +107,12 @@ FAULTS = [
     ("evaluation.max_new_tokens=60", "evaluation.max_new_tokens = 60: with a prompt of data.prompts.max_tokens = 88"),
     ("data.demonstrations.max_tokens=200", "data.demonstrations.max_tokens = 200: the model reads 128; lower it"),
     (
-        "stages.grpo.start=models:/nobody@champion",
-        "stages.grpo.start = 'models:/nobody@champion': there is no registered",
+        "stages.grpo.init_from=models:/nobody@champion",
+        "stages.grpo.init_from = 'models:/nobody@champion': there is no registered",
     ),
     (
-        "stages.grpo.sampling.episodes={tools=['search'],corpus='no.jsonl',max_turn_tokens=40}",
-        "stages.grpo.sampling.episodes.corpus = 'no.jsonl': no such file",
+        "stages.grpo.sampling.episodes={tools=['search'],search_corpus='no.jsonl',max_turn_tokens=40}",
+        "stages.grpo.sampling.episodes.search_corpus = 'no.jsonl': no such file",
     ),
 ]
 
@@ -159,8 +159,8 @@ def test_all_faults_are_named_at_once_by_plan_run_and_every_target() -> None:
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.sft.start=grpo", "stages.sft: the stages form a cycle: "),
-        ("stages.grpo.start=nobody", "stages.grpo.start = 'nobody': no such checkpoint"),
+        ("stages.sft.init_from=grpo", "stages.sft: stages depend on each other: "),
+        ("stages.grpo.init_from=nobody", "stages.grpo.init_from = 'nobody': no such checkpoint"),
         ("stages.grpo.prompts.nothing=1.0", "stages.grpo.prompts.nothing: no such data"),
         ("stages.grpo.rewards=[]", "stages.grpo.rewards: names no reward"),
         ("stages.ppo.rewards.1.stage=judge", "stages.ppo.rewards.1.stage = 'judge': not a stage of the kind"),
@@ -213,27 +213,27 @@ def test_every_committed_preset_passes_on_its_own(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("stages.grpo.learning_rate=5.0", "unusual: stages.grpo.learning_rate = 5.0: recipes have at most 0.1"),
-        ("stages.ppo.critic.learning_rate=5.0", "unusual: stages.ppo.critic.learning_rate = 5.0"),
+        ("stages.grpo.learning_rate=5.0", "warning: stages.grpo.learning_rate = 5.0: recipes have at most 0.1"),
+        ("stages.ppo.critic.learning_rate=5.0", "warning: stages.ppo.critic.learning_rate = 5.0"),
         (
             "stages.grpo.prompts_per_iteration=100000",
-            "unusual: stages.grpo.prompts_per_iteration = 100000: more than the 200 training rows of prompts",
+            "warning: stages.grpo.prompts_per_iteration = 100000: more than the 200 training rows of prompts",
         ),
-        ("stages.sft.batch_size=5000", "unusual: stages.sft.batch_size = 5000: more than the 800 training rows"),
-        ("stages.grpo.kl={coefficient=0.01,placement='reward'}", "unusual: stages.grpo.kl.placement = 'reward': grpo"),
+        ("stages.sft.batch_size=5000", "warning: stages.sft.batch_size = 5000: more than the 800 training rows"),
+        ("stages.grpo.kl={coefficient=0.01,apply_to='reward'}", "warning: stages.grpo.kl.apply_to = 'reward': grpo"),
     ],
 )
 def test_an_absurd_value_is_a_line_and_no_refusal(override: str, said: str) -> None:
-    assert not [line for line in lines() if line.startswith("unusual")]
-    (found,) = [line for line in lines(override) if line.startswith("unusual")]
+    assert not [line for line in lines() if line.startswith("warning:")]
+    (found,) = [line for line in lines(override) if line.startswith("warning:")]
     assert found.startswith(said)
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])
 def test_kl_in_the_reward_is_usual_where_no_group_scales_it(scale: str) -> None:
-    kl = "stages.grpo.kl={coefficient=0.01,placement='reward'}"
+    kl = "stages.grpo.kl={coefficient=0.01,apply_to='reward'}"
     found = lines(kl, f"stages.grpo.update.objective.scale={scale}")
-    assert not [line for line in found if line.startswith("unusual")]
+    assert not [line for line in found if line.startswith("warning:")]
 
 
 class Disk(NamedTuple):
@@ -296,7 +296,7 @@ def test_a_registered_start_is_held_against_the_tokenizer_of_the_run(
     base, other = tmp_path / "base", home.artifacts / "checkpoint" / "abc" / "model"
     import_model(ModelConfig(source="scratch", shape=shape), base, seed=0)
     shutil.copytree(base, other)
-    overrides = ["model.source=folder", f"model.path={base}", "stages.grpo.start=models:/mine@champion"]
+    overrides = ["model.source=folder", f"model.path={base}", "stages.grpo.init_from=models:/mine@champion"]
     monkeypatch.setattr("rlcore.tasks.pipeline.preflight.read_version", lambda home, model: {"sha256": "abc"})
     monkeypatch.setattr("rlcore.tasks.kinds.base.stage.registered_version", lambda config, *, model: "mine/1")
     assert not faults(*overrides)
@@ -306,4 +306,4 @@ def test_a_registered_start_is_held_against_the_tokenizer_of_the_run(
     vocabulary["zz"] = vocabulary.pop(renamed)
     (other / "tokenizer.json").write_text(json.dumps(document))
     (found,) = faults(*overrides)
-    assert found.startswith("stages.grpo.start = 'models:/mine@champion': this model has another tokenizer")
+    assert found.startswith("stages.grpo.init_from = 'models:/mine@champion': this model has another tokenizer")

@@ -171,13 +171,13 @@ def test_a_stage_that_computes_has_the_machine_in_its_key_and_its_run_and_anothe
         HardwareConfig(device="cpu", dtype="float32", num_threads=threads),  # what the first becomes
         HardwareConfig(device="cpu", dtype="bfloat16"),
         HardwareConfig(device="cpu", num_threads=threads + 1),
-        HardwareConfig(device="cpu", recompute_layers=True),
+        HardwareConfig(device="cpu", gradient_checkpointing=True),
     ]
     refs = [run_stage(computing, config(hardware=each), {}, run) for each in asked]
     assert [refs.index(ref) for ref in refs] == [0, 0, 2, 3, 4]
     params = run.tracker.client.get_run(refs[2].mlflow_run_id).data.params
     assert (params["machine.device"], params["machine.precision"]) == ("cpu", "bfloat16")
-    assert params["hardware.recompute_layers"] == "False"
+    assert params["hardware.gradient_checkpointing"] == "False"
     assert make(run, hardware=asked[0]) == make(run, hardware=asked[2])
 
 

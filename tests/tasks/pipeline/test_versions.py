@@ -70,7 +70,7 @@ def changed(before: dict[str, Ingredients], after: dict[str, Ingredients]) -> di
         ("numpy", (), {"reward_model", "compare", *GRADED, *PREPARING}),
         ("scipy", (), {"compare", *PREPARING}),
         ("peft", (), set()),
-        ("peft", ("stages.grpo.update.adapter.rank=2",), {"grpo"}),
+        ("peft", ("stages.grpo.update.lora.rank=2",), {"grpo"}),
         ("bitsandbytes", (), set()),
         ("bitsandbytes", (EIGHT_BITS,), {"sft"}),
         ("reasoning-gym", (), set()),
@@ -101,7 +101,7 @@ def test_a_new_version_of_a_library_computes_again_the_stages_that_use_it_and_is
 
 def test_a_benchmark_hangs_on_the_harness(tmp_path: Path) -> None:
     (tmp_path / "sums.yaml").touch()
-    settings = f"stages.bench={{kind='benchmark',start='sft',folder='{tmp_path}',tasks=['sums']}}"
+    settings = f"stages.bench={{kind='benchmark',policy='sft',folder='{tmp_path}',tasks=['sums']}}"
     assert "lm-eval" in ingredients(settings)["bench"]["versions"]
 
 

@@ -81,7 +81,7 @@ def test_a_preset_is_described_with_its_names_values_and_what_it_left_out() -> N
     assert {"stages.grpo", "stages.grpo.rewards.0", "data.prompts"} <= sections.keys()
     assert sections["stages.grpo"].kind is RlStage
     values = {key.name: key.value for key in sections["stages.grpo"].keys}
-    assert (values["start"], values["group_size"]) == ('"sft"', "8")
+    assert (values["init_from"], values["group_size"]) == ('"sft"', "8")
     assert set(sections[""].nested) == {"promotion", "retrain"}
 
 

@@ -50,7 +50,7 @@ max_tokens = 64
 
 [stages.second]
 kind = "rl"
-start = "first"
+init_from = "first"
 prompts = { sums = 1.0 }
 algorithm = "grpo"
 num_iterations = 2
@@ -62,7 +62,7 @@ sampling = { max_new_tokens = 8 }
 
 [stages.first]
 kind = "rl"
-start = "base"
+init_from = "base"
 prompts = { sums = 0.7, code = 0.3 }
 algorithm = "grpo"
 num_iterations = 2
@@ -78,7 +78,7 @@ sampling = { max_new_tokens = 8 }
 
 [stages.taste]
 kind = "reward_model"
-start = "base"
+init_from = "base"
 data = ["pairs"]
 num_epochs = 1
 batch_size = 2
@@ -87,7 +87,7 @@ head_learning_rate = 1e-2
 
 [stages.kept]
 kind = "rejection"
-start = "second"
+policy = "second"
 data = ["sums"]
 num_samples = 2
 rewards = [{ kind = "math" }]
@@ -95,7 +95,7 @@ sampling = { max_new_tokens = 8 }
 
 [stages.copied]
 kind = "sft"
-start = "base"
+init_from = "base"
 data = ["kept"]
 num_steps = 3
 batch_size = 2
@@ -149,7 +149,7 @@ def test_an_rl_stage_counts_those_that_it_builds_on_however_far_and_siblings_cou
         "second": 1,
         "copied": 2,  # by what second answered
     }
-    siblings = load_preset(preset, ["stages.second.start=base"])
+    siblings = load_preset(preset, ["stages.second.init_from=base"])
     assert num_earlier_rl(siblings, "first") == num_earlier_rl(siblings, "second") == 0
 
 
@@ -162,13 +162,13 @@ def test_what_targets_need_are_their_stages_with_all_before_them_and_their_data(
 
 
 def test_stages_of_one_start_are_opponents_and_compared_with_each_other(preset: Path) -> None:
-    config = load_preset(preset, ["stages.second.start=base"])
+    config = load_preset(preset, ["stages.second.init_from=base"])
     assert [sorted(names) for names in opponents(config)] == [["first", "second"]]
     assert {("second", "first"), ("first", "second")} & set(contrasts(config))
 
 
 def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Path) -> None:
-    config = load_preset(preset, ["stages.first.start=models:/mine@champion"])
+    config = load_preset(preset, ["stages.first.init_from=models:/mine@champion"])
     assert registered_starts(config) == {"start_first": "models:/mine@champion"}
     assert list(checkpoints(config))[:3] == ["base", "start_first", "first"]
     assert ("first", "start_first") in contrasts(config)
@@ -178,10 +178,19 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.first.start=second", "the stages form a cycle: "),
-        ("stages.first.start=fist", "stages.first.start = 'fist': no such checkpoint; choose one of base, second"),
-        ("stages.first.start=taste", "stages.first.start = 'taste': this stage makes a reward model, no policy"),
-        ("stages.first.start=models:/mine", "stages.first.start = 'models:/mine': not a registered model; write"),
+        ("stages.first.init_from=second", "stages depend on each other: "),
+        (
+            "stages.first.init_from=fist",
+            "stages.first.init_from = 'fist': no such checkpoint; choose one of base, second",
+        ),
+        (
+            "stages.first.init_from=taste",
+            "stages.first.init_from = 'taste': this stage makes a reward model, no policy",
+        ),
+        (
+            "stages.first.init_from=models:/mine",
+            "stages.first.init_from = 'models:/mine': not a registered model; write",
+        ),
         ("stages.first.prompts.cods=1.0", "stages.first.prompts.cods: no such data; choose among sums, code"),
         ("stages.first.prompts.pairs=1.0", "stages.first.prompts.pairs: holds no prompts; choose among sums, code"),
         ("stages.first.prompts.code=0.0", "stages.first.prompts.code = 0.0: must be greater than 0.0"),
@@ -197,12 +206,12 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
         ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),
         (
-            "stages.taste.anchors=['sums']",
-            "stages.taste.anchors = 'sums': holds no preference pairs; choose among pairs",
+            "stages.taste.gold_pairs=['sums']",
+            "stages.taste.gold_pairs = 'sums': holds no preference pairs; choose among pairs",
         ),
         (
-            "stages.taste.anchors=['pairs']",
-            "stages.taste.anchors = 'pairs': stands in stages.taste.data too; pairs that",
+            "stages.taste.gold_pairs=['pairs']",
+            "stages.taste.gold_pairs = 'pairs': stands in stages.taste.data too; pairs that",
         ),
         ("stages.first.rewards.1.data=['cod']", "stages.first.rewards.1.data = 'cod': the stage draws no prompts from"),
         ("stages.second.prompts.code=1.0", ""),
@@ -211,14 +220,14 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.first.rewards.2.stage=''", "stages.first.rewards.2.stage = '': not a stage of the kind reward_model"),
         ("stages.first.rewards.0.stage=taste", "stages.first.rewards.0: only a reward of kind reward_model"),
         (
-            "stages.first.critic.initialise_from=tast",
-            "stages.first.critic.initialise_from = 'tast': not a stage of the",
+            "stages.first.critic.init_from=tast",
+            "stages.first.critic.init_from = 'tast': not a stage of the",
         ),
         (
             "stages.first.kind=rel",
             f"stages.first.kind = 'rel': must be one of {', '.join(map(repr, STAGE_KINDS))}",
         ),
-        ("stages.first.strat=base", "stages.first.strat: unknown key; did you mean stages.first.start?"),
+        ("stages.first.init_form=base", "stages.first.init_form: unknown key; did you mean stages.first.init_from?"),
         ("stages.first.lerning_rate=1.0", "unknown key; did you mean stages.first.learning_rate?"),
         ("stages.first.learning_rate=-1.0", "stages.first.learning_rate = -1.0: must be greater than 0.0"),
         ("data.pairs.adapter=policy", "data.pairs.policy: required by the adapter 'policy'; name one of base, "),
@@ -231,8 +240,11 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
             "promotion={challenger='taste'}",
             "promotion.challenger = 'taste': no checkpoint of this preset; choose one of",
         ),
-        ("promotion={challenger='second',max_kl=0.1}", "promotion.max_kl: stages.second.kl.coefficient is 0, so no KL"),
-        ("promotion={challenger='copied',max_kl=0.1}", "promotion.max_kl: the challenger 'copied' has no KL"),
+        (
+            "promotion={challenger='second',max_ref_kl=0.1}",
+            "promotion.max_ref_kl: stages.second.kl.coefficient is 0, so no KL",
+        ),
+        ("promotion={challenger='copied',max_ref_kl=0.1}", "promotion.max_ref_kl: the challenger 'copied' has no KL"),
         ("retrain={}", "retrain: needs [promotion] with a challenger among the RL stages first, second"),
     ],
 )
@@ -272,9 +284,9 @@ def test_names_that_the_pipeline_uses_or_that_are_used_twice_are_refused(tmp_pat
 
 def test_all_faults_of_a_graph_are_listed_at_once_with_their_full_keys(preset: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_preset(preset, ["stages.first.start=no", "stages.taste.data=[]", "stages.kept.start=taste"])
+        load_preset(preset, ["stages.first.init_from=no", "stages.taste.data=[]", "stages.kept.policy=taste"])
     lines = [line.strip().partition(" ")[0].rstrip(":") for line in caught.value.what.splitlines()[1:]]
-    assert sorted(lines) == ["stages.first.start", "stages.kept.start", "stages.taste.data"]
+    assert sorted(lines) == ["stages.first.init_from", "stages.kept.policy", "stages.taste.data"]
 
 
 def test_pairs_cannot_be_sampled_from_policies_that_call_tools(preset: Path) -> None:

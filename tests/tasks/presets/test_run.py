@@ -49,7 +49,7 @@ max_tokens = 64
 
 [stages.sft]
 kind = "sft"
-start = "base"
+init_from = "base"
 data = ["demonstrations"]
 num_steps = 3
 batch_size = 2
@@ -57,7 +57,7 @@ learning_rate = 1e-3
 
 [stages.reward_model]
 kind = "reward_model"
-start = "sft"
+init_from = "sft"
 data = ["preferences"]
 num_epochs = 1
 batch_size = 2
@@ -66,7 +66,7 @@ head_learning_rate = 1e-2
 
 [stages.grpo]
 kind = "rl"
-start = "sft"
+init_from = "sft"
 prompts = { prompts = 1.0 }
 algorithm = "grpo"
 num_iterations = 2
@@ -78,7 +78,7 @@ sampling = { max_new_tokens = 8 }
 
 [stages.ppo]
 kind = "rl"
-start = "sft"
+init_from = "sft"
 prompts = { prompts = 1.0 }
 algorithm = "ppo"
 num_iterations = 2
@@ -104,12 +104,12 @@ def preset(tmp_path: Path) -> Path:
 
 def test_a_preset_is_read_with_its_defaults(preset: Path) -> None:
     run = load_preset(preset)
-    assert (run.name, run.stages["grpo"].settings.group_size, run.stages["grpo"].settings.update.epochs) == (
+    assert (run.name, run.stages["grpo"].settings.group_size, run.stages["grpo"].settings.update.num_epochs) == (
         "test",
         4,
         1,
     )
-    assert run.stages["grpo"].settings.update.mismatch.mode == "truncate"  # the correction is on by default
+    assert run.stages["grpo"].settings.update.rollout_correction.mode == "truncate"  # the correction is on by default
 
 
 def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
@@ -129,7 +129,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
             "stages.grpo.learning_rat: unknown key; did you mean stages.grpo.learning_rate?",
         ),
         ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate = -1.0: must be greater than 0.0"),
-        ("stages.grpo.update.epochs=0", "stages.grpo.update.epochs = 0: must be at least 1"),
+        ("stages.grpo.update.num_epochs=0", "stages.grpo.update.num_epochs = 0: must be at least 1"),
         ("stages.grpo.group_size=four", "stages.grpo.group_size = 'four': must be an integer, not a text"),
         ("stages.sft.optim.beta1=1.0", "stages.sft.optim.beta1 = 1.0: must be less than 1.0"),
         ("stages.ppo.critic.lam=1.1", "stages.ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
@@ -147,9 +147,12 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
             "stages.grpo.update.objective.scale=std",
             "stages.grpo.update.objective.scale = 'std': must be one of 'group', ",
         ),
-        ("stages.grpo.update.max_ref_kl=0.1", "stages.grpo: update.max_ref_kl needs kl.coefficient > 0"),
+        ("stages.grpo.update.early_stop_ref_kl=0.1", "stages.grpo: update.early_stop_ref_kl needs kl.coefficient > 0"),
         ("stages.reward_model.trainable_layers=0", "stages.reward_model.trainable_layers: unknown key"),
-        ("stages.grpo.update.mismatch.high=0.1", "stages.grpo.update.mismatch: low must not be above high"),
+        (
+            "stages.grpo.update.rollout_correction.high=0.1",
+            "stages.grpo.update.rollout_correction: low must not be above high",
+        ),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
         ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
     ],
@@ -163,7 +166,7 @@ def test_a_wrong_value_is_refused_with_its_path_before_anything_runs(preset: Pat
 
 def test_all_faults_of_a_preset_are_listed_at_once(preset: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_preset(preset, ["seed=-1", "stages.sft.num_steps=0", "stages.grpo.kl.placement=nowhere", "extra=1"])
+        load_preset(preset, ["seed=-1", "stages.sft.num_steps=0", "stages.grpo.kl.apply_to=nowhere", "extra=1"])
     assert len(caught.value.what.splitlines()) == 1 + 4
 
 
@@ -187,8 +190,8 @@ def test_the_plain_values_of_a_preset_build_it_again(preset: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (KlConfig, {"target": 1.0, "coefficient": 0.0, "placement": "loss"}),
-        (KlConfig, {"target": 1.0, "coefficient": 0.0, "placement": "reward"}),
+        (KlConfig, {"target": 1.0, "coefficient": 0.0, "apply_to": "loss"}),
+        (KlConfig, {"target": 1.0, "coefficient": 0.0, "apply_to": "reward"}),
         (MismatchConfig, {"low": 3.0, "high": 2.0}),
         (ShapeConfig, {"hidden_size": 100, "num_heads": 3}),
     ],
@@ -200,22 +203,22 @@ def test_rules_between_fields_hold_in_code_too(kind: Any, fields: dict[str, Any]
 
 @pytest.mark.parametrize("placement", ["reward", "loss"])
 def test_the_adaptive_coefficient_is_accepted_in_the_reward_and_in_the_loss(placement: Any) -> None:
-    assert KlConfig(target=1.0, coefficient=0.1, placement=placement).target == 1.0
+    assert KlConfig(target=1.0, coefficient=0.1, apply_to=placement).target == 1.0
 
 
 @pytest.mark.parametrize(
     ("overrides", "fault"),
     [
-        (["trunk.trainable_layers=0"], "stages.reward_model.trunk: adapter.rank > 0 freezes the trunk"),
-        (["trunk.trainable_layers=2"], "stages.reward_model.trunk: adapter.rank > 0 freezes the trunk"),
-        (["trunk.layers=1"], "stages.reward_model.trunk: adapter.rank > 0 keeps the whole trunk"),
-        (["ensemble=2"], "stages.reward_model: trunk.adapter.rank > 0 makes one reward model, so ensemble must be 1"),
+        (["backbone.trainable_layers=0"], "stages.reward_model.backbone: lora.rank > 0 freezes the backbone"),
+        (["backbone.trainable_layers=2"], "stages.reward_model.backbone: lora.rank > 0 freezes the backbone"),
+        (["backbone.layers=1"], "stages.reward_model.backbone: lora.rank > 0 keeps the whole backbone"),
+        (["ensemble=2"], "stages.reward_model: backbone.lora.rank > 0 makes one reward model, so ensemble must be 1"),
     ],
 )
 def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
     preset: Path, overrides: list[str], fault: str
 ) -> None:
-    adapted = "stages.reward_model.trunk.adapter.rank=2"
+    adapted = "stages.reward_model.backbone.lora.rank=2"
     changed = [f"stages.reward_model.{override}" for override in overrides]
     assert load_preset(preset, changed)  # without an adapter
     assert load_preset(preset, [adapted])
@@ -233,13 +236,13 @@ def test_a_stage_is_given_by_its_name_and_kind_or_refused_with_those_there_are(p
 
 def test_a_critic_that_is_an_adapter_of_the_reward_model_needs_one_that_is_an_adapter(preset: Path) -> None:
     overrides = [
-        "stages.ppo.update.adapter.rank=2",
-        "stages.ppo.critic.placement=adapter",
-        "stages.ppo.critic.initialise_from=reward_model",
+        "stages.ppo.update.lora.rank=2",
+        "stages.ppo.critic.architecture=lora",
+        "stages.ppo.critic.init_from=reward_model",
     ]
-    with pytest.raises(ConfigError, match=r"stages\.ppo\.critic .* set stages\.reward_model\.trunk\.adapter\.rank > 0"):
+    with pytest.raises(ConfigError, match=r"stages\.ppo\.critic .* set stages\.reward_model\.backbone\.lora\.rank > 0"):
         load_preset(preset, overrides)
-    assert load_preset(preset, [*overrides, "stages.reward_model.trunk.adapter.rank=4"])
+    assert load_preset(preset, [*overrides, "stages.reward_model.backbone.lora.rank=4"])
 
 
 def test_every_kl_estimator_that_can_be_configured_exists() -> None:
@@ -320,7 +323,7 @@ extends = "base"
 [model]
 source = "folder"
 path = "weights/qwen"
-licence = "MIT"
+license = "MIT"
 chat_template = "chat.jinja"
 [data.prompts]
 adapter = "prompts"
@@ -332,11 +335,11 @@ path = "hub:a/b@0"
 rewards = [{ kind = "judge", options = { template = "judge.txt" } }]
 [stages.grpo.sampling.episodes]
 tools = ["search"]
-corpus = "/data/passages.jsonl"
+search_corpus = "/data/passages.jsonl"
 max_turn_tokens = 8
 [stages.ppo.sampling.episodes]
 tools = ["search"]
-corpus = "/data/passages.jsonl"
+search_corpus = "/data/passages.jsonl"
 max_turn_tokens = 8
 """
 
@@ -352,7 +355,7 @@ def test_relative_paths_start_at_the_preset_that_names_them(tmp_path: Path, monk
     assert run.data["demonstrations"].path == "here.jsonl"  # of the command line
     grpo = run.stages["grpo"].settings
     assert grpo.rewards[0].options["template"] == "mine/judge.txt"
-    assert grpo.sampling.episodes.corpus == "/data/passages.jsonl"
+    assert grpo.sampling.episodes.search_corpus == "/data/passages.jsonl"
     monkeypatch.chdir(tmp_path / "mine")
     run = load_preset(path)
     assert (run.data["prompts"].path, run.data["prompts"].eval_path) == ("rows.jsonl", str(tmp_path / "test.jsonl"))
@@ -373,39 +376,39 @@ def test_a_path_that_is_no_file_s_is_left_as_it_is(tmp_path: Path) -> None:
     [
         ("", (), "CC0"),
         ('[model]\nsource = "hub"\npath = "org/name"\n', (), ""),
-        ('[model]\nsource = "hub"\npath = "org/name"\nlicence = "CC0"\n', (), "CC0"),
+        ('[model]\nsource = "hub"\npath = "org/name"\nlicense = "CC0"\n', (), "CC0"),
         ("", ("model.source=hub", "model.path=org/name"), ""),
-        ("", ("model.source=hub", "model.path=org/name", "model.licence=MIT"), "MIT"),
-        ("[model]\nsystem = 'Be brief.'\n", (), "CC0"),
+        ("", ("model.source=hub", "model.path=org/name", "model.license=MIT"), "MIT"),
+        ("[model]\nsystem_prompt = 'Be brief.'\n", (), "CC0"),
     ],
 )
 def test_a_licence_is_that_of_the_model_and_no_other_model_inherits_it(
     tmp_path: Path, text: str, overrides: tuple[str, ...], licence: str
 ) -> None:
-    (tmp_path / "base.toml").write_text(PRESET.replace("[model]\n", '[model]\nlicence = "CC0"\n'))
+    (tmp_path / "base.toml").write_text(PRESET.replace("[model]\n", '[model]\nlicense = "CC0"\n'))
     path = tmp_path / "mine.toml"
     path.write_text(f'extends = "base"\n{text}')
-    assert load_preset(path, overrides).model.licence == licence
+    assert load_preset(path, overrides).model.license == licence
 
 
 def test_what_a_preset_leaves_to_others_is_named_all_at_once(tmp_path: Path) -> None:
-    keys = '["model.licence", "data.prompts.path", "seed"]'
+    keys = '["model.license", "data.prompts.path", "seed"]'
     (tmp_path / "base.toml").write_text(f"requires = {keys}\n{PRESET}")
     path = tmp_path / "mine.toml"
     path.write_text('extends = "base"\n')
     with pytest.raises(ConfigError) as caught:
         load_preset(path)
     assert caught.value.what.splitlines()[1:] == [
-        "    model.licence: required of a preset that extends this one, but missing",
+        "    model.license: required of a preset that extends this one, but missing",
         "    data.prompts.path: required of a preset that extends this one, but missing",
     ]
-    assert load_preset(path, ["model.licence=MIT", "data.prompts.path=a.jsonl"]).model.licence == "MIT"
+    assert load_preset(path, ["model.license=MIT", "data.prompts.path=a.jsonl"]).model.license == "MIT"
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "two words"])
 def test_what_the_pipeline_gives_a_chat_template_no_preset_sets(name: str) -> None:
     with pytest.raises(ConfigError, match="not a variable that a preset may set"):
-        config.ModelConfig(source="scratch", template_arguments={name: True})
+        config.ModelConfig(source="scratch", chat_template_kwargs={name: True})
 
 
 @pytest.mark.parametrize("day", ["today", "2026-02-30", "25.11.2026"])
@@ -424,4 +427,4 @@ def test_a_cut_completion_cannot_both_go_on_and_end_with_nothing(truncated: Any)
     critic = config.CriticConfig(gae=config.GaeConfig(bootstrap_truncated=True))
     strategies.rl_config("ppo", critic=critic)
     with pytest.raises(ConfigError, match="bootstrap_truncated continues a cut completion"):
-        strategies.rl_config("ppo", critic=critic, update=config.UpdateConfig(truncated=truncated))
+        strategies.rl_config("ppo", critic=critic, update=config.UpdateConfig(truncated_completions=truncated))

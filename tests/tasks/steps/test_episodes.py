@@ -90,7 +90,7 @@ def test_the_figures_of_episodes_are_those_worked_by_hand(tokenizer: ChatTokeniz
 def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer: ChatTokenizer, tmp_path: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text('{"passage_id": "p7", "text": "three and four make seven"}\n', encoding="utf-8")
-    config = EpisodeConfig(tools=("search",), corpus=str(path), max_turns=2, max_turn_tokens=40)
+    config = EpisodeConfig(tools=("search",), search_corpus=str(path), max_turns=2, max_turn_tokens=40)
     rollout = play(tokenizer, config, "<tool:search>four</tool>", "#### 7")
     assert rollout.tool_calls[0].output == "[p7] three and four make seven"
     before = corpus_digest(config)
@@ -100,7 +100,7 @@ def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer:
     with pytest.raises(DataError, match="search_corpus/v1"):
         play(tokenizer, config, "x")
     with pytest.raises(DataError, match="cannot read the corpus"):
-        corpus_digest(dataclasses.replace(config, corpus=str(tmp_path / "absent.jsonl")))
+        corpus_digest(dataclasses.replace(config, search_corpus=str(tmp_path / "absent.jsonl")))
     assert corpus_digest(CALCULATOR) == ""
 
 
@@ -121,11 +121,11 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     [
         ("stages.grpo.sampling.episodes.tools=['calculater']", "must be one of 'calculator'"),
         ("stages.grpo.sampling.episodes.tools=['calculator', 'calculator']", "a tool is named twice"),
-        ("stages.grpo.sampling.episodes.tools=['search']", "the search tool and its corpus go together"),
+        ("stages.grpo.sampling.episodes.tools=['search']", "search_corpus is empty, or the reverse"),
         ("stages.grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
         ("stages.grpo.sampling.episodes.environment='guess'", "is not written as module:Class"),
         ("stages.grpo.sampling.episodes.files=['a']", "options and files are those of an environment"),
-        ("stages.grpo.sampling.episodes.max_output_tokens=15", "must be at least 16"),
+        ("stages.grpo.sampling.episodes.max_tool_output_tokens=15", "must be at least 16"),
     ],
 )
 def test_episodes_that_cannot_be_are_refused_with_their_path(override: str, message: str) -> None:

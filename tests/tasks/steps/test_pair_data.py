@@ -19,10 +19,12 @@ def test_anchors_that_have_no_pair_are_refused(tmp_path: Path) -> None:
     empty = pd.DataFrame({name: pd.Series(dtype=object) for name in (*PairRow.__dataclass_fields__, "split")})
     for split in ("train", "eval"):
         write_table(empty, tmp_path / f"{split}.parquet")
-    config = SimpleNamespace(stage=SimpleNamespace(anchors=("known",)), data={"known": SimpleNamespace(max_tokens=9)})
+    config = SimpleNamespace(
+        stage=SimpleNamespace(gold_pairs=("known",)), data={"known": SimpleNamespace(max_tokens=9)}
+    )
     context: Any = SimpleNamespace(config=config, inputs={"prepare_known": tmp_path}, stage="reward_model")
     tokenizer: Any = None
-    with pytest.raises(DataError, match="the anchors have no pair"):
+    with pytest.raises(DataError, match="gold_pairs have no pair"):
         read_anchors(context, tokenizer)
-    config.stage.anchors = ()
+    config.stage.gold_pairs = ()
     assert read_anchors(context, tokenizer) == []

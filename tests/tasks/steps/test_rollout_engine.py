@@ -60,7 +60,7 @@ def test_the_engine_is_the_built_in_one_unless_another_is_named(checkpoint: Path
     ("config", "error", "message"),
     [
         (vllm(max_model_len=129), ConfigError, "the model has 128 positions"),
-        (vllm(transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, this run trains on cpu"),
+        (vllm(weight_transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, this run trains on cpu"),
         (EngineConfig(kind="vllm_inprocess"), SamplingError, "vLLM is not installed in this environment"),
     ],
 )
@@ -72,7 +72,7 @@ def test_an_engine_that_cannot_be_is_refused_before_anything_is_started(
 
 
 def test_an_engine_that_does_not_start_leaves_no_folder(checkpoint: Path, tmp_path: Path) -> None:
-    missing = vllm(python=str(tmp_path / "none"), exchange=str(tmp_path), replicas=2)
+    missing = vllm(python=str(tmp_path / "none"), weight_dir=str(tmp_path), replicas=2)
     with pytest.raises(SamplingError, match="there is no interpreter"), opened(checkpoint, missing):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -45,7 +45,7 @@ def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPat
     """The policy as an RL run loads it; the tiny model has no tokenizer to be checked with."""
     monkeypatch.setattr(build, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
     monkeypatch.setattr(build, "check_model", lambda *_: None)
-    rl = strategies.rl_config("grpo", update=update_config(adapter=ADAPTER))
+    rl = strategies.rl_config("grpo", update=update_config(lora=ADAPTER))
     plan = LearnerPlan(start=start / MODEL, critic_start=start / MODEL, config=rl, seed=0)
     return make_policy(plan, runtime)
 
@@ -69,7 +69,7 @@ def test_layers_of_an_adapters_base_are_recomputed_where_the_setting_says_so(
 ) -> None:
     for load in (
         lambda runtime: policy_of_a_run(start, runtime, monkeypatch),
-        lambda runtime: reward_trunk(start / MODEL, TrunkConfig(adapter=ADAPTER), runtime, seed=0),
+        lambda runtime: reward_trunk(start / MODEL, TrunkConfig(lora=ADAPTER), runtime, seed=0),
     ):
         plain, again = load(runtime(recompute=False)), load(runtime(recompute=True))
         assert (recomputes(plain.base), recomputes(again.base)) == (False, True)

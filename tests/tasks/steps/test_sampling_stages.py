@@ -30,7 +30,7 @@ from rlcore.text.tokenization import ChatTokenizer
 SHAPE = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8)
 VLLM = ("engine.kind=vllm", "engine.max_model_len=100")
 KEPT = (
-    "stages.kept={kind='rejection',start='sft',data=['prompts'],num_samples=2,num_eval=1,rewards=[{kind='math'}],"
+    "stages.kept={kind='rejection',policy='sft',data=['prompts'],num_samples=2,num_eval=1,rewards=[{kind='math'}],"
     "sampling={max_new_tokens=96,episodes={tools=['calculator'],max_turns=2,max_turn_tokens=36,max_output_tokens=16}}}"
 )
 CALL, ANSWER = "<tool:calculator>{0}*3</tool>", "#### {0}"

@@ -63,14 +63,14 @@ def test_the_command_says_every_finding_and_its_exit_code_is_that_of_the_faults(
     monkeypatch.setenv("RLCORE_ENGINE", "none")
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
-    assert "FAULT flow engine         unknown engine 'none'" in said
+    assert "MISSING  flow engine         unknown engine 'none'" in said
     assert said.endswith("1 of these keep the demo from running\n")
 
 
 def test_a_finding_says_what_to_do_only_where_something_is_missing() -> None:
-    assert lines(Finding(subject="x", state="ok", text="here", fix="nothing")) == "ok    x                   here"
+    assert lines(Finding(subject="x", state="ok", text="here", fix="nothing")) == "ok       x                   here"
     said = lines(Finding(subject="x", state="absent", text="not here", fix="get it"))
-    assert said.splitlines() == ["-     x                   not here", " " * 26 + "get it"]
+    assert said.splitlines() == ["-        x                   not here", " " * 29 + "get it"]
 
 
 def test_a_missing_and_an_old_library_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,18 +78,18 @@ def test_a_missing_and_an_old_library_are_named(monkeypatch: pytest.MonkeyPatch)
     wanted = ["no-such-library>=1", "numpy<1", "torch", 'numpy<1; python_version < "3"']
     monkeypatch.setattr(doctor, "_required", lambda: wanted)
     found = doctor.packages()
-    assert found.state == "fault"
+    assert found.state == "missing"
     assert found.text.startswith("no-such-library is missing; numpy is ")
     assert found.text.endswith(", not <1")
 
 
 def test_a_card_that_is_not_there_is_a_fault_and_a_cpu_is_none() -> None:
-    assert doctor.device(HardwareConfig(device="cuda")).state == "fault"
+    assert doctor.device(HardwareConfig(device="cuda")).state == "missing"
     assert doctor.device().text.startswith("device cpu, precision float32, instructions ")
 
 
 def test_too_little_memory_or_disk_is_a_fault(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    for free, state in ((GIB // 2, "fault"), (8 * GIB, "ok")):
+    for free, state in ((GIB // 2, "missing"), (8 * GIB, "ok")):
         monkeypatch.setattr("rlcore.hardware.free_memory.free_bytes", lambda _, free=free: free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert (doctor.memory().state, doctor.disk(home).state) == (state, state)
@@ -99,7 +99,7 @@ def test_a_server_answers_or_is_a_fault_and_without_one_it_is_the_embedded(
     served: str, unserved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "u:p")
-    for url, state in ((f"{served}/api", "ok"), (served, "fault"), (unserved, "fault"), ("http://[", "fault")):
+    for url, state in ((f"{served}/api", "ok"), (served, "missing"), (unserved, "missing"), ("http://[", "missing")):
         monkeypatch.setenv("PREFECT_API_URL", url)
         assert doctor.server("Prefect", "PREFECT_API_URL", "embedded").state == state
     monkeypatch.delenv("PREFECT_API_URL")
@@ -113,7 +113,7 @@ def test_a_server_that_asks_for_another_password_is_a_fault_that_says_where_it_s
     for known in ("", "u:old"):
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", known)
         found = doctor.server("Prefect", "PREFECT_API_URL", "embedded")
-        assert (found.state, "does not let us in (401)" in found.text) == ("fault", True)
+        assert (found.state, "does not let us in (401)" in found.text) == ("missing", True)
         assert "clients.env" in found.fix
 
 
@@ -131,5 +131,5 @@ def test_an_environment_in_which_a_library_cannot_be_imported_is_a_fault_and_no_
         raise ImportError("no module named torch")
 
     monkeypatch.setattr(doctor, "device", fail)
-    faults = [each.text for each in doctor.examine(home) if each.state == "fault"]
+    faults = [each.text for each in doctor.examine(home) if each.state == "missing"]
     assert faults == ["no module named torch"]

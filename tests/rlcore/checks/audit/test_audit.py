@@ -33,8 +33,8 @@ from tests import strategies
 from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeParts, Tape, make_parts, start, weights  # noqa: F401
 from tests.rlcore.loop.test_resume import without_costs
 
-ALWAYS = HealthConfig(audit=AuditConfig(share=1.0))
-WARNS = HealthConfig(audit=AuditConfig(share=1.0, action="warn"))
+ALWAYS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0))
+WARNS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0, action="warn"))
 OFF = HealthConfig(audit=AuditConfig(action="off"))
 
 
@@ -44,7 +44,7 @@ def vowels(rollouts: Sequence[Rollout]) -> list[Any]:
 
 def drawn_parts(make: MakeParts, **changes: Any) -> Parts:
     """Parts whose completions are drawn by the native engine, and not a script's."""
-    parts = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(iterations=1000)}, **changes)
+    parts = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(every_iterations=1000)}, **changes)
     engine = parts.engine._scorer
     return dataclasses.replace(parts, engine=engine, sampler=engine, reward=function_reward(vowels))
 
@@ -55,7 +55,7 @@ def outcome_of(parts: Parts) -> tuple[Outcome, Tape]:
 
 
 def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_parts: MakeParts) -> None:  # noqa: F811
-    config = {"algorithm": "ppo", "kl": KlConfig(coefficient=0.1, placement="reward")}
+    config = {"algorithm": "ppo", "kl": KlConfig(coefficient=0.1, apply_to="reward")}
     runs = [make_parts(config=config, health=health, folder=str(n)) for n, health in enumerate((ALWAYS, OFF))]
     (with_it, tape), (without, _) = map(outcome_of, runs)
     assert torch.equal(weights(runs[0]), weights(runs[1]))
@@ -64,8 +64,8 @@ def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_parts: Make
 
 
 def test_the_first_iteration_is_looked_at_and_the_others_while_there_is_time(make_parts: MakeParts) -> None:  # noqa: F811
-    never = HealthConfig(audit=AuditConfig(share=0.0))
-    _, tape = outcome_of(make_parts(health=never, config={"checkpoints": CheckpointConfig(iterations=1000)}))
+    never = HealthConfig(audit=AuditConfig(max_time_fraction=0.0))
+    _, tape = outcome_of(make_parts(health=never, config={"checkpoints": CheckpointConfig(every_iterations=1000)}))
     assert [row["audit/rollouts"] for row in tape.rows] == [2.0] * 4
 
 
@@ -119,7 +119,9 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
         return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
     monkeypatch.setattr(native, "draw", sharper)
-    parts = drawn_parts(make_parts, health=HealthConfig(action="off", audit=AuditConfig(share=1.0, rollouts=6)))
+    parts = drawn_parts(
+        make_parts, health=HealthConfig(action="off", audit=AuditConfig(max_time_fraction=1.0, rollouts=6))
+    )
     parts.learner.learner.policy.get_input_embeddings().weight.data.mul_(6.0)
     parts.engine.load_weights(parts.learner.weights(), policy_version=0)
     with pytest.raises(CanaryError, match="not drawn from the log-probabilities that the engine reports"):
@@ -128,7 +130,7 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
 
 def test_a_sound_engine_is_left_alone(make_parts: MakeParts) -> None:  # noqa: F811
     _, tape = outcome_of(drawn_parts(make_parts, health=ALWAYS))
-    assert max(row["audit/sampling"] for row in tape.rows) < 2.0
+    assert max(row["audit/sampler_log10_evidence"] for row in tape.rows) < 2.0
     assert tape.rows[-1]["audit/rollouts"] == 24.0
 
 
@@ -150,7 +152,9 @@ def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_pa
 
 
 def test_updates_that_oppose_the_advantages_end_the_run(make_parts: MakeParts) -> None:  # noqa: F811
-    parts = make_parts(health=ALWAYS, config={"num_iterations": 40, "checkpoints": CheckpointConfig(iterations=1000)})
+    parts = make_parts(
+        health=ALWAYS, config={"num_iterations": 40, "checkpoints": CheckpointConfig(every_iterations=1000)}
+    )
     for group in parts.learner.learner.optimizer.param_groups:
         group["maximize"] = True
     parts.learner.step_faults = list  # type: ignore[method-assign]  # what sees it at once looks away
@@ -158,9 +162,9 @@ def test_updates_that_oppose_the_advantages_end_the_run(make_parts: MakeParts) -
         train(parts, Tape())
 
 
-@pytest.mark.parametrize("placement", ["trunk", "head"])
+@pytest.mark.parametrize("placement", ["separate", "shared"])
 def test_a_critic_that_warms_up_alone_is_left_alone(make_parts: MakeParts, placement: Any) -> None:  # noqa: F811
-    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, placement=placement)
+    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, architecture=placement)
     _, tape = outcome_of(make_parts(health=ALWAYS, config={"algorithm": "ppo", "critic": critic}))
     assert [row["gradient_norm"] > 0.0 for row in tape.rows] == [False, False, True, True]
 

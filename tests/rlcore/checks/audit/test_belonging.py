@@ -49,7 +49,7 @@ def test_whose_turn_it_is_is_what_the_turns_of_a_run_say(shares: dict[str, float
 
 
 def test_turns_that_depend_on_what_was_shown_are_not_foretold_and_others_than_expected_are_named() -> None:
-    revisits = dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, revisit=0.5))
+    revisits = dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, zero_signal_keep_prob=0.5))
     assert expected_prompts(prompts(), {}, revisits, seed=5, iteration=1) is None
     (fault,) = prompt_faults(prompts()[:2], ["p1", "p0"])
     assert str(fault) == "the prompts whose turn it is: expected 'p1', 'p0', found 'p0', 'p1'"
@@ -77,7 +77,7 @@ def test_groups_that_were_mixed_lost_or_doubled_are_named() -> None:
 def test_a_group_of_a_fresh_prompt_may_stand_in_the_place_of_another_where_groups_are_replaced() -> None:
     asked, replaces = (
         prompts(3),
-        dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, max_replacements=1)),
+        dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, dynamic_sampling_rounds=1)),
     )
     made = groups(asked)
     fresh = groups(prompts()[5:6])

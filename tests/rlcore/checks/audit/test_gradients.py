@@ -14,8 +14,8 @@ from rlcore.training import optim
 from tests.learners import NO_CORRECTION, make_learner
 from tests.rlcore.checks.audit.test_optimizer_check import faults
 
-TIGHT = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), mismatch=NO_CORRECTION)
-LOOSE = UpdateConfig(optim=OptimConfig(max_grad_norm=1e3), mismatch=NO_CORRECTION)
+TIGHT = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), rollout_correction=NO_CORRECTION)
+LOOSE = UpdateConfig(optim=OptimConfig(max_grad_norm=1e3), rollout_correction=NO_CORRECTION)
 
 
 @pytest.mark.parametrize("update", [TIGHT, LOOSE])

@@ -18,7 +18,7 @@ from tests import strategies
 from tests.learners import NO_CORRECTION, make_learner, shared_learner
 
 OPTIM = OptimConfig(weight_decay=0.1, warmup_steps=3, schedule="cosine")
-UPDATE = UpdateConfig(epochs=2, minibatches=2, optim=OPTIM, mismatch=NO_CORRECTION)
+UPDATE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OPTIM, rollout_correction=NO_CORRECTION)
 
 
 def faults(learner: Learner, updates: int = 1) -> list[str]:
@@ -36,7 +36,7 @@ def test_sound_steps_are_left_alone(name: str) -> None:
 
 
 def test_a_head_on_the_policys_trunk_and_a_critic_that_warms_up_are_left_alone() -> None:
-    critic = CriticConfig(placement="head", warmup_iterations=12)
+    critic = CriticConfig(architecture="shared", warmup_iterations=12)
     learner = shared_learner(dtype=torch.float32, update=UPDATE, critic=critic, num_iterations=14)
     assert faults(learner, updates=14) == []
 
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch: pytest.MonkeyPatch
         return clip(parameters, max_grad_norm=1e9, scale=scale)
 
     monkeypatch.setattr(learner_module, "clip_gradient", loose)
-    tight = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), mismatch=NO_CORRECTION)
+    tight = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), rollout_correction=NO_CORRECTION)
     assert "clipping allows 0.001" in faults(make_learner("grpo", dtype=torch.float32, update=tight))[0]
 
 

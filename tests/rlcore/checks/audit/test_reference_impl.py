@@ -24,11 +24,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
         scale: {"algorithm": "grpo", "update": UpdateConfig(objective=ObjectiveConfig(scale=scale))}
         for scale in ("group_sample", "batch", "batch_sample", "none")
     },
-    "kl in the reward": {"algorithm": "grpo", "kl": KlConfig(coefficient=0.2, placement="reward")},
-    "kl in the reward of ppo": {"algorithm": "ppo", "kl": KlConfig(coefficient=0.2, placement="reward")},
-    "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, placement="reward")},
-    "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated="mask")},
-    "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated="zero")},
+    "kl in the reward": {"algorithm": "grpo", "kl": KlConfig(coefficient=0.2, apply_to="reward")},
+    "kl in the reward of ppo": {"algorithm": "ppo", "kl": KlConfig(coefficient=0.2, apply_to="reward")},
+    "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
+    "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated_completions="mask")},
+    "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated_completions="zero")},
     "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(gae=GaeConfig(bootstrap_truncated=True))},
     "vapo": {"algorithm": "ppo", "critic": CriticConfig(lam=0.9, gae=GaeConfig(lam_alpha=0.5, lam_value=1.0))},
 }
@@ -63,7 +63,7 @@ def experience_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: A
         judges,
         kl=config.kl,
         kl_coefficient=config.kl.coefficient,
-        truncated=config.update.truncated,
+        truncated=config.update.truncated_completions,
         need_old_logprobs=True,
     )
 
@@ -75,7 +75,7 @@ def test_advantages_and_returns_are_those_of_the_library(name: str) -> None:
     experience = experience_of(groups, config, policy)
     samples, beyond = experience.samples, experience.next_values
     assert any(beyond) == (name == "values beyond the end")
-    penalty = config.kl.coefficient if config.kl.placement == "reward" else 0.0
+    penalty = config.kl.coefficient if config.kl.apply_to == "reward" else 0.0
     found = expected(groups, samples, config, penalty=penalty, next_values=beyond)
     assert found is not None
     assert len(found.advantages) == len(samples) == 16 - 1 - (name == "masked")

@@ -117,7 +117,7 @@ def test_a_gap_is_refused_where_its_interval_excludes_what_is_asked_for() -> Non
 def test_what_cannot_be_compared_is_refused_where_a_gap_is_asked_for() -> None:
     few = Pairing(gap=0.5, error=0.01, num_rows=15)
     require_pairing(few, 0.0)
-    with pytest.raises(DataError, match=r"min_pairing = 0\.1 compares held-out answers of different prompts: 16"):
+    with pytest.raises(DataError, match=r"min_shuffle_gap = 0\.1 compares held-out answers of different prompts: 16"):
         require_pairing(few, 0.1)
     lost = Pairing(gap=float("nan"), error=0.01, num_rows=100)
     require_pairing(lost, 0.0)

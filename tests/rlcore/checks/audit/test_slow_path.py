@@ -27,9 +27,12 @@ ENTROPY = UpdateConfig(optim=UNCLIPPED, entropy_coefficient=0.01)
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ALGORITHMS},
     **{kind: {"name": "grpo", "kl": KlConfig(coefficient=0.1, estimator=kind)} for kind in KL_LOSSES},
-    "distil": {"name": "distil", "kl": KlConfig(coefficient=1.0, placement="reward")},
-    "sequence": {"name": "grpo", "update": dataclasses.replace(ENTROPY, mismatch=MismatchConfig(level="sequence"))},
-    "mask": {"name": "dapo", "update": dataclasses.replace(ENTROPY, mismatch=MismatchConfig(mode="mask"))},
+    "distil": {"name": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
+    "sequence": {
+        "name": "grpo",
+        "update": dataclasses.replace(ENTROPY, rollout_correction=MismatchConfig(level="sequence")),
+    },
+    "mask": {"name": "dapo", "update": dataclasses.replace(ENTROPY, rollout_correction=MismatchConfig(mode="mask"))},
     "huber": {"name": "ppo", "critic": CriticConfig(huber_delta=0.1, clip_range=0.05)},
 }
 
@@ -65,7 +68,7 @@ def test_losses_and_gradients_of_an_update_are_those_of_the_formula(name: str) -
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_a_critic_on_the_policys_trunk_pulls_at_it_as_the_formula_says(detach: bool) -> None:
-    critic = CriticConfig(placement="head", detach=detach)
+    critic = CriticConfig(architecture="shared", detach=detach)
     trial = looked_at(shared_learner(critic=critic)).trial
     assert trial is not None
     for each in trial.gradients.values():

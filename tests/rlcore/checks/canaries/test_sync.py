@@ -54,8 +54,13 @@ def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: floa
     assert session.begin().hidden == frozenset()
     for _ in range(3):
         figures = session.step(learning_rate)
-    assert set(figures) == {"sync/max_abs", "sync/log_odds", "sync/temperature", "sync/hidden_parts"}
-    assert figures["sync/temperature"] == pytest.approx(1.0, abs=0.05)
+    assert set(figures) == {
+        "sync/logprob_max_diff",
+        "sync/log_odds_mean_diff",
+        "sync/temperature_ratio",
+        "sync/unverified_modules",
+    }
+    assert figures["sync/temperature_ratio"] == pytest.approx(1.0, abs=0.05)
 
 
 @pytest.mark.parametrize("learning_rate", STEPS)
@@ -95,7 +100,7 @@ def test_a_temperature_that_is_off_by_a_tenth_is_found(dtype: torch.dtype, learn
 def test_a_step_that_vanishes_in_the_engines_precision_is_no_fault(dtype: torch.dtype) -> None:
     session = session_of(Stale, dtype)
     session.begin()
-    assert session.step(0.0)["sync/hidden_parts"] == 0.0
+    assert session.step(0.0)["sync/unverified_modules"] == 0.0
 
 
 def test_what_is_computed_otherwise_from_the_right_weights_is_found() -> None:
@@ -114,7 +119,7 @@ def test_a_part_that_an_engine_hides_is_left_to_the_log_probabilities() -> None:
 
     session = session_of(Hides, torch.bfloat16)
     assert session.begin().hidden == {"layer 0"}
-    assert session.step(0.0)["sync/hidden_parts"] == 1.0
+    assert session.step(0.0)["sync/unverified_modules"] == 1.0
     with pytest.raises(StaleSamplerError, match=r"in . parts: embedding, head, layer 1"):
         session.step(1e-4)
 

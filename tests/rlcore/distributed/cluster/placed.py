@@ -30,14 +30,17 @@ SETTINGS: dict[str, Any] = {
     "sampling": SamplingConfig(max_new_tokens=8),
     "learning_rate": 1e-3,
     "kl": KlConfig(coefficient=0.1),
-    "checkpoints": CheckpointConfig(iterations=1),
+    "checkpoints": CheckpointConfig(every_iterations=1),
 }
 
 
 def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings: Any) -> PlacementConfig:
-    given = {"deadline_minutes": 2.0} | settings
+    given = {"timeout_minutes": 2.0} | settings
     return PlacementConfig(
-        backend="ray", learner_ranks=ranks, ray=RayConfig(samplers=samplers, scorers=scorers), **given
+        backend="ray",
+        learner_ranks=ranks,
+        ray=RayConfig(num_rollout_workers=samplers, num_reward_workers=scorers),
+        **given,
     )
 
 

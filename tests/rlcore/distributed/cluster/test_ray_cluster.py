@@ -29,7 +29,9 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 def test_room_is_kept_for_every_process_at_once_and_given_back(ray: FakeRay) -> None:
     where = PlacementConfig(
-        backend="ray", learner_ranks=2, ray=RayConfig(samplers=1, scorers=1, cpus=3, scorer_gpus=0.5)
+        backend="ray",
+        learner_ranks=2,
+        ray=RayConfig(num_rollout_workers=1, num_reward_workers=1, cpus=3, reward_worker_gpus=0.5),
     )
     with open_cluster(where, gpus=True, note=print) as cluster:
         (group,) = ray.groups
@@ -78,7 +80,7 @@ def test_a_cluster_without_room_is_waited_for_so_long_and_said_what_it_has(
     monkeypatch.setattr(ray_cluster, "_WAIT_SECONDS", 25.0)
     with (
         pytest.raises(ServiceError, match="no room for the run within 1 minutes: it has 1 of 4 CPUs"),
-        open_cluster(placement(deadline_minutes=1.0), gpus=False, note=said.append),
+        open_cluster(placement(timeout_minutes=1.0), gpus=False, note=said.append),
     ):
         pass
     assert said == ["waits for room on the Ray cluster: it has 1 of 4 CPUs"] * 2

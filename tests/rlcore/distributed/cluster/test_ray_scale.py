@@ -22,7 +22,7 @@ from tests.rlcore.loop.conftest import MakeParts, Tape
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
 
-TWO = placement(ranks=2, samplers=2, deadline_minutes=30.0)
+TWO = placement(ranks=2, samplers=2, timeout_minutes=30.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

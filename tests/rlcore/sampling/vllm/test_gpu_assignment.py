@@ -101,10 +101,10 @@ def test_memory_is_shared_by_who_is_on_a_gpu_and_beside_a_learner_it_is_less(
 
 def test_fractions_that_add_up_to_more_than_there_is_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"2 replicas want 1\.20 of GPU 1, of which 1\.00 is free"):
-        memory_fractions(vllm(memory_fraction=0.6), [(1,), (1,)], cards(2))
+        memory_fractions(vllm(gpu_memory_utilization=0.6), [(1,), (1,)], cards(2))
     with pytest.raises(ConfigError, match=r"1 replicas want 0\.90 of the trainer's GPU, of which 0\.70 is free"):
-        memory_fractions(vllm(memory_fraction=0.9), [(0,)], cards(1, free=0.7))
-    assert memory_fractions(vllm(memory_fraction=0.5), [(1,), (1,)], cards(2)) == [0.5, 0.5]
+        memory_fractions(vllm(gpu_memory_utilization=0.9), [(0,)], cards(1, free=0.7))
+    assert memory_fractions(vllm(gpu_memory_utilization=0.5), [(1,), (1,)], cards(2)) == [0.5, 0.5]
 
 
 def test_who_shares_the_trainers_gpu_is_known() -> None:

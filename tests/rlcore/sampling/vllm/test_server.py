@@ -156,7 +156,7 @@ def sampler(
     spec = ServerSpec(
         model=checkpoint,
         exchange=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", deadlines=DeadlineConfig(request_seconds=1.0)),
+        config=EngineConfig(kind="vllm", timeouts=DeadlineConfig(request_seconds=1.0)),
         dtype="float32",
         max_model_len=128,
         max_concurrent=3,
@@ -372,7 +372,7 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ntouch "$(mktemp -u -t vllm_dist_XXXXXX)"\nexec sleep 600\n', encoding="utf-8")
     python.chmod(0o755)
-    config = EngineConfig(kind="vllm", python=str(python), deadlines=DeadlineConfig(start_seconds=2.0))
+    config = EngineConfig(kind="vllm", python=str(python), timeouts=DeadlineConfig(startup_seconds=2.0))
     spec = ServerSpec(
         model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
     )
@@ -405,15 +405,15 @@ def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_c
     sampler.sample(prompts, PARAMS, seed=1)
     figures = sampler.take_metrics()
     check_names(figures)
-    assert figures["engine/asked_again"] == 1.0
+    assert figures["engine/retries"] == 1.0
     assert 1.0 <= figures["engine/running"] <= 3.0
     assert figures["engine/waiting"] == 2.0
-    assert figures["engine/kv_use"] == 0.125 * figures["engine/running"]
+    assert figures["engine/kv_cache_usage"] == 0.125 * figures["engine/running"]
     assert figures["engine/preemptions"] == 0.0  # 3 before and 3 after
-    assert figures["engine/prefix_hits"] == 0.0
+    assert figures["engine/prefix_cache_hit_rate"] == 0.0
     made = 4 * (len(prompts) * PARAMS.num_samples)
     assert 0.0 < figures["engine/tokens_per_second"] <= (made + 4) / 1.0
-    assert sampler.take_metrics() == {"engine/asked_again": 0.0}
+    assert sampler.take_metrics() == {"engine/retries": 0.0}
 
 
 def test_a_page_of_several_engines_is_summed_and_a_restarted_engine_counts_from_nothing() -> None:
@@ -433,5 +433,5 @@ def test_a_page_of_several_engines_is_summed_and_a_restarted_engine_counts_from_
 def test_an_engine_that_keeps_its_figures_to_itself_gives_none() -> None:
     watch = EngineWatch()
     watch._count({}, {})
-    assert watch.take() == {"engine/asked_again": 0.0}
+    assert watch.take() == {"engine/retries": 0.0}
     assert parse_page("{}") == {}

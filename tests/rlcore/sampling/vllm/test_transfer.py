@@ -151,11 +151,11 @@ def choose(
     [
         ({}, True, "shared_memory"),
         ({}, False, "file"),
-        ({"exchange": "/data"}, True, "file"),  # a folder was named
+        ({"weight_dir": "/data"}, True, "file"),  # a folder was named
         ({"urls": ("http://a:1",)}, True, "file"),  # who knows how it was started
-        ({"urls": ("http://a:1",), "transfer": "gloo"}, True, "gloo"),
-        ({"transfer": "gloo"}, False, "gloo"),
-        ({"transfer": "shared_memory"}, True, "shared_memory"),
+        ({"urls": ("http://a:1",), "weight_transfer": "gloo"}, True, "gloo"),
+        ({"weight_transfer": "gloo"}, False, "gloo"),
+        ({"weight_transfer": "shared_memory"}, True, "shared_memory"),
     ],
 )
 def test_auto_is_memory_for_a_server_of_ours_and_a_file_else(
@@ -188,13 +188,13 @@ def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
 
 
 def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    short = EngineConfig(kind="vllm", transfer="shared_memory")
+    short = EngineConfig(kind="vllm", weight_transfer="shared_memory")
     with pytest.raises(ConfigError, match="has no room for three times"):
         choose_transfer(short, CPU, num_bytes=2**60, shares=(False,), can_send=False)
     monkeypatch.setattr(weight_files, "_MEMORY", tmp_path / "none")
     assert choose(CPU) == "file"
     with pytest.raises(ConfigError, match="needs no folder"):
-        EngineConfig(transfer="shared_memory", exchange="/data")
+        EngineConfig(weight_transfer="shared_memory", weight_dir="/data")
 
 
 def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ SUMMARY = {
     "eval/accuracy_high": 0.3,
     "eval/problems": 600.0,
     "completion/length": 12.0,
-    "eval/pass_1": 0.4,
-    "eval/pass_1_low": 0.3,
-    "eval/pass_8": 0.9,
+    "eval/pass_at_1": 0.4,
+    "eval/pass_at_1_low": 0.3,
+    "eval/pass_at_8": 0.9,
 }
 
 

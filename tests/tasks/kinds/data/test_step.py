@@ -59,15 +59,15 @@ def test_where_shared_words_are_refused_so_are_evaluation_prompts_that_share_the
     context: Any = SimpleNamespace(folder=second, inputs={"prepare_first": first}, config=settings)
     _refuse_leaks(context, "second", ("prepare_first",))
     for action in ("quarantine", "refuse"):
-        settings.data["second"] = dataset("prompts", shared_words=action)
+        settings.data["second"] = dataset("prompts", ngram_overlap=action)
         with pytest.raises(DataError, match=r"1 evaluation prompts share 13 words .* \(prepare_first\)"):
             _refuse_leaks(context, "second", ("prepare_first",))
 
 
 def test_fewer_words_than_make_a_leak_are_no_setting() -> None:
-    assert dataset("prompts", shared_run=FEWEST_WORDS).comparison.shared_run == 8
-    with pytest.raises(ConfigError, match="shared_run must be at least 8"):
-        dataset("prompts", shared_run=FEWEST_WORDS - 1)
+    assert dataset("prompts", ngram_size=FEWEST_WORDS).comparison.ngram_size == 8
+    with pytest.raises(ConfigError, match="ngram_size must be at least 8"):
+        dataset("prompts", ngram_size=FEWEST_WORDS - 1)
 
 
 def dataset(adapter: str, **changes: Any) -> DatasetConfig:

@@ -62,7 +62,7 @@ def test_a_pass_rate_counts_scored_answers_and_a_prompt_without_one_has_none() -
     found = account(table, asked=3, seed=0, confidence=0.95)
     assert (found["unscored"], found["never"], found["always"]) == (1, 0, 1)
     assert found["histogram"] == [[0.5, 1], [1.0, 1]]
-    assert figures(found)["difficulty/always"] == 0.5
+    assert figures(found)["difficulty/always_solved"] == 0.5
 
 
 def test_a_table_that_does_not_add_up_breaks_its_contract() -> None:
@@ -96,14 +96,14 @@ TRAIN = ("a/never", "a/half", "a/always", "a/unasked", "b/half", "b/unasked")
 
 
 def test_each_data_set_keeps_the_prompts_of_the_band_and_none_that_was_not_asked(context: Any) -> None:
-    draw = DrawConfig(difficulty="difficulty", low=0.2, high=0.8)
+    draw = DrawConfig(pass_rates="difficulty", min_pass_rate=0.2, max_pass_rate=0.8)
     found = drawn_prompts(context, draw, prompts_of(*TRAIN))
     assert [prompt.prompt_id for prompt in found] == ["a/half", "b/half"]
-    assert context.logged == {"draw/prompts": 2.0, "draw/share": pytest.approx(1 / 3)}
+    assert context.logged == {"curriculum/prompts": 2.0, "curriculum/prompt_fraction": pytest.approx(1 / 3)}
 
 
 def test_weights_count_within_a_data_set_so_that_shares_stay(context: Any) -> None:
-    draw = DrawConfig(difficulty="difficulty", weight="learnable")
+    draw = DrawConfig(pass_rates="difficulty", weighting="learnability")
     found = [prompt.prompt_id for prompt in drawn_prompts(context, draw, prompts_of(*TRAIN))]
     # of two answers one right: 4 / 20, none or both: 3 / 20
     assert found.count("a/half") in (1, 2)
@@ -112,6 +112,6 @@ def test_weights_count_within_a_data_set_so_that_shares_stay(context: Any) -> No
 
 
 def test_a_data_set_without_a_prompt_in_the_band_is_an_error_that_says_what_was_measured(context: Any) -> None:
-    draw = DrawConfig(difficulty="difficulty", low=0.9)
+    draw = DrawConfig(pass_rates="difficulty", min_pass_rate=0.9)
     with pytest.raises(DataError, match=r"no prompt of 'b' has a pass rate from 0\.9 to 1\.0: those of 1 prompts are"):
         drawn_prompts(context, draw, prompts_of(*TRAIN))

@@ -35,8 +35,8 @@ def test_the_figures_of_six_pairs() -> None:
     check_names(metrics)
     assert abs(metrics["rm/eval_accuracy"] - 5 / 6) < 1e-9
     assert metrics["rm/length_accuracy"] == 0.5
-    assert abs(metrics["rm/over_length"] - 1 / 3) < 1e-9
-    assert metrics["rm/over_length_low"] <= metrics["rm/over_length"] <= metrics["rm/over_length_high"]
+    assert abs(metrics["rm/gain_over_length"] - 1 / 3) < 1e-9
+    assert metrics["rm/gain_over_length_low"] <= metrics["rm/gain_over_length"] <= metrics["rm/gain_over_length_high"]
     assert [metrics[f"rm/pairs_when_{name}"] for name in ("longer", "shorter", "equal")] == [2.0, 2.0, 2.0]
     assert metrics["rm/accuracy_when_equal"] == 0.5
     assert abs(metrics["rm/disagreement"] - 0.1) < 1e-6

@@ -46,7 +46,7 @@ def test_a_reward_model_is_an_input_where_a_reward_or_the_critic_needs_it() -> N
     assert needed_reward_models(grpo) == ()
     assert needed_reward_models(ppo) == ("reward_model",)
     without = dataclasses.replace(ppo, rewards=grpo.rewards)
-    critic = dataclasses.replace(without.critic, initialise_from="taste")
+    critic = dataclasses.replace(without.critic, init_from="taste")
     assert needed_reward_models(without) == ()
     assert needed_reward_models(dataclasses.replace(without, critic=critic)) == ("taste",)
     assert needed_reward_models(dataclasses.replace(ppo, critic=critic)) == ("reward_model", "taste")

@@ -100,9 +100,9 @@ def test_accuracy_is_of_the_problems_with_a_reference_and_is_not_told_where_none
 
     some = evaluated("7", "7", "", " ")
     check_names(some)
-    assert (some["eval/accuracy"], some["eval/problems"], some["eval/unreferenced"]) == (0.5, 2, 2)
+    assert (some["eval/accuracy"], some["eval/problems"], some["eval/no_reference"]) == (0.5, 2, 2)
     assert "on 2 problems; 2 held-out prompts have no reference" in sentence(some)
     none = evaluated("", "", "", "")
     assert not [name for name in none if "accuracy" in name or "pass" in name]
-    assert (none["eval/problems"], none["eval/unreferenced"], none["eval/failed"]) == (0, 4, 0)
+    assert (none["eval/problems"], none["eval/no_reference"], none["eval/failed"]) == (0, 4, 0)
     assert sentence(none) == "4 held-out prompts have no reference, so accuracy is not measured on them"

@@ -1,4 +1,4 @@
-"""``rlcore data``: files against contracts, and the data sets of presets, without a run."""
+"""``rlcore validate``: files against contracts, and the data sets of presets, without a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rows(path: Path, *others: str, count: int = 50) -> Path:
 
 
 def checked(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]:
-    code = main(["data", *map(str, arguments)])
+    code = main(["validate", *map(str, arguments)])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 

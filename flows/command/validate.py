@@ -1,4 +1,4 @@
-"""The command that looks at data."""
+"""The command that validates data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
 
 
-def data(
+def validate(
     source: Annotated[str, Parameter(help="A preset, whose data sets are looked at; or a .jsonl or .parquet file.")],
     /,
     *,
@@ -34,9 +34,9 @@ def data(
     Exit code 1 if a run would refuse them. The tokenizer's rules (length, control tokens) are judged in the run.
 
     ```
-    rlcore data questions.jsonl --contract prompts
-    rlcore data train.jsonl --contract prompts --adapter gsm8k
-    rlcore data mine.toml
+    rlcore validate questions.jsonl --contract prompts
+    rlcore validate train.jsonl --contract prompts --adapter gsm8k
+    rlcore validate mine.toml
     ```
     """
     home = open_home()
