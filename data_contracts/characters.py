@@ -1,4 +1,4 @@
-"""What characters look like: which are invisible, which a reader cannot tell from Latin letters, which are digits.
+"""Classes of characters: invisible ones, lookalikes of Latin letters, digits.
 
 The lookalikes are the letters of Unicode's table of confusables (UTS 39) that are common in text: Cyrillic, Greek,
 Armenian and the phonetic alphabet.
@@ -48,7 +48,7 @@ _FOLDED = {
 
 
 def has_visible(text: str) -> bool:
-    """Whether a reader sees anything: a letter, digit, mark of punctuation or symbol.
+    """Return True if a reader sees anything: a letter, digit, mark of punctuation or symbol.
 
     Not blanks, control and zero-width characters, unassigned ones and those for private use, nor U+FFFD alone.
     """
@@ -64,7 +64,7 @@ def without_invisible(text: str) -> str:
     return _INVISIBLE.sub("", text)
 
 
-def latin_looks(text: str) -> str:
+def fold_confusables(text: str) -> str:
     """The text with Latin letters in the place of those that look the same."""
     return text if text.isascii() else text.translate(_LOOKS)
 

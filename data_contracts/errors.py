@@ -1,4 +1,4 @@
-"""What a contract says no with. This package knows no other of ours, so it has an error of its own."""
+"""The errors of a contract. This package imports nothing else of rlcore, so it has its own error."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def _rebuild(what: str, where: str, fix: str) -> ContractError:
     return ContractError(what, where=where, fix=fix)
 
 
-class RowFault(Exception):  # noqa: N818 - not an error of the program: it sends one row to the quarantine
+class RowError(Exception):
     """One row cannot become contract columns.
 
     Args:
-        field: the field at fault, ``messages.0.content`` for a nested one.
+        field: the invalid field, ``messages.0.content`` for a nested one.
         reason: what is wrong with it.
         value: what stands there, for the excerpt.
     """

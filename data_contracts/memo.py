@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Remembered(dict[str, T], Generic[T]):
+class BoundedMemo(dict[str, T], Generic[T]):
     """``found[text]`` is ``make(text)``. It forgets all when it holds ``most`` texts, so its memory is bounded.
 
     ``map(found.__getitem__, texts)`` costs a third of what the same costs with ``functools.lru_cache``.

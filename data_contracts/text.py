@@ -1,6 +1,6 @@
-"""When two texts count as the same, from the closest look to the widest.
+"""Equality of texts, from the strictest comparison to the widest.
 
-- ``looks``: what a reader cannot tell apart. Answers are compared by it.
+- ``visible_form``: what a reader cannot tell apart. Answers are compared by it.
 - ``prompt_hash``: the spelling of a question, but for case, width and blanks. It divides and orders rows, so it stays.
 - ``prompt_key``: the question, however it is typed. Leaks and contradictions are looked for by it.
 """
@@ -14,9 +14,9 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from rlcore.data_contracts.characters import folded, latin_looks, without_invisible
+from rlcore.data_contracts.characters import fold_confusables, folded, without_invisible
 from rlcore.data_contracts.gate.near_duplicates import packed
-from rlcore.data_contracts.memo import Remembered
+from rlcore.data_contracts.memo import BoundedMemo
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")
@@ -33,13 +33,13 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def looks(text: str) -> str:
+def visible_form(text: str) -> str:
     """The text as it is seen: composed (NFC), nothing invisible, no blanks at the ends or doubled, lookalikes Latin."""
-    seen = text if text.isascii() else latin_looks(unicodedata.normalize("NFC", without_invisible(text)))
+    seen = text if text.isascii() else fold_confusables(unicodedata.normalize("NFC", without_invisible(text)))
     return "\n".join(filter(None, (" ".join(line.split()) for line in seen.splitlines())))
 
 
-def asked(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+def question_messages(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """The turns that make a conversation's question.
 
     System messages do not enter: the same question under another instruction is the same question. Nor does what comes
@@ -51,14 +51,14 @@ def asked(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
     """SHA-256 of a conversation's normalised text, in hexadecimal."""
-    turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in asked(messages)]
+    turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in question_messages(messages)]
     return hashlib.sha256("\n".join(turns).encode()).hexdigest()
 
 
 def prompt_key(messages: Sequence[Mapping[str, str]], *, is_exact: bool = False) -> str:
-    """What two conversations have in common that ask the same: roles and texts of their question."""
+    """Return the common text of conversations with the same question: roles and texts."""
     same = exact_text if is_exact else question_text
-    return "\n".join(f"{turn['role']}: {same(turn['content'])}" for turn in asked(messages))
+    return "\n".join(f"{turn['role']}: {same(turn['content'])}" for turn in question_messages(messages))
 
 
 def question_text(text: str) -> str:
@@ -114,7 +114,7 @@ def word_ngrams(text: str, size: int) -> Iterator[str]:
 
 
 def _piece(chunk: str, *, is_quoted: bool = False) -> str:
-    """What stands between two blanks as words, numbers and signs that count, with a blank between."""
+    """Split the text between two blanks into words, numbers and signs that count, with a blank between."""
     parts = _parts(chunk)
     kept = []
     for place, part in enumerate(parts):
@@ -166,7 +166,7 @@ def _is_word(part: str) -> bool:
 
 
 def _is_punctuation(part: str, before: str, after: str, *, is_quoted: bool) -> bool:
-    """Whether a run of signs says nothing, by what stands before and after it without a blank."""
+    """Return True if a run of signs has no meaning, by the texts before and after it without a blank."""
     sides = [side for side in (before, after) if side]
     is_emphasis = len(sides) == 1 and _is_word(sides[0])
     if len(part) > _MOST_PUNCTUATION or not all(_is_mark(one) or (is_emphasis and one in "*_~") for one in part):
@@ -181,7 +181,7 @@ def _is_mark(one: str) -> bool:
     return unicodedata.category(one)[0] == "P" and one not in _SIGNS
 
 
-_PIECES, _QUOTED = Remembered(_piece, most=2**17), Remembered(_quoted_piece, most=2**15)
-_HASHES = Remembered(lambda chunk: packed(_piece(chunk).split()), most=2**17)
-_QUOTED_HASHES = Remembered(lambda chunk: packed(_quoted_piece(chunk).split()), most=2**15)
-_WORD_HASHES = Remembered(lambda chunk: packed(_WORD.findall(chunk)), most=2**17)
+_PIECES, _QUOTED = BoundedMemo(_piece, most=2**17), BoundedMemo(_quoted_piece, most=2**15)
+_HASHES = BoundedMemo(lambda chunk: packed(_piece(chunk).split()), most=2**17)
+_QUOTED_HASHES = BoundedMemo(lambda chunk: packed(_quoted_piece(chunk).split()), most=2**15)
+_WORD_HASHES = BoundedMemo(lambda chunk: packed(_WORD.findall(chunk)), most=2**17)

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcore.data_contracts.adapters.table import Adapter, Generator, Option
 from rlcore.data_contracts.contracts.preference_pairs import single
-from rlcore.examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import rows_of_problems, unique_problems
 
 NUM_TERMS = 5
 MAX_TOTAL = 9
@@ -109,7 +109,7 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
 def _rows(
     rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
 ) -> list[dict[str, Any]]:
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
+    return rows_of_problems(unique_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
 
 
 def _terms(problem: str) -> list[int]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.adapters.fields import single_question
 from rlcore.data_contracts.gate.splits import is_held_out
 from rlcore.data_contracts.text import prompt_hash
 
@@ -23,16 +23,16 @@ def rows_of_problems(
     missing = {"train": num_train, "eval": num_eval}
     rows = []
     for problem in problems:
-        split = "eval" if is_held_out(prompt_hash(ask(problem))) else "train"
+        split = "eval" if is_held_out(prompt_hash(single_question(problem))) else "train"
         if missing[split]:
             missing[split] -= 1
-            rows.append({"messages": ask(problem), **row(problem), "split": split})
+            rows.append({"messages": single_question(problem), **row(problem), "split": split})
         if not any(missing.values()):
             break
     return rows
 
 
-def different_problems(make_problem: Callable[[random.Random], str], rng: random.Random) -> Iterator[str]:
+def unique_problems(make_problem: Callable[[random.Random], str], rng: random.Random) -> Iterator[str]:
     """Every problem at most once; ends when new ones no longer come up."""
     seen: set[str] = set()
     misses = 0

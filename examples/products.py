@@ -17,7 +17,7 @@ from typing import Any
 
 from rlcore.data_contracts.adapters.table import Adapter, Generator
 from rlcore.data_contracts.contracts.preference_pairs import single
-from rlcore.examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import rows_of_problems, unique_problems
 from rlcore.examples.tool_task import ToolTask
 
 TASK = "products"
@@ -52,7 +52,7 @@ def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list
         wrong = answer(problem) + rng.choice((-1, 1)) * rng.randint(1, 99)
         return {**single(f"{TASK}-{problem}"), "chosen": call(problem), "rejected": guess(wrong), "source": TASK}
 
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
+    return rows_of_problems(unique_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
 
 
 MADE = ToolTask(

@@ -23,7 +23,7 @@ from typing import Any
 
 from rlcore.data_contracts.adapters.table import Adapter, Generator, Option
 from rlcore.data_contracts.contracts import code_tasks
-from rlcore.examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import rows_of_problems, unique_problems
 
 TASK = "programs"
 NUM_STEPS = 4
@@ -38,7 +38,7 @@ def make_problem(rng: random.Random) -> str:
 
 
 def value(problem: str, x: int) -> int:
-    """What the function of a problem gives for ``x``."""
+    """Return the value of a problem's function at ``x``."""
     for verb, number in _steps(problem):
         match verb:
             case "add":
@@ -104,7 +104,7 @@ def generate_demonstrations(
 def _rows(
     rng: random.Random, row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
 ) -> list[dict[str, Any]]:
-    return rows_of_problems(different_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
+    return rows_of_problems(unique_problems(make_problem, rng), row, num_train=num_train, num_eval=num_eval)
 
 
 def _steps(problem: str) -> list[tuple[str, int]]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.adapters.fields import single_question
 from rlcore.data_contracts.adapters.table import Generator, Kind, Option
-from rlcore.examples.generated import different_problems, rows_of_problems
+from rlcore.examples.generated import rows_of_problems, unique_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ToolTask:
 
     def prompts(self, rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
         """Rows of ``prompts/v1``, all questions different, train and evaluation from disjoint sets of questions."""
-        problems = different_problems(self.make_problem, rng)
+        problems = unique_problems(self.make_problem, rng)
         return rows_of_problems(
             problems,
             lambda problem: {"prompt_id": self.problem_id(problem), **self._known(problem)},
@@ -47,12 +47,12 @@ class ToolTask:
             is_direct = rng.random() < direct_share
             return {
                 "demonstration_id": self.problem_id(problem),
-                "messages": ask(problem) + ([] if is_direct else self._turns(problem)),
+                "messages": single_question(problem) + ([] if is_direct else self._turns(problem)),
                 "completion": (self.guess if is_direct else self.answered)(problem),
                 **self._known(problem),
             }
 
-        problems = different_problems(self.make_problem, rng)
+        problems = unique_problems(self.make_problem, rng)
         return rows_of_problems(problems, row, num_train=num_train, num_eval=num_eval)
 
     def generators(self, *, direct_share: float) -> dict[Kind, Generator]:

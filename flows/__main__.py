@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rlcore.flows.command.app import main
+from rlcore.flows.cli.app import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -11,7 +11,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 
 @flow(name="compare", flow_run_name="compare {preset}", persist_result=False)
 def compare(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """What each step of training was worth, with paired tests on the same problems.
+    """Compare each step of training with paired tests on the same problems.
 
     Args:
         preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.

@@ -15,13 +15,13 @@ def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a committed preset (``tiny``) or of a file (``path/to/mine.toml``), with overrides.
 
     Raises:
-        ConfigError: no such preset, or a fault in it (all faults are named at once).
+        ConfigError: no such preset, or an error in it (all errors are named together).
     """
     return load_preset(preset_path(preset), overrides, library=FOLDER)
 
 
-def draft_of(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """As :func:`open_preset`, but the graph may have faults: preflight names them among all others.
+def open_unvalidated(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """As :func:`open_preset`, but the graph may have errors: preflight names them among all others.
 
     Raises:
         ConfigError: no such preset, or keys and values that cannot be read (all of them are named at once).

@@ -10,12 +10,12 @@ from rlcore.flows.stages import retrain_stages, stages
 from rlcore.tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking.past import Past
+from rlcore.tasks.tracking.past import ChampionLineage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """Whether the same bytes came out, and lines for people: what was found to differ, before or after the work."""
+    """The result of a reproduction: True if the bytes are equal, and human-readable lines about differences."""
 
     is_equal: bool
     lines: tuple[str, ...]
@@ -35,12 +35,12 @@ def run_reproduce(model: str, preset: str = "", *, force: bool = False) -> Repro
     origin = find_origin(home, model)
     config = config_of(origin, open_preset(preset or origin.tags["preset"]))
     start = origin.start
-    table = retrain_stages(config, start, Past(artifacts={}, recipe="")) if start else stages(config)
+    table = retrain_stages(config, start, ChampionLineage(artifacts={}, recipe="")) if start else stages(config)
     told = machines(origin, config)
     gone, changed = changes(home, origin, table, config)
     if gone or (changed and not force):
-        faults = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
-        return Reproduction(is_equal=False, lines=(*told, *faults, "nothing was run"))
+        errors = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
+        return Reproduction(is_equal=False, lines=(*told, *errors, "nothing was run"))
     target = origin.chain[-1].ingredients["stage"]["name"]
     config = with_date(home, origin, config)
     with scratch_home(home, origin, table, config) as scratch:

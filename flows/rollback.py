@@ -7,7 +7,7 @@ from typing import Annotated
 from prefect import flow
 from pydantic import Field
 
-from rlcore.flows.run import run_roll_back
+from rlcore.flows.run import run_rollback
 
 
 @flow(name="rollback", flow_run_name="rollback {model} {version}", persist_result=False)
@@ -23,4 +23,4 @@ def rollback(
         version: The version to take down, which must be the champion.
         reason: Why, for the version's tags.
     """
-    return run_roll_back(model, version, reason)
+    return run_rollback(model, version, reason)

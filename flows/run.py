@@ -1,4 +1,4 @@
-"""What every flow does: read the preset, then run the stages that its targets need."""
+"""Common start of all flows: read the preset, then run the stages that its targets need."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from functools import partial
 from pathlib import Path
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.flows.presets import FOLDER, draft_of, open_preset
+from rlcore.flows.presets import FOLDER, open_preset, open_unvalidated
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.bridge import report_markdown
-from rlcore.tasks.pipeline.opening import is_unfinished
+from rlcore.tasks.pipeline.pipeline_run import is_unfinished
+from rlcore.tasks.pipeline.prefect_bridge import report_markdown
 from rlcore.tasks.pipeline.preflight import preflight
-from rlcore.tasks.pipeline.promotion import current_champion, settle
-from rlcore.tasks.pipeline.retrain import Retraining, page_of, past_of, recipe_of
+from rlcore.tasks.pipeline.promotion import apply_decision, current_champion
+from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
-from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.pipeline.stages import key_inputs
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.report.run_facts import Origin
+from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.report.run_page import publish_report
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.disk import full_disk_named
+from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
-from rlcore.tasks.tracking.described import refresh_cards
+from rlcore.tasks.tracking.model_descriptions import refresh_cards
 from rlcore.tasks.tracking.registry import ModelVersion, find_number, roll_back
 from rlcore.tasks.tracking.runs import open_tracker
 
@@ -43,9 +43,9 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
     configure_environment(home)
     configure_logging()
     config = open_preset(preset, overrides)
-    _say(ready_lines(config, targets, home=home))
+    _say(preflight_lines(config, targets, home=home))
     report = _report("run", preset, overrides)
-    with full_disk_named(home.root):
+    with raise_on_full_disk(home.root):
         return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=report))
 
 
@@ -76,13 +76,13 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
     configure_logging()
     config = open_preset(preset, overrides)
     config.section("promotion", PromotionConfig)  # refused before any work
-    _say(ready_lines(config, ["promote"], home=home))
-    with full_disk_named(home.root):
+    _say(preflight_lines(config, ["promote"], home=home))
+    with raise_on_full_disk(home.root):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
         report = _report("promote", preset, overrides)
         refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
-        outcome = settle(home, config, refs, over=champion)
+        outcome = apply_decision(home, config, refs, over=champion)
     logger.info("%s", outcome)
     report_markdown("outcome of the promotion", plain(outcome))
     return refs
@@ -103,12 +103,12 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     configure_logging()
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # refused before any work
-    _say(ready_lines(config, ["promote"], home=home))
-    with full_disk_named(home.root):
+    _say(preflight_lines(config, ["promote"], home=home))
+    with raise_on_full_disk(home.root):
         champion, report = current_champion(home, config), _report("retrain", preset, overrides)
         if champion is None:
             logger.info("there is no champion yet: the whole preset runs from its model, to make the first one")
-            done = _judged(home, config, promotion_stages(config, None), None, report=report)
+            done = _run_promotion(home, config, promotion_stages(config, None), None, report=report)
         else:
             done = _retrain_champion(home, config, champion, report=report)
     logger.info("%s", done.outcome)
@@ -117,7 +117,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
 
 
 def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion, *, report: Report) -> Retraining:
-    past = past_of(home, champion)
+    past = lineage_of(home, champion)
     table = retrain_stages(config, champion, past)
     by_name = {stage.name: stage for stage in table}
     rl = by_name[config.section("promotion", PromotionConfig).challenger]
@@ -125,17 +125,17 @@ def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion, *, 
     refs = cached_refs(table, config, gates, home=home)
     if not refs.keys() >= set(gates) or _is_unfinished(home, config, gates):
         refs = run_pipeline(table, config, gates, home=home, experiment=config.name)
-    if recipe_of(home, ingredients_of(rl, config, refs)) == past.recipe:
+    if recipe_of(home, key_inputs(rl, config, refs)) == past.recipe:
         outcome = f"nothing to do: version {champion.version} of {champion.name} was made from these very inputs"
         return Retraining(result="unchanged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs)
-    return _judged(home, config, table, champion, report=report)
+    return _run_promotion(home, config, table, champion, report=report)
 
 
 def _is_unfinished(home: Home, config: RunConfig, targets: Collection[str]) -> bool:
     return is_unfinished(home, open_tracker(home), config.name, config, targets)
 
 
-def _judged(
+def _run_promotion(
     home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None, *, report: Report
 ) -> Retraining:
     """Run what is not cached, then apply the verdict; a cached verdict is applied again."""
@@ -144,7 +144,7 @@ def _judged(
     known = "promote" in refs and not _is_unfinished(home, config, targets)
     if not known:
         refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=report)
-    outcome = settle(home, config, refs, over=champion)
+    outcome = apply_decision(home, config, refs, over=champion)
     if known:
         outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"
     return Retraining(
@@ -152,7 +152,7 @@ def _judged(
     )
 
 
-def run_roll_back(model: str, version: int, reason: str) -> str:
+def run_rollback(model: str, version: int, reason: str) -> str:
     """Take the champion ``version`` of a registered model down; which version is champion again, in a sentence."""
     home = find_home()
     configure_environment(home)
@@ -167,11 +167,11 @@ def run_roll_back(model: str, version: int, reason: str) -> str:
     return outcome
 
 
-def ready_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:
-    """What is known before work, for people.
+def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:
+    """Return human-readable lines about a run before its work.
 
     Raises:
-        ConfigError: everything that can be known to fail, at once, each fault with its full key.
+        ConfigError: everything that can be known to fail, at once, each error with its full key.
     """
     try:
         table = stages(config)
@@ -192,13 +192,13 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> tuple[PlanRow, ...]:
-    """What :func:`run_targets` would do, without doing it.
+    """Return the plan of :func:`run_targets` without running it.
 
     Raises:
-        ConfigError: everything that can be known to fail, at once, each fault with its full key.
+        ConfigError: everything that can be known to fail, at once, each error with its full key.
     """
     config, home = open_preset(preset, overrides), find_home()
-    ready_lines(config, targets, home=home)
+    preflight_lines(config, targets, home=home)
     return plan(stages(config), config, targets, home=home)
 
 
@@ -208,7 +208,7 @@ def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str])
     Raises:
         ConfigError: as :func:`plan_targets`.
     """
-    return ready_lines(open_preset(preset, overrides), targets, home=find_home())
+    return preflight_lines(open_preset(preset, overrides), targets, home=find_home())
 
 
 def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -217,6 +217,6 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: as :func:`plan_targets`.
     """
-    config = draft_of(preset, overrides)
+    config = open_unvalidated(preset, overrides)
     preflight(config, find_home(), None, None)
     return tuple(stage.name for stage in stages(config))

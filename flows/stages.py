@@ -16,9 +16,9 @@ from rlcore.tasks.presets.graph import checkpoints, registered_starts, stage_ord
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
-from rlcore.tasks.steps.base import prepared
+from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.external import needed_reward_models
-from rlcore.tasks.tracking.past import Past
+from rlcore.tasks.tracking.past import ChampionLineage
 from rlcore.tasks.tracking.registry import ModelVersion
 
 
@@ -34,7 +34,7 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
 
 def datasets(config: RunConfig) -> tuple[str, ...]:
     """The stages that prepare the data sets."""
-    return tuple(prepared(name) for name in config.data)
+    return tuple(prepare_stage_name(name) for name in config.data)
 
 
 def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
@@ -46,7 +46,7 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
     return (*stages(config), *promote_stages(config, champion))
 
 
-def retrain_stages(config: RunConfig, champion: ModelVersion, past: Past) -> tuple[Stage, ...]:
+def retrain_stages(config: RunConfig, champion: ModelVersion, past: ChampionLineage) -> tuple[Stage, ...]:
     """The stages of a retraining: gates for drift and reward model, RL from the champion, promotion over it."""
     challenger = config.section("promotion", PromotionConfig).challenger
     own = config.stage(challenger, RlStage)

@@ -1,1 +1,1 @@
-"""Where it runs: descriptions of machines, servers and deployments. Nothing imports this package."""
+"""Machines, servers and deployments. Nothing imports this package."""

@@ -77,7 +77,7 @@ def bill_of_materials(pins: Mapping[str, str], packages: Mapping[str, Distributi
 
 
 def _licences(package: Distribution | None) -> dict[str, Any]:
-    """What a package says of its licence: an expression of SPDX, else its own words."""
+    """Return the licences of a package: an SPDX expression, else its own text."""
     if package is None:
         return {}
     said = package.metadata.json
@@ -90,7 +90,7 @@ def _licences(package: Distribution | None) -> dict[str, Any]:
 
 
 def _needs(package: Distribution) -> set[str]:
-    """What a package needs here, without its extras."""
+    """Return the requirements of a package here, without its extras."""
     asked = map(Requirement, package.requires or [])
     return {canonicalize_name(each.name) for each in asked if not each.marker or each.marker.evaluate({"extra": ""})}
 

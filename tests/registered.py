@@ -15,7 +15,7 @@ from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.mlflow_model import Cards, Package
 from tests.chat_models import make_checkpoint
 
 
@@ -43,7 +43,9 @@ def train(context: StageContext) -> StageResult:
 
 
 ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=nothing)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), model="sft")
+SFT = Stage(
+    name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), registered_as="sft"
+)
 
 
 def sealed(checkpoint: Path, cards: Cards | None = None) -> tuple[Package, str]:

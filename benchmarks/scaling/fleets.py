@@ -15,7 +15,7 @@ from functools import partial
 
 from benchmarks.scaling.layouts import RUN, size_of
 from benchmarks.scaling.simulation import Costs, Course, Failures, Fleet, Load, course_of, draw_batches
-from rlcore.tasks.pipeline.layouts import GPUS, REACHED, Work, sync_seconds, update_seconds
+from rlcore.tasks.pipeline.layouts import EFFICIENCY, GPUS, IterationShape, sync_seconds, update_seconds
 
 CARDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 STALENESS = (0, 1, 4)
@@ -30,8 +30,8 @@ LENGTHS = Load(sequences=0, prompt_tokens=0.0, median=800.0, spread=0.8, longest
 def costs_of(ranks: int) -> Costs:
     """Stage times of one of ``ranks``, and of a sampler on one card."""
     size, card = size_of("7.6 B"), GPUS["h100"]
-    work = Work(size=size, rl=RUN, prompt_tokens=512, recompute=True)
-    speed = card.bandwidth * REACHED["decoding"]
+    work = IterationShape(size=size, rl=RUN, prompt_tokens=512, recompute=True)
+    speed = card.bandwidth * EFFICIENCY["decoding"]
     cache = 2 * size.num_layers * size.keys * 2 * (512 + LENGTHS.median)
     whole = update_seconds(work, card, ranks) * ranks / work.trained_tokens
     return Costs(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from rlcore.config import EngineConfig, KlConfig, RewardTerm, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.memory_plan import ModelSize, readable
-from rlcore.tasks.pipeline.layouts import GPUS, Work, best_layout
+from rlcore.tasks.pipeline.layouts import GPUS, IterationShape, best_layout
 
 CARD, COUNTS = "h100", (1, 8, 64, 512)
 # Width of the stream, layers, widths of keys and of the feed-forward layer, vocabulary, whether the head is tied.
@@ -53,7 +53,7 @@ def size_of(name: str) -> ModelSize:
 def rows() -> Iterator[tuple[str, ...]]:
     """Model, then for each number of cards the layout and the seconds of an iteration."""
     for name in SHAPES:
-        work = Work(size=size_of(name), rl=RUN, prompt_tokens=512, recompute=True)
+        work = IterationShape(size=size_of(name), rl=RUN, prompt_tokens=512, recompute=True)
         cells = []
         for count in COUNTS:
             found = best_layout(work, GPUS[CARD], count)

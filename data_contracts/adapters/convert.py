@@ -33,7 +33,7 @@ def row_function(adapter: str, kind: Kind) -> RowFn:
 
 
 def is_generator(adapter: str) -> bool:
-    """Whether an adapter makes its rows, so that it needs no file.
+    """Return True if an adapter makes its rows, so that it needs no file.
 
     Raises:
         ContractError: unknown adapter.
@@ -42,7 +42,7 @@ def is_generator(adapter: str) -> bool:
 
 
 def is_exact(adapter: str) -> bool:
-    """Whether every character counts where two texts of an adapter are compared.
+    """Return True if every character counts when two texts of an adapter are compared.
 
     Raises:
         ContractError: unknown adapter.
@@ -69,7 +69,7 @@ def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: i
 
 
 def contract_of(adapter: str, kind: Kind) -> Contract:
-    """What the rows of an adapter must be.
+    """Return the contract of an adapter's rows.
 
     Raises:
         ContractError: unknown adapter.

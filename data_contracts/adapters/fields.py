@@ -1,4 +1,4 @@
-"""Take one field out of a source row, with its type and never a conversion; the fault names the field."""
+"""Take one field out of a source row, with its type and never a conversion; the error names the field."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from rlcore.data_contracts.contracts.column_checks import SPLITS
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.errors import RowError
 
 Row = Mapping[str, Any]
 Messages = list[dict[str, str]]
@@ -20,11 +20,11 @@ def text(row: Row, name: str) -> str:
     """The text in field ``name``, which may be empty.
 
     Raises:
-        RowFault: missing, or not a text.
+        RowError: missing, or not a text.
     """
     value = _present(row, name)
     if not isinstance(value, str):
-        raise RowFault(name, f"must be a text, not {_kind(value)}", value)
+        raise RowError(name, f"must be a text, not {_kind(value)}", value)
     return value
 
 
@@ -32,17 +32,17 @@ def number(row: Row, name: str) -> float:
     """The finite number in field ``name``.
 
     Raises:
-        RowFault: missing, not a number (a boolean is none), or not finite.
+        RowError: missing, not a number (a boolean is none), or not finite.
     """
     value = _present(row, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowFault(name, f"must be a number, not {_kind(value)}", value)
+        raise RowError(name, f"must be a number, not {_kind(value)}", value)
     try:
         converted = float(value)
     except OverflowError as error:
-        raise RowFault(name, "is beyond the range of a float", value) from error
+        raise RowError(name, "is beyond the range of a float", value) from error
     if not math.isfinite(converted):
-        raise RowFault(name, "must be finite", value)
+        raise RowError(name, "must be finite", value)
     return converted
 
 
@@ -50,11 +50,11 @@ def items(row: Row, name: str) -> list[Any]:
     """The list in field ``name``.
 
     Raises:
-        RowFault: missing, or not a list.
+        RowError: missing, or not a list.
     """
     value = _present(row, name)
     if not isinstance(value, list):
-        raise RowFault(name, f"must be a list, not {_kind(value)}", value)
+        raise RowError(name, f"must be a list, not {_kind(value)}", value)
     return value
 
 
@@ -62,7 +62,7 @@ def messages(row: Row, name: str = "messages") -> Messages:
     """The conversation in field ``name``: objects with exactly ``role`` and ``content``, both texts.
 
     Raises:
-        RowFault: naming the message and its field, ``messages.2.role``.
+        RowError: naming the message and its field, ``messages.2.role``.
     """
     return [_message(turn, name, place) for place, turn in enumerate(items(row, name))]
 
@@ -71,13 +71,13 @@ def optional_split(row: Row) -> dict[str, str]:
     """The field ``split``, where the source has one: ``{"split": "train"}`` or nothing.
 
     Raises:
-        RowFault: neither ``train`` nor ``eval``.
+        RowError: neither ``train`` nor ``eval``.
     """
     if row.get("split") is None:
         return {}
     value = text(row, "split")
     if value not in SPLITS:
-        raise RowFault("split", "must be 'train' or 'eval'", value)
+        raise RowError("split", "must be 'train' or 'eval'", value)
     return {"split": value}
 
 
@@ -85,10 +85,10 @@ def refuse_misspelt(row: Row, names: Collection[str]) -> None:
     """Refuse a field that is nearly one of ``names``, which may be left out: its value would be lost in silence.
 
     Raises:
-        RowFault: naming the field and what it may have been meant to be.
+        RowError: naming the field and what it may have been meant to be.
     """
     for field, meant in _misspelt(tuple(row), tuple(names)):
-        raise RowFault(field, f"is no field of the contract; {meant!r} is: rename it, or leave it out", row[field])
+        raise RowError(field, f"is no field of the contract; {meant!r} is: rename it, or leave it out", row[field])
 
 
 @lru_cache(maxsize=64)
@@ -103,14 +103,14 @@ def refuse_other_contract(row: Row, contract: str) -> None:
     """Refuse a row that says itself to be of another contract, or of another version.
 
     Raises:
-        RowFault: naming both.
+        RowError: naming both.
     """
     if "contract" in row and row["contract"] != contract:
         reason = f"the row is of another contract: these rows are read as {contract}"
-        raise RowFault("contract", reason, row["contract"])
+        raise RowError("contract", reason, row["contract"])
 
 
-def ask(question: str) -> Messages:
+def single_question(question: str) -> Messages:
     """A conversation of one question."""
     return [{"role": "user", "content": question}]
 
@@ -122,16 +122,16 @@ def _message(turn: object, field: str, place: int) -> dict[str, str]:
             return {"role": role, "content": content}
     path = f"{field}.{place}"
     if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
-        raise RowFault(path, "must be an object with exactly 'role' and 'content'", turn)
+        raise RowError(path, "must be an object with exactly 'role' and 'content'", turn)
     for name in ("role", "content"):
         if not isinstance(turn[name], str):
-            raise RowFault(f"{path}.{name}", f"must be a text, not {_kind(turn[name])}", turn[name])
+            raise RowError(f"{path}.{name}", f"must be a text, not {_kind(turn[name])}", turn[name])
     return {"role": turn["role"], "content": turn["content"]}
 
 
 def _present(row: Row, name: str) -> Any:
     if name not in row:
-        raise RowFault(name, f"missing column {name!r}; there are {', '.join(sorted(row)) or 'none'}"[:200])
+        raise RowError(name, f"missing column {name!r}; there are {', '.join(sorted(row)) or 'none'}"[:200])
     return row[name]
 
 

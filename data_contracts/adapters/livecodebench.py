@@ -11,8 +11,8 @@ import pickletools
 import zlib
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import Row, ask, text
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.adapters.fields import Row, single_question, text
+from rlcore.data_contracts.errors import RowError
 
 _SCRIPT = (
     "Write a Python program for this. It reads the standard input and prints the answer. Put it in one fenced block."
@@ -35,11 +35,11 @@ def livecodebench_prompts(row: Row) -> list[dict[str, Any]]:
         asked = f"{_METHOD}\n```python\n{starter.rstrip()}\n```\n\n{text(row, 'question_content')}"
         reference = {"style": "call", "entry_point": _name(row), "tests": [_call(test) for test in tests]}
     else:
-        raise RowFault("public_test_cases", "must all be of one testtype, stdin or functional", sorted(kinds))
+        raise RowError("public_test_cases", "must all be of one testtype, stdin or functional", sorted(kinds))
     return [
         {
             "prompt_id": text(row, "question_id"),
-            "messages": ask(asked),
+            "messages": single_question(asked),
             "reference": json.dumps(reference, ensure_ascii=False, sort_keys=True),
             "task": "livecodebench",
         }
@@ -53,8 +53,8 @@ def _tests(row: Row, name: str) -> list[dict[str, Any]]:
         if all(isinstance(test["input"], str) and isinstance(test["output"], str) for test in tests):
             return list(tests)
     except (ValueError, TypeError, KeyError, zlib.error) as error:
-        raise RowFault(name, f"holds no tests: {type(error).__name__}: {error}", said[:200]) from error
-    raise RowFault(name, "must be tests with an input and an output, both texts", said[:200])
+        raise RowError(name, f"holds no tests: {type(error).__name__}: {error}", said[:200]) from error
+    raise RowError(name, "must be tests with an input and an output, both texts", said[:200])
 
 
 def _unpacked(packed: str) -> str:
@@ -77,7 +77,7 @@ def _name(row: Row) -> str:
     try:
         return str(json.loads(text(row, "metadata"))["func_name"])
     except (ValueError, TypeError, KeyError) as error:
-        raise RowFault("metadata", "must be a JSON object with func_name", row["metadata"]) from error
+        raise RowError("metadata", "must be a JSON object with func_name", row["metadata"]) from error
 
 
 def _call(test: dict[str, Any]) -> dict[str, Any]:
@@ -87,4 +87,4 @@ def _call(test: dict[str, Any]) -> dict[str, Any]:
             "output": json.loads(test["output"]),
         }
     except ValueError as error:
-        raise RowFault("public_test_cases", "functional tests must be of JSON, an argument a line", test) from error
+        raise RowError("public_test_cases", "functional tests must be of JSON, an argument a line", test) from error

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.adapters.fields import single_question
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.records import canonical_json
 from rlcore.data_contracts.gate.splits import is_held_out
@@ -40,7 +40,7 @@ def generate_prompts(
     return [
         {
             "prompt_id": name,
-            "messages": ask(entry["question"].strip()),
+            "messages": single_question(entry["question"].strip()),
             "reference": _reference(task, entry),
             "task": task,
             "split": split,
@@ -60,7 +60,7 @@ def generate_demonstrations(
     return [
         {
             "demonstration_id": name,
-            "messages": ask(entry["question"].strip()),
+            "messages": single_question(entry["question"].strip()),
             "completion": _completion(task, entry, is_direct=rng.random() < direct_share),
             "reference": _reference(task, entry),
             "task": task,
@@ -151,7 +151,7 @@ def _different_entries(
                 fix="ask for fewer rows, or make its problems more varied with its settings",
             )
         entry = {name: dataset[index][name] for name in _ENTRY_FIELDS}
-        digest = prompt_hash(ask(entry["question"]))
+        digest = prompt_hash(single_question(entry["question"]))
         split = "eval" if is_held_out(digest) else "train"
         misses += 1
         if digest not in seen and missing[split]:

@@ -1,6 +1,6 @@
 """Rows of well-known public datasets, one small pure function per dataset and kind: source row → contract rows.
 
-Each gives rows without ``split`` (divided by prompt later) and raises ``RowFault`` where the source row is not as it
+Each gives rows without ``split`` (divided by prompt later) and raises ``RowError`` where the source row is not as it
 should be. Formats as published: AlpacaEval (annotated pairs), GSM8K, DeepScaleR and AIME (problems with an answer),
 Anthropic's HH-RLHF, UltraFeedback (OpenBMB, and binarized by HuggingFaceH4), OpenAI's HumanEval.
 """
@@ -12,10 +12,10 @@ import json
 import re
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import Messages, Row, ask, items, messages, number, text
+from rlcore.data_contracts.adapters.fields import Messages, Row, items, messages, number, single_question, text
 from rlcore.data_contracts.contracts.preference_pairs import single
 from rlcore.data_contracts.contracts.ranked_sets import expand
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.errors import RowError
 
 _COMPLETE = "Complete this Python function. Answer with the whole function in one fenced block of Python."
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
@@ -25,27 +25,27 @@ _TURN = re.compile(r"\n\n(Human|Assistant): ?")
 def alpaca_eval_pairs(row: Row) -> list[dict[str, Any]]:
     """``id``, ``prompt``, ``chosen``, ``rejected``, ``annotator``."""
     sides = {"chosen": text(row, "chosen"), "rejected": text(row, "rejected")}
-    return [_pair(text(row, "id"), ask(text(row, "prompt")), sides, source=text(row, "annotator"))]
+    return [_pair(text(row, "id"), single_question(text(row, "prompt")), sides, source=text(row, "annotator"))]
 
 
 def alpaca_eval_prompts(row: Row) -> list[dict[str, Any]]:
     """The instructions alone, for a reward model to judge; rows of one instruction are merged."""
-    return [_prompt("alpaca-eval", ask(text(row, "prompt")))]
+    return [_prompt("alpaca-eval", single_question(text(row, "prompt")))]
 
 
 def gsm8k_prompts(row: Row) -> list[dict[str, Any]]:
     """``question``, and the number after ``####`` in ``answer`` as the reference."""
-    return [_prompt("gsm8k", ask(text(row, "question")), reference=_gsm8k_solution(row)[1])]
+    return [_prompt("gsm8k", single_question(text(row, "question")), reference=_gsm8k_solution(row)[1])]
 
 
 def problem_prompts(row: Row) -> list[dict[str, Any]]:
     """``problem``, and ``answer`` (a number or LaTeX) as the reference: DeepScaleR, AIME, MATH-500."""
-    return [_prompt("problems", ask(text(row, "problem")), reference=text(row, "answer"))]
+    return [_prompt("problems", single_question(text(row, "problem")), reference=text(row, "answer"))]
 
 
 def gsm8k_demonstrations(row: Row) -> list[dict[str, Any]]:
     """The worked solution without its calculator notes ``<<48/2=24>>``, and the number after ``####``."""
-    question = ask(text(row, "question"))
+    question = single_question(text(row, "question"))
     solution, reference = _gsm8k_solution(row)
     return [
         {
@@ -63,7 +63,7 @@ def hh_pairs(row: Row) -> list[dict[str, Any]]:
     context, chosen = _transcript(row, "chosen")
     other_context, rejected = _transcript(row, "rejected")
     if context != other_context:
-        raise RowFault("rejected", "does not share its context with 'chosen'", text(row, "rejected"))
+        raise RowError("rejected", "does not share its context with 'chosen'", text(row, "rejected"))
     sides = {"chosen": chosen, "rejected": rejected}
     return [_pair(_row_id("hh", context, chosen, rejected), context, sides, source="hh")]
 
@@ -75,11 +75,11 @@ def hh_prompts(row: Row) -> list[dict[str, Any]]:
 
 def ultrafeedback_pairs(row: Row) -> list[dict[str, Any]]:
     """``instruction`` and ``completions`` with ``response`` and ``overall_score``: a ranking, expanded to its pairs."""
-    question = ask(text(row, "instruction"))
+    question = single_question(text(row, "instruction"))
     answers = items(row, "completions")
     for place, answer in enumerate(answers):
         if not isinstance(answer, dict):
-            raise RowFault(f"completions.{place}", "must be an object", answer)
+            raise RowError(f"completions.{place}", "must be an object", answer)
     scores = [number(answer, "overall_score") for answer in answers]
     ranks = [sum(other > score for other in scores) for score in scores]
     responses = [text(answer, "response") for answer in answers]
@@ -88,14 +88,14 @@ def ultrafeedback_pairs(row: Row) -> list[dict[str, Any]]:
 
 def ultrafeedback_prompts(row: Row) -> list[dict[str, Any]]:
     """The instructions alone."""
-    return [_prompt("ultrafeedback", ask(text(row, "instruction")))]
+    return [_prompt("ultrafeedback", single_question(text(row, "instruction")))]
 
 
 def ultrafeedback_binarized_pairs(row: Row) -> list[dict[str, Any]]:
     """``chosen`` and ``rejected`` as conversations that end with the assistant's answer."""
     (*context, chosen), (*other_context, rejected) = _ended(row, "chosen"), _ended(row, "rejected")
     if context != other_context:
-        raise RowFault("rejected", "does not share its context with 'chosen'", other_context)
+        raise RowError("rejected", "does not share its context with 'chosen'", other_context)
     sides = {"chosen": chosen["content"], "rejected": rejected["content"]}
     name = _row_id("ultrafeedback", context, *sides.values())
     return [_pair(name, context, sides, source="ultrafeedback_binarized")]
@@ -116,7 +116,7 @@ def humaneval_prompts(row: Row) -> list[dict[str, Any]]:
         "tests": [f"{text(row, 'test')}\ncheck(candidate)\n"],
         "solution": prompt + text(row, "canonical_solution"),
     }
-    question = ask(f"{_COMPLETE}\n```python\n{prompt.rstrip()}\n```")
+    question = single_question(f"{_COMPLETE}\n```python\n{prompt.rstrip()}\n```")
     return [
         {
             "prompt_id": text(row, "task_id"),
@@ -146,7 +146,7 @@ def _gsm8k_solution(row: Row) -> tuple[str, str]:
     answer = text(row, "answer")
     solution, marker, reference = answer.rpartition("####")
     if not marker or not reference.strip():
-        raise RowFault("answer", "has no final answer after '####'", answer[-200:])
+        raise RowError("answer", "has no final answer after '####'", answer[-200:])
     return _CALCULATOR.sub("", solution).strip(), reference.strip().replace(",", "")
 
 
@@ -154,19 +154,19 @@ def _transcript(row: Row, name: str) -> tuple[Messages, str]:
     r"""``\n\nHuman: …\n\nAssistant: …`` as the conversation before the last answer, and that answer."""
     before, *parts = _TURN.split(text(row, name))
     if before.strip() or len(parts) < 4:
-        raise RowFault(name, "is no transcript of Human and Assistant", text(row, name))
+        raise RowError(name, "is no transcript of Human and Assistant", text(row, name))
     roles = {"Human": "user", "Assistant": "assistant"}
     turns = [
         {"role": roles[speaker], "content": words.strip()}
         for speaker, words in zip(parts[::2], parts[1::2], strict=True)
     ]
     if turns[-1]["role"] != "assistant":
-        raise RowFault(name, "does not end with an Assistant turn", text(row, name)[-200:])
+        raise RowError(name, "does not end with an Assistant turn", text(row, name)[-200:])
     return turns[:-1], turns[-1]["content"]
 
 
 def _ended(row: Row, name: str) -> Messages:
     turns = messages(row, name)
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
-        raise RowFault(name, "does not end with an assistant's answer", turns[-1:])
+        raise RowError(name, "does not end with an assistant's answer", turns[-1:])
     return turns

@@ -21,7 +21,7 @@ from rlcore.data_contracts.characters import has_visible
 from rlcore.data_contracts.contracts import code_tasks, demonstrations, preference_pairs, prompts, ranked_sets
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.contracts.preference_pairs import single
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.errors import RowError
 from rlcore.data_contracts.gate.stream import RowFn
 
 _NUMBERS = ("margin", "probability", "weight")
@@ -58,7 +58,7 @@ class Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What one name in a preset stands for, per kind of dataset: functions of source rows, or generators of rows.
+    """The functions behind one adapter name, per kind of dataset: functions of source rows, or generators of rows.
 
     ``contracts``: stricter contracts than those of ``CONTRACTS``, with the same columns. ``is_exact``: its rows differ
     in characters that say nothing elsewhere.
@@ -103,9 +103,9 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     for name, kind in (("completions", str), ("ranks", int)):
         for place, item in enumerate(items(row, name)):
             if type(item) is not kind:
-                raise RowFault(f"{name}.{place}", f"must be of type {kind.__name__}", item)
+                raise RowError(f"{name}.{place}", f"must be of type {kind.__name__}", item)
             if isinstance(item, str) and not has_visible(item):
-                raise RowFault(f"{name}.{place}", "must not be blank", item)
+                raise RowError(f"{name}.{place}", "must not be blank", item)
     pairs = ranked_sets.expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
     return [{**pair, **optional_split(row)} for pair in pairs]
 

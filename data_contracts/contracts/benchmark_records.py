@@ -42,7 +42,7 @@ def check_benchmark_records(frame: pd.DataFrame) -> None:
     """Refuse a table of records that breaks its contract or has a document twice.
 
     Raises:
-        ContractError: naming the first rows at fault.
+        ContractError: naming the first invalid rows.
     """
     require(frame, CONTRACT)
     repeated = frame[frame.duplicated(["task", "doc_id", "metric"])]

@@ -1,6 +1,6 @@
 """A contract: a named, versioned pandera model of rows, and how its complaints become (row, field, reason).
 
-A frame is looked at quickly first. pandera copies it and each column's schema and collects the cases at fault while it
+A frame is looked at quickly first. pandera copies it and each column's schema and collects the failure cases while it
 looks: 0.1 s for 128 rows, which was a fourteenth of a small iteration of RL. Asking the same types and the same checks
 one by one costs a tenth. A "no" of the quick look says nothing: pandera looks again, and its verdict and report count.
 """
@@ -26,7 +26,7 @@ _OF_COLUMN = ("regex", "coerce", "unique", "parsers", "default", "drop_invalid_r
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What rows of one kind must be.
+    """A versioned schema of rows of one kind.
 
     ``name`` carries the version (``prompts/v1``): columns or rules that change make a new version. ``id_column`` names
     a row, ``answers`` are the columns that hold completions, in the order in which they are compared.
@@ -44,7 +44,7 @@ class Contract:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowComplaint:
+class RowViolation:
     """One broken rule; ``row`` is a position in the frame, or ``WHOLE_FRAME``. A fatal one refuses the dataset."""
 
     row: int
@@ -54,15 +54,15 @@ class RowComplaint:
     is_fatal: bool = False
 
 
-def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
+def violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
     """Every row rule that a frame breaks, one entry per row and rule, by row; the frame's index must be 0, 1, 2, ….
 
     Never pandera's ``drop_invalid_rows``: it drops in silence.
     """
-    misfits = _column_complaints(frame, contract)
+    misfits = _column_violations(frame, contract)
     if misfits:  # rules over several columns would stumble over a missing one
         return misfits
-    if frame.columns.is_unique and surely_holds(frame, contract.model):
+    if frame.columns.is_unique and passes_fast_path(frame, contract.model):
         return []
     try:
         contract.model.validate(frame, lazy=True)
@@ -75,7 +75,7 @@ def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
     cases = cases.assign(column=cases["column"].where(~over_row | cases["index"].isna(), "row"))
     cases = cases.drop_duplicates(subset=["index", "column", "check"])
     found = [
-        RowComplaint(
+        RowViolation(
             row=WHOLE_FRAME if pd.isna(row) else int(row), field=str(field), value=value, reason=_reason(str(check))
         )
         for row, field, value, check in cases[["index", "column", "failure_case", "check"]].itertuples(index=False)
@@ -83,7 +83,7 @@ def complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
     return sorted(found, key=lambda complaint: complaint.row)
 
 
-def surely_holds(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> bool:
+def passes_fast_path(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> bool:
     """True only where pandera would let the frame pass. The frame must have each of the model's columns once."""
     schema = model.to_schema()
     if not is_plain(model):
@@ -98,7 +98,7 @@ def surely_holds(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> bool:
 
 @cache
 def is_plain(model: type[pa.DataFrameModel]) -> bool:
-    """Whether a model asks for nothing but its columns, their types, no nulls, and checks."""
+    """Return True if a model has nothing but columns, their types, no nulls, and checks."""
     schema = model.to_schema()
     plain_frame = schema.strict is True and not any(getattr(schema, name) for name in _OF_FRAME)
     return plain_frame and all(
@@ -115,12 +115,12 @@ def _column_holds(values: pd.Series, column: pa.Column) -> bool:
     return all(bool(check(values).check_passed) for check in column.checks)
 
 
-def _column_complaints(frame: pd.DataFrame, contract: Contract) -> list[RowComplaint]:
+def _column_violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
     reasons = {name: "a column of the contract is missing" for name in contract.columns if name not in frame}
     reasons |= {
         name: "a column that the contract does not know" for name in map(str, frame) if name not in contract.columns
     }
-    return [RowComplaint(row=WHOLE_FRAME, field=name, value=name, reason=why) for name, why in reasons.items()]
+    return [RowViolation(row=WHOLE_FRAME, field=name, value=name, reason=why) for name, why in reasons.items()]
 
 
 def _reason(check: str) -> str:
@@ -131,14 +131,14 @@ def _reason(check: str) -> str:
 
 
 def require(frame: pd.DataFrame, contract: Contract) -> None:
-    """Refuse a frame that we made ourselves: a broken rule is a fault of the program, so nothing is quarantined.
+    """Refuse a frame that we made ourselves: a broken rule is a bug of the program, so nothing is quarantined.
 
     Raises:
         ContractError: no rows, or broken rules, of which the first three are named.
     """
     if frame.empty:
         raise ContractError(f"{contract.name}: there are no rows")
-    found = complaints(frame.reset_index(drop=True), contract)
+    found = violations(frame.reset_index(drop=True), contract)
     if found:
         first = "; ".join(
             f"{'frame' if item.row == WHOLE_FRAME else f'row {item.row}'}, {item.field}: {item.reason} "

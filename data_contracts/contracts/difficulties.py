@@ -53,7 +53,7 @@ def check_difficulties(frame: pd.DataFrame) -> None:
     """Refuse a table of pass rates that breaks its contract or has a prompt twice.
 
     Raises:
-        ContractError: naming the first rows at fault.
+        ContractError: naming the first invalid rows.
     """
     require(frame, CONTRACT)
     repeated = frame[frame.duplicated(["dataset", "prompt_id"])]

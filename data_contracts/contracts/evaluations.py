@@ -75,7 +75,7 @@ def check_evaluations(frame: pd.DataFrame) -> None:
     """Refuse a table of evaluations that breaks its contract or judges one answer twice.
 
     Raises:
-        ContractError: naming the first rows at fault.
+        ContractError: naming the first invalid rows.
     """
     require(frame, CONTRACT)
     keys = ["prompt_id", "mode", "sample_index"]

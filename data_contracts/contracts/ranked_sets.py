@@ -12,7 +12,7 @@ import pandera.pandas as pa
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts import column_checks
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.errors import RowError
 
 MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the pairs grow with the square
 
@@ -73,17 +73,17 @@ def expand(
     neither side and gives no pair.
 
     Raises:
-        RowFault: as many ranks as completions are needed, no more than 64, and two of them must differ.
+        RowError: as many ranks as completions are needed, no more than 64, and two of them must differ.
     """
     if len(completions) > MAX_COMPLETIONS:
         what = f"{len(completions)} completions are more than {MAX_COMPLETIONS}: divide the ranking into several sets"
-        raise RowFault("completions", what, completions[0])
+        raise RowError("completions", what, completions[0])
     if len(completions) != len(ranks):
-        raise RowFault("ranks", f"{len(ranks)} ranks for {len(completions)} completions", list(ranks))
+        raise RowError("ranks", f"{len(ranks)} ranks for {len(completions)} completions", list(ranks))
     order = sorted(range(len(ranks)), key=lambda place: ranks[place])
     pairs = [(better, worse) for better, worse in combinations(order, 2) if ranks[better] != ranks[worse]]
     if not pairs:
-        raise RowFault("ranks", "all completions are tied, so no pair follows", list(ranks))
+        raise RowError("ranks", "all completions are tied, so no pair follows", list(ranks))
     return [
         {
             "pair_id": f"{set_id}-{better}-{worse}",

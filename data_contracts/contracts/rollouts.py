@@ -119,7 +119,7 @@ def check_rollouts(frame: pd.DataFrame) -> None:
     """Refuse a table of scored rollouts (the columns of both contracts) that breaks one, or has incomplete groups.
 
     Raises:
-        ContractError: naming the first rows or groups at fault.
+        ContractError: naming the first invalid rows or groups.
     """
     unknown = set(frame.columns) - {*ROLLOUTS.columns, *SCORES.columns}
     if unknown:
@@ -147,7 +147,7 @@ def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
 
 
 def _has_hole(counts: Counter[int]) -> bool:
-    """Of how often each index occurs: {0: 2, 1: 1} has none, {0: 1, 2: 1} lacks 1, {0: 1, 1: 2} lacks a second 0."""
+    """Find a gap in counts of indices: {0: 2, 1: 1} has none, {0: 1, 2: 1} lacks 1, {0: 1, 1: 2} lacks a second 0."""
     times = [counts[index] for index in range(len(counts))]
     return 0 in times or times != sorted(times, reverse=True)
 

@@ -1,4 +1,4 @@
-"""How far the sketches of a new dataset lie from those of the last accepted one, and whether that is too far.
+"""Distances between the sketches of a new dataset and those of the last accepted one, with limits.
 
     PSI = Σ_bins (p - q) ln(p / q)          population stability index (Siddiqi 2006, Credit Risk Scorecards)
     KS  = max_edges |P - Q|                 largest difference of the cumulative shares, over the edges of the bins
@@ -38,7 +38,7 @@ _CHUNK_VALUES = 2_000_000  # dealt at a time: 16 MB
 
 @dataclass(frozen=True, kw_only=True)
 class DriftLimits:
-    """Where a distance warns and where it refuses; ``chance``: how often chance alone may exceed its bound."""
+    """The distances that warn and that refuse; ``chance``: how often chance alone may exceed its bound."""
 
     warn_psi: float = 0.1
     refuse_psi: float = 0.25
@@ -49,7 +49,7 @@ class DriftLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """How the share of one bin or name changed, in 0..1."""
+    """The change of the share of one bin or name, in 0..1."""
 
     name: str
     before: float
@@ -78,7 +78,7 @@ class ColumnDrift:
     moves: tuple[Move, ...]
 
 
-def judge(
+def compare_columns(
     accepted: Mapping[str, Sketch], new: Mapping[str, Sketch], limits: DriftLimits | None = None
 ) -> tuple[ColumnDrift, ...]:
     """Every column that both have, the worst first; columns whose sketches were made otherwise are left out."""
@@ -89,7 +89,7 @@ def judge(
 
 
 def not_compared(accepted: Mapping[str, Sketch], new: Mapping[str, Sketch]) -> tuple[str, ...]:
-    """The columns that :func:`judge` leaves out."""
+    """The columns that :func:`compare_columns` leaves out."""
     names = sorted(accepted.keys() | new.keys())
     return tuple(name for name in names if not _is_comparable(accepted.get(name), new.get(name)))
 
@@ -115,7 +115,7 @@ def ks(before: Floats, after: Floats) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """What two heaps of the same values give: mean of PSI, and what PSI and KS exceed with the probability asked."""
+    """The distances between two samples of the same values: mean of PSI, and the quantiles of PSI and KS."""
 
     mean_psi: float
     psi: float

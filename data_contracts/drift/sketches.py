@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.drift.documents import design_effect
-from rlcore.data_contracts.memo import Remembered
+from rlcore.data_contracts.memo import BoundedMemo
 from rlcore.data_contracts.text import normalise, words_of
 
 Sketch = Mapping[str, Any]
@@ -81,12 +81,12 @@ def word_of(text: str) -> str:
 
 
 def bucket_of(name: str) -> int:
-    """Where a name is counted among ``NUM_BUCKETS``, by its CRC-32: the same place in every sketch."""
+    """Return the bucket of a name among ``NUM_BUCKETS``, by its CRC-32: the same in every sketch."""
     return _crc32(name) % NUM_BUCKETS
 
 
 def _weights(frame: pd.DataFrame) -> Floats:
-    """Of each row, so that those of a prompt have 1 together."""
+    """Return the weight of each row: the rows of a prompt have 1 together."""
     if "prompt_hash" not in frame.columns:
         return np.ones(len(frame))
     sizes = frame.groupby("prompt_hash")["prompt_hash"].transform("size")
@@ -169,4 +169,4 @@ def _smallest(chunk: str) -> tuple[int, str]:
 
 
 _NONE = (2**32, _NO_WORDS)  # after every word
-_SMALLEST = Remembered(_smallest, most=65_536)
+_SMALLEST = BoundedMemo(_smallest, most=65_536)

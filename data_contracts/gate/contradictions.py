@@ -10,29 +10,29 @@ import numpy as np
 from rlcore.data_contracts.contracts import preference_pairs, prompts
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows, is_repeated
-from rlcore.data_contracts.gate.row_summary import Detail
+from rlcore.data_contracts.gate.row_summary import RowSummary
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flagged:
     """Refused rows, ascending, each with another that is against it: a row of the ledger, or ``-1 - place`` among the
-    prompts that other data sets evaluate on. ``tell`` says of both what they say.
+    prompts that other data sets evaluate on. ``describe_match`` says of both what they say.
     """
 
     rows: Rows
     others: Rows
     field: str
     reason: str
-    tell: Callable[[Detail, Detail], str]
+    describe_match: Callable[[RowSummary, RowSummary], str]
 
 
 def contradictions(ledger: Ledger, is_sound: Mask, contract: Contract) -> list[Flagged]:
-    """What the rows of a contract contradict; tests of code do not, by being different."""
+    """Return the contradicting rows of a contract; different tests of code do not contradict."""
     if contract is prompts.CONTRACT:
         return [_two_references(ledger, np.flatnonzero(is_sound))]
     if contract is not preference_pairs.CONTRACT:
         return []
-    found = _circles(ledger, np.flatnonzero(is_sound))
+    found = _cycles(ledger, np.flatnonzero(is_sound))
     left = is_sound.copy()
     for one in found:
         left[one.rows] = False
@@ -47,7 +47,7 @@ def _two_references(ledger: Ledger, sound: Rows) -> Flagged:
         others=others,
         field="reference",
         reason="another row has the same prompt and another reference",
-        tell=lambda row, other: f"{row.name}: {row.reference!r}, {other.name}: {other.reference!r}",
+        describe_match=lambda row, other: f"{row.name}: {row.reference!r}, {other.name}: {other.reference!r}",
     )
 
 
@@ -60,7 +60,7 @@ def _mixed_sets(ledger: Ledger, sound: Rows) -> Flagged:
         others=others,
         field="set_id",
         reason="another pair of this set has another prompt or weight",
-        tell=lambda row, other: f"{row.set_name} in {row.name} and {other.name}",
+        describe_match=lambda row, other: f"{row.set_name} in {row.name} and {other.name}",
     )
 
 
@@ -83,7 +83,7 @@ def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
     return found[back], others[back]
 
 
-def _circles(ledger: Ledger, sound: Rows) -> list[Flagged]:
+def _cycles(ledger: Ledger, sound: Rows) -> list[Flagged]:
     """Pairs that prefer an answer to itself by way of others: A over B over A, or A over B over C over A."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -105,7 +105,7 @@ def _circles(ledger: Ledger, sound: Rows) -> list[Flagged]:
         (longer if mirror is None else mirrored).append((int(sound[one]), leaving[worse] if mirror is None else mirror))
     reasons = ("another pair prefers the same answers the other way", "the pairs of its prompt prefer in a circle")
     return [
-        Flagged(rows=rows[:, 0], others=rows[:, 1], field="pair_id", reason=reason, tell=_names)
+        Flagged(rows=rows[:, 0], others=rows[:, 1], field="pair_id", reason=reason, describe_match=_names)
         for reason, rows in ((reasons[0], _table(mirrored)), (reasons[1], _table(longer)))
     ]
 
@@ -116,7 +116,7 @@ def _mixed(keys: Numbers, others: Numbers) -> Numbers:
     return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 
 
-def _names(row: Detail, other: Detail) -> str:
+def _names(row: RowSummary, other: RowSummary) -> str:
     return f"{row.name} against {other.name}"
 
 

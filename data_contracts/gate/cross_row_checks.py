@@ -1,4 +1,4 @@
-"""What is decided by comparing rows: sides, contradictions, near duplicates of evaluation prompts, and the choice."""
+"""Decisions by comparing rows: sides, contradictions, near duplicates of evaluation prompts, and the choice."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate.contradictions import Flagged, contradictions
-from rlcore.data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Close, Evaluated, close_to
+from rlcore.data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Evaluated, LeakedRows, find_leaks
 from rlcore.data_contracts.gate.kept_rows import kept_evaluations
 from rlcore.data_contracts.gate.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
 from rlcore.data_contracts.gate.lookup import look_up
 from rlcore.data_contracts.gate.overlap import Overlap, SharedWords, texts_of
-from rlcore.data_contracts.gate.row_summary import Detail
-from rlcore.data_contracts.gate.rules import Judgement
+from rlcore.data_contracts.gate.row_summary import RowSummary
+from rlcore.data_contracts.gate.rules import DatasetState
 from rlcore.data_contracts.gate.splits import assign, held_out_prompts, representatives, select
 from rlcore.data_contracts.gate.stream import RowStream
-from rlcore.data_contracts.text import asked, question_text
+from rlcore.data_contracts.text import question_messages, question_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settled:
-    """``judgement``: sides, accepted and kept rows. ``flagged``: rows that were refused by a comparison.
+class ResolvedRows:
+    """``state``: sides, accepted and kept rows. ``flagged``: rows that were refused by a comparison.
 
     ``num_apart``: training rows that a comparison with evaluation prompts held out, or refused where the source divides
     its rows. ``crowded``: evaluation prompts that look like too many others: a template, not a leak. ``num_shared``:
     training rows that were refused because they share a run of words with an evaluation prompt.
     """
 
-    judgement: Judgement
+    state: DatasetState
     flagged: Sequence[Flagged]
     num_apart: int
     crowded: int
     num_shared: int = 0
 
 
-def settle(
+def resolve_rows(
     stream: RowStream,
     ledger: Ledger,
     contract: Contract,
@@ -48,7 +48,7 @@ def settle(
     num_train: int,
     num_eval: int,
     keeps_apart: bool,
-) -> Settled:
+) -> ResolvedRows:
     """Divide, compare and choose.
 
     Raises:
@@ -58,7 +58,7 @@ def settle(
     split = _divided(stream, ledger, prompts, evaluated, num_train=num_train, num_eval=num_eval)
     flagged = contradictions(ledger, ledger.is_sound, contract)
     is_accepted = _without(ledger.is_sound, flagged)
-    close = Close.none()
+    close = LeakedRows.none()
     if keeps_apart:
         close = _close(stream, ledger, split, is_accepted, evaluated)
         if ledger.split.any():
@@ -66,7 +66,7 @@ def settle(
             is_accepted = _without(is_accepted, flagged)
         else:
             split[close.rows] = EVAL
-    judgement = Judgement(
+    state = DatasetState(
         ledger=ledger,
         contract=contract,
         split=split,
@@ -77,10 +77,10 @@ def settle(
         num_train=num_train,
         num_eval=num_eval,
     )
-    return Settled(judgement=chosen(judgement), flagged=flagged, num_apart=len(close.rows), crowded=close.crowded)
+    return ResolvedRows(state=chosen(state), flagged=flagged, num_apart=len(close.rows), crowded=close.crowded)
 
 
-def chosen(judged: Judgement) -> Judgement:
+def chosen(judged: DatasetState) -> DatasetState:
     """The same, of whose accepted rows as many are kept as were asked for."""
     rows = np.flatnonzero(judged.is_accepted)
     split, prompts = judged.split[rows], judged.prompts[rows]
@@ -90,12 +90,12 @@ def chosen(judged: Judgement) -> Judgement:
     return replace(judged, is_kept=is_kept)
 
 
-def without_shared(stream: RowStream, settled: Settled, evaluated: Evaluated, shared: SharedWords) -> Settled:
+def drop_overlaps(stream: RowStream, settled: ResolvedRows, evaluated: Evaluated, shared: SharedWords) -> ResolvedRows:
     """The same without training rows that share a run of words with a prompt that is evaluated on, here or elsewhere.
 
     One more reading of the training rows; held-out rows stay as they are.
     """
-    judged = settled.judgement
+    judged = settled.state
     places, messages = [-1 - place for place in range(len(evaluated.messages))], list(evaluated.messages)
     for found in look_up(stream, judged.ledger, kept_evaluations(judged)):
         places += found.places.tolist()
@@ -107,9 +107,9 @@ def without_shared(stream: RowStream, settled: Settled, evaluated: Evaluated, sh
         hits |= {int(found.places[row]): places[owner] for row, owner in seen.items()}
     rows = np.array(sorted(hits), dtype=np.int64)
     others = np.array([hits[row] for row in rows.tolist()], dtype=np.int64)
-    flagged = Flagged(rows=rows, others=others, field="messages", reason=shared.reason, tell=_two_prompts)
+    flagged = Flagged(rows=rows, others=others, field="messages", reason=shared.reason, describe_match=_two_prompts)
     judged = chosen(replace(judged, is_accepted=_without(judged.is_accepted, [flagged])))
-    return replace(settled, judgement=judged, flagged=[*settled.flagged, flagged], num_shared=len(rows))
+    return replace(settled, state=judged, flagged=[*settled.flagged, flagged], num_shared=len(rows))
 
 
 def _divided(
@@ -124,7 +124,7 @@ def _divided(
     return assign(ledger.split, is_held_out, where=stream.source.name)
 
 
-def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, evaluated: Evaluated) -> Close:
+def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, evaluated: Evaluated) -> LeakedRows:
     def tokens(rows: Rows) -> Mapping[int, Sequence[str]]:
         return {
             place: _words(row["messages"])
@@ -132,22 +132,28 @@ def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, 
             for place, row in zip(found.places.tolist(), found.rows, strict=True)
         }
 
-    return close_to(ledger, is_accepted & (split == TRAIN), is_accepted & (split == EVAL), evaluated, tokens=tokens)
+    return find_leaks(ledger, is_accepted & (split == TRAIN), is_accepted & (split == EVAL), evaluated, tokens=tokens)
 
 
 def _words(messages: Messages) -> list[str]:
     """The words and signs of a question; equal ones are one object, as many rows are held at once."""
-    return [sys.intern(word) for turn in asked(messages) for word in question_text(turn["content"]).split()]
+    return [sys.intern(word) for turn in question_messages(messages) for word in question_text(turn["content"]).split()]
 
 
-def _as_flagged(close: Close) -> list[Flagged]:
+def _as_flagged(close: LeakedRows) -> list[Flagged]:
     return [
-        Flagged(rows=close.rows[mask], others=close.others[mask], field="messages", reason=reason, tell=_two_prompts)
+        Flagged(
+            rows=close.rows[mask],
+            others=close.others[mask],
+            field="messages",
+            reason=reason,
+            describe_match=_two_prompts,
+        )
         for mask, reason in ((close.in_history, IN_HISTORY), (~close.in_history, NEAR))
     ]
 
 
-def _two_prompts(row: Detail, other: Detail) -> str:
+def _two_prompts(row: RowSummary, other: RowSummary) -> str:
     return f"{row.prompt[:80]!r} and {other.prompt[:80]!r} in {other.place}"
 
 

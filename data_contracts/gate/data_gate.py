@@ -16,31 +16,31 @@ import pandas as pd
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.gate.cross_row_checks import Settled, settle, without_shared
+from rlcore.data_contracts.gate.cross_row_checks import ResolvedRows, drop_overlaps, resolve_rows
 from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
 from rlcore.data_contracts.gate.kept_rows import KeptRows, kept_evaluations
 from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN
-from rlcore.data_contracts.gate.lookup import Found, changed, look_up
+from rlcore.data_contracts.gate.lookup import Found, look_up, source_changed_error
 from rlcore.data_contracts.gate.overlap import Overlap, SharedWords
 from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
 from rlcore.data_contracts.gate.report import GateReport, RuleResult
-from rlcore.data_contracts.gate.row_rules import Screen, Terms
-from rlcore.data_contracts.gate.row_summary import Details, detail_of, foreign
-from rlcore.data_contracts.gate.rules import DatasetRule, Judgement, Outcome, dataset_rules
-from rlcore.data_contracts.gate.scan import MAX_LISTED, Surveyed, survey
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig, RowFilter
+from rlcore.data_contracts.gate.row_summary import RowSummaries, summarize_foreign, summarize_row
+from rlcore.data_contracts.gate.rules import DatasetRule, DatasetState, RuleOutcome, dataset_rules
+from rlcore.data_contracts.gate.scan import MAX_LISTED, ScannedRows, scan_rows
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 
 __all__ = ["GateLimits", "GateReport", "GateResult", "check"]
 
 Sink = Callable[[pd.DataFrame], None]
-MANY_APART = 0.01  # share of rows
+MANY_LEAKS = 0.01  # share of rows
 IF_DIFFERENT = "where they are different questions, set near_duplicates = 'ignore'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimits:
-    """How much is kept, and when a dataset is refused.
+    """The number of kept rows, and the limits that refuse a dataset.
 
     ``max_tokens``: budget of one row. ``max_quarantined``: largest share of quarantined rows. ``evaluated``: prompts of
     other data sets that may not be trained on. ``seed``: which training prompts are kept when there are more.
@@ -58,9 +58,9 @@ class GateLimits:
     keeps_apart: bool = True
     shared_words: SharedWords = field(default_factory=SharedWords)
 
-    def terms(self, screen: Screen | None) -> Terms:
-        """What of it a single row is judged by."""
-        return Terms(
+    def terms(self, screen: RowFilter | None) -> RowCheckConfig:
+        """Return the settings by which a single row is checked."""
+        return RowCheckConfig(
             max_tokens=self.max_tokens,
             seed=self.seed,
             is_exact=self.is_exact,
@@ -86,7 +86,7 @@ def check(
     *,
     meter: TokenMeter,
     sink: Sink,
-    screen: Screen | None = None,
+    screen: RowFilter | None = None,
 ) -> GateResult:
     """Row rules, token budget, comparisons, selection, dataset rules; the kept rows of a data set that passes go to
     ``sink`` as frames in contract columns, in their order.
@@ -98,9 +98,9 @@ def check(
     """
     state = stream.source.state()
     terms = limits.terms(screen)
-    surveyed = survey(stream, contract, terms, meter=meter)
+    surveyed = scan_rows(stream, contract, terms, meter=meter)
     evaluated = evaluated_of(limits.evaluated, terms)
-    settled = settle(
+    settled = resolve_rows(
         stream,
         surveyed.ledger,
         contract,
@@ -110,8 +110,8 @@ def check(
         keeps_apart=limits.keeps_apart,
     )
     if limits.shared_words.action != "warn":
-        settled = without_shared(stream, settled, evaluated, limits.shared_words)
-    judged, fatal = settled.judgement, [*surveyed.fatal, *_shared_faults(settled, limits)]
+        settled = drop_overlaps(stream, settled, evaluated, limits.shared_words)
+    judged, fatal = settled.state, [*surveyed.fatal, *_shared_errors(settled, limits)]
     outcomes = [(rule, rule.check(judged)) for rule in dataset_rules(contract)] if judged.is_kept.any() else []
     counts = _counts(surveyed, settled)
     is_refused = bool(fatal) or _has_too_many(counts, judged, limits)
@@ -119,25 +119,25 @@ def check(
     kept = KeptRows(judged, _overlap(stream, judged, evaluated, limits), meter=meter)
     details = _read_again(stream, settled, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
     if stream.source.state() != state:
-        raise changed(stream.source.name)
+        raise source_changed_error(stream.source.name)
     quarantine = _quarantine(surveyed, settled, details)
     results = [_result(rule, outcome, details) for rule, outcome in outcomes]
     results += [_apart_result(settled), kept.overlap()] if outcomes else []
-    faults = [*fatal, *_rate_faults(quarantine, counts, judged, limits)]
-    faults += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
-    report = _report(stream, surveyed, judged, kept, counts=counts, rules=tuple(results), faults=tuple(faults))
+    errors = [*fatal, *_rate_errors(quarantine, counts, judged, limits)]
+    errors += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
+    report = _report(stream, surveyed, judged, kept, counts=counts, rules=tuple(results), errors=tuple(errors))
     return GateResult(quarantine=quarantine, report=report)
 
 
 def _report(
     stream: RowStream,
-    surveyed: Surveyed,
-    judged: Judgement,
+    surveyed: ScannedRows,
+    judged: DatasetState,
     kept: KeptRows,
     *,
     counts: Counter[str],
     rules: tuple[RuleResult, ...],
-    faults: tuple[str, ...],
+    errors: tuple[str, ...],
 ) -> GateReport:
     sides = judged.split[judged.is_kept]
     return GateReport(
@@ -154,18 +154,18 @@ def _report(
         reasons=dict(counts.most_common()),
         rules=rules,
         sketches=kept.sketches(),
-        faults=faults,
+        errors=errors,
     )
 
 
-def _overlap(stream: RowStream, judged: Judgement, evaluated: Evaluated, limits: GateLimits) -> Overlap:
+def _overlap(stream: RowStream, judged: DatasetState, evaluated: Evaluated, limits: GateLimits) -> Overlap:
     found = look_up(stream, judged.ledger, kept_evaluations(judged))
     own = [row["messages"] for some in found for row in some.rows]
     return Overlap([*own, *evaluated.messages], size=limits.shared_words.size)
 
 
 def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
-    """What is done with kept rows that go by."""
+    """Return a function that processes kept rows as they are read."""
 
     def take(found: Found) -> None:
         frame = kept.take(found)
@@ -177,37 +177,37 @@ def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
 
 def _read_again(
     stream: RowStream,
-    settled: Settled,
-    outcomes: Sequence[tuple[DatasetRule, Outcome]],
+    settled: ResolvedRows,
+    outcomes: Sequence[tuple[DatasetRule, RuleOutcome]],
     evaluated: Evaluated,
     *,
     take: Callable[[Found], None],
-) -> Details:
+) -> RowSummaries:
     """The rows that a report speaks of; all kept rows go by on the way."""
-    judged = settled.judgement
+    judged = settled.state
     spoken = [rows[:MAX_LISTED] for one in settled.flagged for rows in (one.rows, one.others)]
     places = np.unique(np.concatenate([*spoken, *(outcome.rows for _, outcome in outcomes), NO_ROWS]))
-    details = {place: foreign(evaluated.messages[-1 - place]) for place in places[places < 0].tolist()}
+    details = {place: summarize_foreign(evaluated.messages[-1 - place]) for place in places[places < 0].tolist()}
     is_spoken_of = np.zeros(len(judged.ledger), dtype=bool)
     is_spoken_of[places[places >= 0]] = True
     for found in look_up(stream, judged.ledger, np.flatnonzero(judged.is_kept | is_spoken_of)):
         for at in np.flatnonzero(is_spoken_of[found.places]).tolist():
-            details[int(found.places[at])] = detail_of(found.rows[at], found.origins[at], judged.contract)
+            details[int(found.places[at])] = summarize_row(found.rows[at], found.origins[at], judged.contract)
         take(found.only(judged.is_kept[found.places]))
     return details
 
 
-def _quarantine(surveyed: Surveyed, settled: Settled, details: Details) -> tuple[Quarantined, ...]:
+def _quarantine(surveyed: ScannedRows, settled: ResolvedRows, details: RowSummaries) -> tuple[Quarantined, ...]:
     refused = [*surveyed.lost, *surveyed.listed.values()]
     for one in settled.flagged:
         for row, other in zip(one.rows[:MAX_LISTED].tolist(), one.others[:MAX_LISTED].tolist(), strict=True):
-            told = excerpt(one.tell(details[row], details[other]))
+            told = excerpt(one.describe_match(details[row], details[other]))
             origin = details[row].origin or Origin(line=0)
             refused.append(Quarantined(origin=origin, field=one.field, excerpt=told, reason=one.reason))
     return tuple(sorted(refused, key=lambda one: (one.origin.source, one.origin.line)))
 
 
-def _counts(surveyed: Surveyed, settled: Settled) -> Counter[str]:
+def _counts(surveyed: ScannedRows, settled: ResolvedRows) -> Counter[str]:
     """Refused rows by reason."""
     counts = Counter(surveyed.lost_reasons)
     numbers = np.bincount(surveyed.ledger.reason, minlength=1)
@@ -216,17 +216,17 @@ def _counts(surveyed: Surveyed, settled: Settled) -> Counter[str]:
     return +counts
 
 
-def _result(rule: DatasetRule, outcome: Outcome, details: Details) -> RuleResult:
+def _result(rule: DatasetRule, outcome: RuleOutcome, details: RowSummaries) -> RuleResult:
     detail = outcome.detail.format(*(details[row] for row in outcome.rows.tolist())) if not outcome.ok else ""
     return RuleResult(name=rule.name, severity=rule.severity, value=float(outcome.value), ok=outcome.ok, detail=detail)
 
 
-def _apart_result(settled: Settled) -> RuleResult:
-    """How many training rows were like a prompt that is evaluated on; a person should look where they are many."""
-    judged, found = settled.judgement, []
+def _apart_result(settled: ResolvedRows) -> RuleResult:
+    """Report the number of training rows that resemble an evaluation prompt; many of them are a warning."""
+    judged, found = settled.state, []
     if settled.crowded:
         found.append(f"{settled.crowded} prompts that are evaluated on are like many others: a template, and no leak")
-    if settled.num_apart > MANY_APART * judged.is_accepted.sum():
+    if settled.num_apart > MANY_LEAKS * judged.is_accepted.sum():
         found.append(f"{settled.num_apart} training rows are like one of these and are held out too: {IF_DIFFERENT}")
     is_ok, detail = not found, "; ".join(found)
     return RuleResult(
@@ -234,19 +234,19 @@ def _apart_result(settled: Settled) -> RuleResult:
     )
 
 
-def _shared_faults(settled: Settled, limits: GateLimits) -> list[str]:
+def _shared_errors(settled: ResolvedRows, limits: GateLimits) -> list[str]:
     if limits.shared_words.action != "refuse" or not settled.num_shared:
         return []
     return [f"training rows that are refused: {settled.num_shared}; each {limits.shared_words.reason}"]
 
 
-def _has_too_many(counts: Counter[str], judged: Judgement, limits: GateLimits) -> bool:
+def _has_too_many(counts: Counter[str], judged: DatasetState, limits: GateLimits) -> bool:
     accepted = int(judged.is_accepted.sum())
     return not accepted or counts.total() > limits.max_quarantined * (counts.total() + accepted)
 
 
-def _rate_faults(
-    quarantine: Sequence[Quarantined], counts: Counter[str], judged: Judgement, limits: GateLimits
+def _rate_errors(
+    quarantine: Sequence[Quarantined], counts: Counter[str], judged: DatasetState, limits: GateLimits
 ) -> list[str]:
     if not _has_too_many(counts, judged, limits):
         return []

@@ -10,9 +10,9 @@ import numpy as np
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.gate.ledger import NO_ROWS, Column, Ledger, Mask, Numbers, Rows
-from rlcore.data_contracts.gate.near_duplicates import BANDS, bands_of, candidates, is_near, numbers_of
+from rlcore.data_contracts.gate.near_duplicates import BANDS, bands_of, candidates, is_near_duplicate, numbers_of
 from rlcore.data_contracts.gate.row_hashes import prompt_of
-from rlcore.data_contracts.gate.row_rules import Terms
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig
 
 NEAR = "is nearly a prompt that is evaluated on"
 IN_HISTORY = "holds in its history a prompt that is evaluated on"
@@ -32,7 +32,7 @@ class Evaluated:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Close:
+class LeakedRows:
     """Training rows, ascending, with what each is close to: a row of the ledger, or ``-1 - place`` among
     :class:`Evaluated`. ``in_history``: the prompt stands in the row's history. ``crowded``: prompts that are evaluated
     on and look like too many others: a template, not a leak.
@@ -44,12 +44,12 @@ class Close:
     crowded: int
 
     @classmethod
-    def none(cls) -> Close:
+    def none(cls) -> LeakedRows:
         """No row."""
         return cls(rows=NO_ROWS, others=NO_ROWS, in_history=np.empty(0, dtype=bool), crowded=0)
 
 
-def evaluated_of(conversations: Sequence[Messages], terms: Terms) -> Evaluated:
+def evaluated_of(conversations: Sequence[Messages], terms: RowCheckConfig) -> Evaluated:
     """The prompts of other data sets, each once."""
     prompts = [prompt_of(messages, terms) for messages in conversations]
     first = list({one.key: place for place, one in reversed(list(enumerate(prompts)))}.values())[::-1]
@@ -65,7 +65,7 @@ def evaluated_of(conversations: Sequence[Messages], terms: Terms) -> Evaluated:
     )
 
 
-def close_to(ledger: Ledger, is_train: Mask, is_eval: Mask, evaluated: Evaluated, *, tokens: Tokens) -> Close:
+def find_leaks(ledger: Ledger, is_train: Mask, is_eval: Mask, evaluated: Evaluated, *, tokens: Tokens) -> LeakedRows:
     """The training rows that are close to a prompt of the ledger's evaluation rows, or to a foreign one.
 
     ``tokens``: the words and signs of rows of the ledger, by their place.
@@ -81,7 +81,7 @@ def close_to(ledger: Ledger, is_train: Mask, is_eval: Mask, evaluated: Evaluated
     at = np.searchsorted(ledger.key[near][order], ledger.key[like])
     found = np.concatenate([rows, like])
     sorted_ = np.argsort(found, kind="stable")
-    return Close(
+    return LeakedRows(
         rows=found[sorted_],
         others=np.concatenate([others, near_others[order][at]])[sorted_],
         in_history=(np.arange(len(found)) < len(rows))[sorted_],
@@ -114,7 +114,7 @@ def _near(ledger: Ledger, train: Rows, held_out: Rows, evaluated: Evaluated, tok
     near = [
         (row, other)
         for row, other in zip(rows.tolist(), others.tolist(), strict=True)
-        if is_near(words[row], words[other] if other >= 0 else evaluated.tokens[-1 - other])
+        if is_near_duplicate(words[row], words[other] if other >= 0 else evaluated.tokens[-1 - other])
     ]
     sizes = Counter(other for _, other in near)
     found = {row: other for row, other in reversed(near) if sizes[other] <= MAX_NEAR}

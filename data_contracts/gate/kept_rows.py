@@ -1,4 +1,4 @@
-"""What is worked out from the rows that are kept, as they go by on their way to the snapshot."""
+"""Statistics of kept rows, computed while they are written to the snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcore.data_contracts.gate.lookup import Found
 from rlcore.data_contracts.gate.overlap import Overlap, texts_of
 from rlcore.data_contracts.gate.records import canonical_row
 from rlcore.data_contracts.gate.report import RuleResult
-from rlcore.data_contracts.gate.rules import Judgement
+from rlcore.data_contracts.gate.rules import DatasetState
 from rlcore.data_contracts.gate.token_budget import TokenMeter, completed_lengths
 
 MAX_SKETCHED = 50_000  # rows, those of whole prompts: their sketches are those of all, but for chance
@@ -23,7 +23,7 @@ MAX_SKETCHED = 50_000  # rows, those of whole prompts: their sketches are those 
 class KeptRows:
     """Takes the kept rows in their order, with their sides, and gives their digest, sketches and overlap."""
 
-    def __init__(self, judged: Judgement, overlap: Overlap, *, meter: TokenMeter) -> None:
+    def __init__(self, judged: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
         self._judged, self._overlap, self._meter = judged, overlap, meter
         self._names = list(judged.contract.columns)
         self._digest = hashlib.sha256()
@@ -77,7 +77,7 @@ class KeptRows:
         self._sketched.append(frame)
 
 
-def sketched_rows(judged: Judgement) -> Mask:
+def sketched_rows(judged: DatasetState) -> Mask:
     """All kept rows, or of many those of as many prompts, by their hashes, as stay below a bound."""
     rows = np.flatnonzero(judged.is_kept)
     if len(rows) > MAX_SKETCHED:
@@ -90,6 +90,6 @@ def sketched_rows(judged: Judgement) -> Mask:
     return mask
 
 
-def kept_evaluations(judged: Judgement) -> Rows:
+def kept_evaluations(judged: DatasetState) -> Rows:
     """The kept rows that are evaluated on."""
     return np.flatnonzero(judged.is_kept & (judged.split == EVAL))

@@ -1,4 +1,4 @@
-"""What the gate remembers of each row: numbers of fixed size, so that ten million rows fit into memory."""
+"""A table of numbers for each row, of fixed size, so that ten million rows fit into memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Ledger:
 
     @property
     def is_sound(self) -> Mask:
-        """Whether all row rules hold, by row."""
+        """Mask of the rows that pass all row rules."""
         return np.equal(self.reason, 0)
 
 
@@ -104,7 +104,7 @@ def _joined(parts: list[Column]) -> Column:
 
 
 def _is_first(digests: Numbers) -> Mask:
-    """Whether no row before has the same content, by row."""
+    """Return a mask of the rows whose content no earlier row has."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first of equal ones stays first
     is_first = np.ones(len(digests), dtype=bool)
     is_first[order[1:]] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)
@@ -112,7 +112,7 @@ def _is_first(digests: Numbers) -> Mask:
 
 
 def is_repeated(values: Column) -> Mask:
-    """Whether another row has the same value, by row."""
+    """Return a mask of the rows whose value another row has."""
     order = np.argsort(values, kind="stable")
     is_same = values[order[1:]] == values[order[:-1]]
     repeated = np.zeros(len(values), dtype=bool)

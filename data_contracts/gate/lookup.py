@@ -55,10 +55,10 @@ def look_up(stream: RowStream, ledger: Ledger, places: Rows) -> Iterator[Found]:
         num_found += len(found.rows)
         yield found
     if num_found != len(places):
-        raise changed(stream.source.name)
+        raise source_changed_error(stream.source.name)
 
 
-def changed(source: str) -> ContractError:
+def source_changed_error(source: str) -> ContractError:
     """The error of a source that is not read the second time as it was the first time."""
     return ContractError("the file changed while it was read", where=source, fix="run again")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rlcore.data_contracts.memo import Remembered
+from rlcore.data_contracts.memo import BoundedMemo
 
 Numbers = NDArray[np.uint64]
 Rows = NDArray[np.int64]
@@ -91,7 +91,7 @@ def _bands(questions: Sequence[bytes]) -> NDArray[np.uint32]:
 
 
 def is_sign_of_meaning(token: str) -> bool:
-    """Whether a token is a number, a sign or the name of a variable: such a one is never nearly another."""
+    """Return True if a token is a number, a sign or a variable's name: different ones are never nearly equal."""
     return not token[0].isalpha() or (len(token) == 1 and token.isascii() and token not in "ai")
 
 
@@ -114,15 +114,15 @@ def candidates(train: NDArray[np.uint32], held_out: NDArray[np.uint32]) -> Candi
     return Candidates(train=places_in_train[:MAX_PAIRS], held_out=places_held_out[:MAX_PAIRS], crowded=len(crowded))
 
 
-def is_near(one: Sequence[str], other: Sequence[str]) -> bool:
-    """Whether two questions have the same numbers and signs in order, and all words but one in thirty (or but one)."""
+def is_near_duplicate(one: Sequence[str], other: Sequence[str]) -> bool:
+    """Return True if two questions have the same numbers and signs in order, and all but a few words."""
     if list(filter(is_sign_of_meaning, one)) != list(filter(is_sign_of_meaning, other)):
         return False
     return _within(one, other, max(1, (len(one) + len(other)) // WORDS_AN_EDIT))
 
 
 def _within(one: Sequence[str], other: Sequence[str], limit: int) -> bool:
-    """Whether at most ``limit`` words have to be taken away or put in to make one of the other (Myers 1986)."""
+    """Return True if at most ``limit`` words must be removed or added to turn one into the other (Myers 1986)."""
     reached = {1: 0}
     for edits in range(limit + 1):
         for diagonal in range(-edits, edits + 1, 2):
@@ -156,5 +156,5 @@ def _in_order(values: Numbers, counts: NDArray[np.bool_], starts: Rows, sizes: R
     return np.add.reduceat(np.where(counts, _mix(values + _STEP * ranks.astype(np.uint64)), 0), starts)
 
 
-_HASHES = Remembered(_hash_of, most=_MAX_REMEMBERED)
+_HASHES = BoundedMemo(_hash_of, most=_MAX_REMEMBERED)
 _FACTORS = _mix(_STEP * np.arange(1, BANDS * WORDS_A_BAND + 1, dtype=np.uint64)) | np.uint64(1)

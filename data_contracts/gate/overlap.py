@@ -22,7 +22,7 @@ _FILTER_BITS = 22
 
 @dataclass(frozen=True, kw_only=True)
 class SharedWords:
-    """How many words in a row no training row may share with an evaluation prompt, and what becomes of one that does.
+    """The number of consecutive words that no training row may share with an evaluation prompt, and the action.
 
     ``warn``: the report counts it. ``quarantine``: the row is refused. ``refuse``: the data set is.
     """
@@ -32,7 +32,7 @@ class SharedWords:
 
     @property
     def reason(self) -> str:
-        """Why a row is refused."""
+        """The reason for which a row is refused."""
         return f"shares {self.size} words in a row, or a whole shorter prompt, with a prompt that is evaluated on"
 
 
@@ -46,7 +46,7 @@ class _Runs:
 
 
 class Overlap:
-    """Which evaluation prompts share a run of ``size`` words with the training rows that went by.
+    """The evaluation prompts that share ``size`` consecutive words with the training rows seen so far.
 
     A prompt of 8 words or more that has fewer than ``size`` is one run, whole. The turns of users are compared.
     """
@@ -91,7 +91,7 @@ class Overlap:
 
 
 def texts_of(row: Mapping[str, Any], contract: Contract) -> list[str]:
-    """What a training row teaches: its turns but for instructions of the system, and its answers."""
+    """Return the trained texts of a row: its turns without system messages, and its answers."""
     turns = [turn["content"] for turn in row["messages"] if turn["role"] != "system"]
     return [*turns, *(row[name] for name in contract.answers)]
 

@@ -35,7 +35,7 @@ Items = Generator[tuple[int, Item], None, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where rows come from.
+    """The source of rows.
 
     ``name``: a path, or who made the rows. ``label`` is what is recorded of it, without folders: the same file gives
     the same data set wherever it lies. ``read`` gives each line with its place, from 0, and returns how many there are;

@@ -1,4 +1,4 @@
-"""Where a row came from, and what is kept of a row that was refused."""
+"""The origin of a row, and the record of a refused row."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def canonical_row(row: Mapping[str, Any]) -> bytes:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether both encoders surely spell a value alike."""
+    """Return True if both encoders surely write a value alike."""
     if type(value) is str:
         return True
     if type(value) is float:

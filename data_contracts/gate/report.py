@@ -1,4 +1,4 @@
-"""What the gate found, as a small frozen value that goes to JSON."""
+"""The report of the gate: a small frozen value that is written as JSON."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class GateReport:
     ``source``: a file's name, a path on the hub, or who made the rows. ``lines_read``: lines or rows of the source; an
     adapter may make several rows of a line, and rows that are equal in every column are merged (``merged`` went), so
     ``rows_read`` = rows after that, plus the lines that never became rows. ``accepted`` of them passed every row rule;
-    of these as many as were asked for were kept (``num_train``, ``num_eval``), and the others are over. ``digest``:
-    SHA-256 over the canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``faults``: why the
+    of these as many as were asked for were kept (``num_train``, ``num_eval``), and the others are unused. ``digest``:
+    SHA-256 over the canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``errors``: why the
     dataset is refused; empty when it passed.
     """
 
@@ -53,7 +53,7 @@ class GateReport:
     reasons: Mapping[str, int]
     rules: tuple[RuleResult, ...]
     sketches: Mapping[str, Sketch]
-    faults: tuple[str, ...]
+    errors: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.accepted + self.quarantined != self.rows_read:
@@ -61,40 +61,40 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether training may use these rows."""
-        return not self.faults
+        """True if training may use these rows."""
+        return not self.errors
 
     @property
-    def over(self) -> int:
+    def unused(self) -> int:
         """Number of rows that were accepted and are not used: more than were asked for."""
         return self.accepted - self.num_train - self.num_eval
 
     @property
-    def sentence(self) -> str:
-        """What became of the rows: ``2,000 for training, 300 held out, 2,311 over, 12 quarantined``."""
+    def summary(self) -> str:
+        """The counts of rows as text: ``2,000 for training, 300 held out, 2,311 unused, 12 quarantined``."""
         return (
-            f"{self.num_train:,} for training, {self.num_eval:,} held out, {self.over:,} over, "
+            f"{self.num_train:,} for training, {self.num_eval:,} held out, {self.unused:,} unused, "
             f"{self.quarantined:,} quarantined"
         )
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know of rows that passed, a sentence for each rule that warns."""
+        """A sentence for each rule that warns about rows that passed."""
         broken = [rule for rule in self.rules if not rule.ok and rule.severity == "warning"]
         return tuple(f"{_WARNINGS.get(rule.name, rule.name)} ({rule.value:.3g}): {rule.detail}" for rule in broken)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``report.json``."""
+        """Return the content of ``report.json``."""
         return {"passed": self.passed, **asdict(self)}
 
     def require_passed(self, *, where: str, fix: str) -> None:
         """Refuse the dataset if it did not pass.
 
         Raises:
-            ContractError: naming the first three faults.
+            ContractError: naming the first three errors.
         """
-        if self.faults:
-            more = f" (and {len(self.faults) - 3} more)" if len(self.faults) > 3 else ""
+        if self.errors:
+            more = f" (and {len(self.errors) - 3} more)" if len(self.errors) > 3 else ""
             raise ContractError(
-                f"the dataset breaks {self.contract}: {'; '.join(self.faults[:3])}{more}", where=where, fix=fix
+                f"the dataset breaks {self.contract}: {'; '.join(self.errors[:3])}{more}", where=where, fix=fix
             )

@@ -1,4 +1,4 @@
-"""What the ledger remembers of a batch of rows: texts become numbers here, many at a time."""
+"""Hashes of a batch of rows for the ledger: texts become numbers, many at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,16 @@ from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate.ledger import SPLITS, Column, Numbers
 from rlcore.data_contracts.gate.near_duplicates import bands_of, numbers_of
 from rlcore.data_contracts.gate.records import canonical_row
-from rlcore.data_contracts.gate.row_rules import Terms
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig
 from rlcore.data_contracts.gate.stream import Batch
-from rlcore.data_contracts.text import asked, exact_text, looks, prompt_hash, question_and_hashes, question_text
+from rlcore.data_contracts.text import (
+    exact_text,
+    prompt_hash,
+    question_and_hashes,
+    question_messages,
+    question_text,
+    visible_form,
+)
 
 MIN_TOKENS = 3  # of a question that may stand in the history of another conversation: "Why?" is in many
 
@@ -37,10 +44,10 @@ class _Prompt:
     hashes: bytes
 
 
-def entries_of(batch: Batch, contract: Contract, terms: Terms) -> tuple[dict[str, Column], Numbers]:
+def hash_rows(batch: Batch, contract: Contract, terms: RowCheckConfig) -> tuple[dict[str, Column], Numbers]:
     """The columns of the ledger but for those of a judgement, and 128 bits of each row's content."""
     rows = batch.rows
-    columns = {**_of_prompts(rows, terms), **_of_answers(rows, contract, terms)}
+    columns = {**_hash_prompts(rows, terms), **_hash_answers(rows, contract, terms)}
     columns["line"] = np.array(batch.lines, dtype=np.int64)
     columns["part"] = parts_of(columns["line"])
     columns["split"] = np.array([SPLITS.index(row.get("split", "")) for row in rows], dtype=np.int8)
@@ -48,7 +55,7 @@ def entries_of(batch: Batch, contract: Contract, terms: Terms) -> tuple[dict[str
     return columns, _digests(rows)
 
 
-def _of_prompts(rows: Sequence[dict[str, Any]], terms: Terms) -> dict[str, Column]:
+def _hash_prompts(rows: Sequence[dict[str, Any]], terms: RowCheckConfig) -> dict[str, Column]:
     """The columns that follow from the conversation: rows that share one (the pairs of a set) look at it once."""
     known: dict[tuple[str, ...], int] = {}
     found: list[_Prompt] = []
@@ -71,10 +78,10 @@ def _of_prompts(rows: Sequence[dict[str, Any]], terms: Terms) -> dict[str, Colum
     }
 
 
-def prompt_of(messages: Messages, terms: Terms) -> _Prompt:
+def prompt_of(messages: Messages, terms: RowCheckConfig) -> _Prompt:
     """The texts of a conversation that are compared, by the terms."""
     digest = prompt_hash(messages)
-    question = asked(messages)
+    question = question_messages(messages)
     same = exact_text if terms.is_exact else question_text
     found = [question_and_hashes(turn["content"]) for turn in question]
     texts = [exact_text(turn["content"]) for turn in question] if terms.is_exact else [text for text, _ in found]
@@ -97,9 +104,9 @@ def prompt_of(messages: Messages, terms: Terms) -> _Prompt:
     )
 
 
-def _of_answers(rows: Sequence[dict[str, Any]], contract: Contract, terms: Terms) -> dict[str, Column]:
+def _hash_answers(rows: Sequence[dict[str, Any]], contract: Contract, terms: RowCheckConfig) -> dict[str, Column]:
     def numbers(name: str) -> Numbers:
-        return numbers_of([row[name] if terms.is_exact else looks(row[name]) for row in rows])
+        return numbers_of([row[name] if terms.is_exact else visible_form(row[name]) for row in rows])
 
     answers = [numbers(name) for name in contract.answers]
     is_of_pairs = len(answers) == 2
@@ -119,7 +126,7 @@ def _numbers_or_zero(texts: Sequence[str]) -> Numbers:
 
 
 def parts_of(lines: Column) -> Column:
-    """Of each row, the how-manieth of its line it is: rows of one line follow each other, and are in one batch."""
+    """Number the rows of each line from 0: rows of one line follow each other, and are in one batch."""
     starts = np.flatnonzero(np.diff(lines, prepend=-1))
     sizes = np.diff(starts, append=len(lines))
     return (np.arange(len(lines)) - np.repeat(starts, sizes)).astype(np.int32)

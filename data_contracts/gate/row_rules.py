@@ -1,4 +1,4 @@
-"""What refuses a single row: its contract, its token budget, answers that look the same, and a caller's own look."""
+"""Checks of a single row: contract, token budget, answers that look the same, and the caller's filter."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowComplaint, complaints
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowViolation, violations
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
 from rlcore.data_contracts.gate.stream import Batch
 from rlcore.data_contracts.gate.token_budget import UNKNOWN, Lengths, TokenMeter, measure
-from rlcore.data_contracts.text import looks
+from rlcore.data_contracts.text import visible_form
 
-Screen = Callable[[Sequence[str]], Mapping[int, str]]
+RowFilter = Callable[[Sequence[str]], Mapping[int, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class RowCheckConfig:
     """By what rows are judged.
 
     ``max_tokens``: budget of one row. ``seed``: which training prompts are kept when there are more. ``is_exact``:
@@ -33,18 +33,20 @@ class Terms:
     seed: int = 0
     is_exact: bool = False
     keeps_apart: bool = True
-    screen: Screen | None = None
+    screen: RowFilter | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """Of a batch: the refused rows by their place, and whether one refuses the data set; the lengths of the others."""
+class CheckedRows:
+    """The result of a batch: refused rows by place, with True if a row refuses the data set; other rows' lengths."""
 
     refused: Mapping[int, tuple[Quarantined, bool]]
     lengths: Lengths
 
 
-def judge(batch: Batch, contract: Contract, terms: Terms, *, meter: TokenMeter, where: str) -> Judged:
+def check_rows(
+    batch: Batch, contract: Contract, terms: RowCheckConfig, *, meter: TokenMeter, where: str
+) -> CheckedRows:
     """Apply each kind of rule to the rows that the one before left.
 
     Raises:
@@ -53,14 +55,14 @@ def judge(batch: Batch, contract: Contract, terms: Terms, *, meter: TokenMeter, 
     rows = batch.rows
     lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
     if not rows:
-        return Judged(refused={}, lengths=lengths)
+        return CheckedRows(refused={}, lengths=lengths)
     frame = pd.DataFrame([{"split": "train", **row} for row in rows], columns=list(contract.columns))
-    broken = complaints(frame, contract)
+    broken = violations(frame, contract)
     _require_columns(broken, where)
     left = _left(rows, broken)
     measured = measure([rows[place] for place in left], contract, meter, max_tokens=terms.max_tokens)
     lengths[left] = measured.lengths
-    broken += _placed(measured.complaints, left)
+    broken += _placed(measured.violations, left)
     if not terms.is_exact and len(contract.answers) == 2:
         left = _left(rows, broken)
         broken += _placed(_alike([rows[place] for place in left], contract.answers), left)
@@ -70,46 +72,46 @@ def judge(batch: Batch, contract: Contract, terms: Terms, *, meter: TokenMeter, 
         for place, told in reasons.items():
             reason, _, detail = told.partition(": ")
             value = detail or rows[left[place]]["reference"]
-            broken.append(RowComplaint(row=left[place], field="reference", value=value, reason=reason))
-    return Judged(refused=quarantine(broken, batch.origins), lengths=lengths)
+            broken.append(RowViolation(row=left[place], field="reference", value=value, reason=reason))
+    return CheckedRows(refused=quarantine(broken, batch.origins), lengths=lengths)
 
 
-def quarantine(broken: Sequence[RowComplaint], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:
+def quarantine(broken: Sequence[RowViolation], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:
     """One entry per row: its first field and value, and all its reasons; and whether one of them is fatal."""
-    by_row: dict[int, list[RowComplaint]] = {}
+    by_row: dict[int, list[RowViolation]] = {}
     for one in broken:
         by_row.setdefault(one.row, []).append(one)
     return {row: (_entry(found, origins[row]), any(one.is_fatal for one in found)) for row, found in by_row.items()}
 
 
-def _entry(found: Sequence[RowComplaint], origin: Origin) -> Quarantined:
+def _entry(found: Sequence[RowViolation], origin: Origin) -> Quarantined:
     reason = "; ".join(dict.fromkeys(one.reason for one in found))
     return Quarantined(origin=origin, field=found[0].field, excerpt=excerpt(found[0].value), reason=reason)
 
 
-def _alike(rows: Sequence[dict[str, Any]], answers: Sequence[str]) -> list[RowComplaint]:
+def _alike(rows: Sequence[dict[str, Any]], answers: Sequence[str]) -> list[RowViolation]:
     chosen, rejected = answers
     return [
-        RowComplaint(row=place, field=rejected, value=row[rejected], reason="chosen and rejected look the same")
+        RowViolation(row=place, field=rejected, value=row[rejected], reason="chosen and rejected look the same")
         for place, row in enumerate(rows)
-        if looks(row[chosen]) == looks(row[rejected])
+        if visible_form(row[chosen]) == visible_form(row[rejected])
     ]
 
 
-def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowComplaint]) -> list[int]:
+def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowViolation]) -> list[int]:
     refused = {one.row for one in broken}
     return [place for place in range(len(rows)) if place not in refused]
 
 
-def _placed(found: Sequence[RowComplaint], places: Sequence[int]) -> list[RowComplaint]:
+def _placed(found: Sequence[RowViolation], places: Sequence[int]) -> list[RowViolation]:
     """Complaints about some rows of a batch, by their places in the batch."""
     return [
-        RowComplaint(row=places[one.row], field=one.field, value=one.value, reason=one.reason, is_fatal=one.is_fatal)
+        RowViolation(row=places[one.row], field=one.field, value=one.value, reason=one.reason, is_fatal=one.is_fatal)
         for one in found
     ]
 
 
-def _require_columns(broken: Sequence[RowComplaint], source: str) -> None:
+def _require_columns(broken: Sequence[RowViolation], source: str) -> None:
     whole = [f"{one.value}: {one.reason}" for one in broken if one.row == WHOLE_FRAME]
     if whole:
         raise ContractError(f"the columns are not those of the contract: {'; '.join(whole[:3])}", where=source)

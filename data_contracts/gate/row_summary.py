@@ -1,4 +1,4 @@
-"""What is said of a row in a report: enough to find it and to recognise it."""
+"""Summaries of rows for a report: enough to find and to recognise a row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHARACTERS = 120
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detail:
+class RowSummary:
     """A row, or a prompt of another data set: then without an ``origin``."""
 
     origin: Origin | None
@@ -25,18 +25,18 @@ class Detail:
 
     @property
     def place(self) -> str:
-        """Where it stands: ``line 7``."""
+        """The place in the source: ``line 7``."""
         if self.origin is None:
             return "another data set"
         return f"{self.origin.source}, line {self.origin.line}" if self.origin.source else f"line {self.origin.line}"
 
 
-Details = Mapping[int, Detail]
+RowSummaries = Mapping[int, RowSummary]
 
 
-def detail_of(row: Mapping[str, Any], origin: Origin, contract: Contract) -> Detail:
-    """What is said of a row in contract columns."""
-    return Detail(
+def summarize_row(row: Mapping[str, Any], origin: Origin, contract: Contract) -> RowSummary:
+    """Summarize a row in contract columns."""
+    return RowSummary(
         origin=origin,
         name=row[contract.id_column][:_CHARACTERS],
         prompt=prompt_of(row["messages"]),
@@ -45,9 +45,9 @@ def detail_of(row: Mapping[str, Any], origin: Origin, contract: Contract) -> Det
     )
 
 
-def foreign(messages: Messages) -> Detail:
-    """What is said of a prompt that another data set evaluates on."""
-    return Detail(origin=None, name="", prompt=prompt_of(messages))
+def summarize_foreign(messages: Messages) -> RowSummary:
+    """Summarize a prompt of another data set's evaluation."""
+    return RowSummary(origin=None, name="", prompt=prompt_of(messages))
 
 
 def prompt_of(messages: Messages) -> str:

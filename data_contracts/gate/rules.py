@@ -12,10 +12,10 @@ from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledger, Mask, Numbers, Rows
 
 
-class Outcome(NamedTuple):
-    """What a rule found: a figure for the report, whether that is right, and the first offender in words.
+class RuleOutcome(NamedTuple):
+    """The result of a rule: a figure for the report, True if it is right, and the first offender as text.
 
-    ``rows``: those that ``detail`` speaks of, as ``{0}``, ``{1}``, …, with what :class:`Detail`
+    ``rows``: those that ``detail`` speaks of, as ``{0}``, ``{1}``, …, with what :class:`RowSummary`
     knows of them.
     """
 
@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class DatasetState:
     """The rows as the rules see them: which were accepted, which of these are kept, and on what side each is.
 
     ``prompts``: of each row, the row that stands for all with the same prompt. ``evaluated``: keys of prompts that
@@ -53,7 +53,7 @@ class DatasetRule:
     """
 
     name: str
-    check: Callable[[Judgement], Outcome]
+    check: Callable[[DatasetState], RuleOutcome]
     severity: Literal["error", "warning"]
 
 
@@ -72,14 +72,14 @@ def dataset_rules(contract: Contract) -> tuple[DatasetRule, ...]:
     return tuple(rules)
 
 
-def unique_ids(judged: Judgement) -> Outcome:
+def unique_ids(judged: DatasetState) -> RuleOutcome:
     """Number of rows whose id an earlier row has."""
     rows = np.flatnonzero(judged.is_accepted)
     repeated = rows[~_is_first(judged.ledger.name[rows])]
     return _outcome(repeated, len(repeated), "the first is {0.name!r} in {0.place}")
 
 
-def disjoint_prompts(judged: Judgement) -> Outcome:
+def disjoint_prompts(judged: DatasetState) -> RuleOutcome:
     """Number of prompts, however they are typed, that are trained on and evaluated on."""
     train, held_out = (np.flatnonzero(judged.is_accepted & (judged.split == side)) for side in (TRAIN, EVAL))
     keys = judged.ledger.key
@@ -89,31 +89,31 @@ def disjoint_prompts(judged: Judgement) -> Outcome:
     return _outcome(np.append(shared[:1], others[:1]), len(np.unique(keys[shared])), detail)
 
 
-def no_foreign_prompts(judged: Judgement) -> Outcome:
+def no_foreign_prompts(judged: DatasetState) -> RuleOutcome:
     """Number of training prompts that another dataset evaluates on."""
     train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
     found = train[np.isin(judged.ledger.key[train], judged.evaluated)]
     return _outcome(found, len(np.unique(judged.ledger.key[found])), "the first is {0.prompt!r} in {0.place}")
 
 
-def filled_splits(judged: Judgement) -> Outcome:
+def filled_splits(judged: DatasetState) -> RuleOutcome:
     """Number of splits without a row."""
     empty = [
         name for name, side in (("train", TRAIN), ("eval", EVAL)) if not (judged.split[judged.is_kept] == side).any()
     ]
-    return Outcome(len(empty), not empty, f"no rows for {' and '.join(empty)}" if empty else "")
+    return RuleOutcome(len(empty), not empty, f"no rows for {' and '.join(empty)}" if empty else "")
 
 
-def enough_rows(judged: Judgement) -> Outcome:
+def enough_rows(judged: DatasetState) -> RuleOutcome:
     """Kept rows as a share of those that were asked for."""
     sides = ((TRAIN, judged.num_train, "for training"), (EVAL, judged.num_eval, "held out"))
     counts = {side: int((judged.split[judged.is_kept] == side).sum()) for side in (TRAIN, EVAL)}
     detail = ", ".join(f"{counts[side]:,} of {asked:,} {words}" for side, asked, words in sides)
     share = sum(counts.values()) / (judged.num_train + judged.num_eval)
-    return Outcome(share, share >= 1.0, detail)
+    return RuleOutcome(share, share >= 1.0, detail)
 
 
-def distinct_rows(judged: Judgement) -> Outcome:
+def distinct_rows(judged: DatasetState) -> RuleOutcome:
     """Number of rows with the prompt and the answers of an earlier row."""
     rows = np.flatnonzero(judged.is_kept)
     contents = np.column_stack([judged.prompts[rows].astype(np.uint64), judged.ledger.answers[rows]])
@@ -121,14 +121,14 @@ def distinct_rows(judged: Judgement) -> Outcome:
     return _outcome(repeated, len(repeated), "the first is {0.prompt!r}")
 
 
-def length_balance(judged: Judgement) -> Outcome:
+def length_balance(judged: DatasetState) -> RuleOutcome:
     """Share of pairs in which the chosen side has more characters; a reward model that beats it learnt more."""
     longer = float((judged.ledger.longer[judged.is_kept] > 0).mean())
-    return Outcome(longer, 0.2 <= longer <= 0.8, "far from one half: length alone tells the sides apart")
+    return RuleOutcome(longer, 0.2 <= longer <= 0.8, "far from one half: length alone tells the sides apart")
 
 
-def _outcome(rows: Rows, value: int, detail: str) -> Outcome:
-    return Outcome(value, not value, detail if value else "", rows[:2])
+def _outcome(rows: Rows, value: int, detail: str) -> RuleOutcome:
+    return RuleOutcome(value, not value, detail if value else "", rows[:2])
 
 
 def _is_first(values: Column) -> Mask:

@@ -11,8 +11,8 @@ import numpy as np
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate.ledger import Ledger, LedgerBuilder
 from rlcore.data_contracts.gate.records import Quarantined
-from rlcore.data_contracts.gate.row_hashes import entries_of
-from rlcore.data_contracts.gate.row_rules import Terms, judge
+from rlcore.data_contracts.gate.row_hashes import hash_rows
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 
@@ -20,7 +20,7 @@ MAX_LISTED = 100_000  # refused rows that are listed one by one; all of them are
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surveyed:
+class ScannedRows:
     """All rows as numbers, and the refused ones.
 
     ``listed``: the entries of refused rows, by row of the ledger. ``lost``: lines that never became rows, with
@@ -39,8 +39,8 @@ class Surveyed:
 
 
 @dataclass(kw_only=True)
-class _Notes:
-    """What is collected beside the ledger; rows by their place in the stream."""
+class _ScanStats:
+    """Counts and refused rows that are collected while the ledger grows, by place in the stream."""
 
     listed: dict[int, tuple[Quarantined, bool]] = field(default_factory=dict)
     lost: list[Quarantined] = field(default_factory=list)
@@ -50,21 +50,21 @@ class _Notes:
     lines: int = 0
 
 
-def survey(stream: RowStream, contract: Contract, terms: Terms, *, meter: TokenMeter) -> Surveyed:
+def scan_rows(stream: RowStream, contract: Contract, terms: RowCheckConfig, *, meter: TokenMeter) -> ScannedRows:
     """Every row once, a batch at a time.
 
     Raises:
         ContractError: the source cannot be read, or a column is missing or unknown: no row can be judged.
     """
-    builder, notes = LedgerBuilder(), _Notes()
+    builder, notes = LedgerBuilder(), _ScanStats()
     for batch in stream.batches():
-        judged = judge(batch, contract, terms, meter=meter, where=stream.source.name)
+        judged = check_rows(batch, contract, terms, meter=meter, where=stream.source.name)
         reason = np.zeros(len(batch.rows), dtype=np.int32)
         for place, (entry, is_fatal) in judged.refused.items():
             reason[place] = notes.reasons.setdefault(entry.reason, len(notes.reasons))
             if is_fatal or len(notes.listed) < MAX_LISTED:
                 notes.listed[notes.rows + place] = entry, is_fatal
-        columns, digests = entries_of(batch, contract, terms)
+        columns, digests = hash_rows(batch, contract, terms)
         builder.add({**columns, "reason": reason, "lengths": judged.lengths}, digests)
         notes.rows, notes.lines = notes.rows + len(batch.rows), notes.lines + batch.num_lines
         notes.lost_reasons.update(one.reason for one in batch.rejected)
@@ -72,7 +72,7 @@ def survey(stream: RowStream, contract: Contract, terms: Terms, *, meter: TokenM
     ledger, is_first = builder.finish()
     places = np.cumsum(is_first) - 1
     first = {int(places[row]): found for row, found in notes.listed.items() if is_first[row]}
-    return Surveyed(
+    return ScannedRows(
         ledger=ledger,
         listed={row: entry for row, (entry, _) in first.items()},
         lost=notes.lost,

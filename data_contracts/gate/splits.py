@@ -1,4 +1,4 @@
-"""Which side a prompt falls on, by its hash alone: never by row, so no prompt is trained on and evaluated on.
+"""The side of each prompt, by its hash alone: never by row, so no prompt is trained on and evaluated on.
 
 Generators hold out a fixed tenth of all problems, whatever the seed or the kind of rows, so that datasets made apart
 cannot leak into one another. Files hold out the prompts with the smallest hashes. Prompts that ask the same, typed in
@@ -16,7 +16,7 @@ HELD_OUT_TENTH = 16**8 // 10
 
 
 def is_held_out(digest: str) -> bool:
-    """Whether a generator keeps the prompt of this hash for evaluation: one in ten."""
+    """Return True if a generator keeps the prompt of this hash for evaluation: one in ten."""
     return int(digest[:8], 16) < HELD_OUT_TENTH
 
 
@@ -81,7 +81,7 @@ def select(split: Column, prompts: Column, order: Numbers, *, num_train: int, nu
 
 
 def _turns(prompts: Column) -> Rows:
-    """Of each row, how many rows of its prompt come before it."""
+    """Return the number of earlier rows with the same prompt, for each row."""
     order = np.argsort(prompts, kind="stable")
     is_start = np.ones(len(order), dtype=bool)
     is_start[1:] = prompts[order[1:]] != prompts[order[:-1]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.data_contracts.adapters.fields import Row
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.errors import RowError
 from rlcore.data_contracts.gate.reading import Source, Wanted
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
 
@@ -66,20 +66,20 @@ class RowStream:
         if isinstance(item, Quarantined):
             return item
         try:
-            return [completed(row, item.split, self.system) for row in self.make(item.values)]
-        except RowFault as fault:
-            text = excerpt(fault.value)
-            return Quarantined(origin=item.origin, field=fault.field, excerpt=text, reason=fault.reason)
+            return [fill_defaults(row, item.split, self.system) for row in self.make(item.values)]
+        except RowError as error:
+            text = excerpt(error.value)
+            return Quarantined(origin=item.origin, field=error.field, excerpt=text, reason=error.reason)
 
 
-def completed(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
+def fill_defaults(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
     """A contract row with the side that its source is for, and with a system prompt.
 
     Raises:
-        RowFault: it says itself that it is for the other side.
+        RowError: it says itself that it is for the other side.
     """
     if split and row.get("split", split) != split:
-        raise RowFault("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])
+        raise RowError("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])
     given: dict[str, Any] = {"split": split} if split else {}
     messages = row["messages"]
     if system and not (messages and messages[0]["role"] == "system"):

@@ -25,11 +25,11 @@ def parse_object(line: bytes) -> dict[str, Any]:
         ValueError: with the reason: not UTF-8, not JSON, not an object, a duplicate key, NaN or infinity (``1e999``
             included), a lone surrogate, a NUL character, deeper than 32 levels, an integer of thousands of digits.
     """
-    value = _surely(line)
+    value = _parse_fast(line)
     return _strictly(line) if value is None else value
 
 
-def _surely(line: bytes) -> dict[str, Any] | None:
+def _parse_fast(line: bytes) -> dict[str, Any] | None:
     """The object of a line that both parsers surely read alike; None where that is not sure."""
     if b"\\\\" in line or b"\\u" in line or line.count(b"{") + line.count(b"[") > MAX_DEPTH:
         return None

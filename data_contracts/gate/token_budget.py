@@ -1,4 +1,4 @@
-"""What rows cost in tokens, and which rows a token budget or a control token refuses.
+"""The length of rows in tokens, and the rows that a token budget or a control token refuses.
 
 The tokenizer enters as functions of many texts at once, so that contracts know no tokenizer library. Texts are encoded
 only where a bound that needs no tokenizer leaves it open whether they fit.
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.contracts.contract import Contract, RowComplaint
+from rlcore.data_contracts.contracts.contract import Contract, RowViolation
 
 UNKNOWN = -1
 _END = (-1,)  # stands for the tokens that end a turn: no token of a text
@@ -25,7 +25,7 @@ Lengths = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMeter:
-    """How texts become tokens.
+    """A tokenizer as the gate needs it.
 
     ``encode``: token ids of each text, in which nothing is a control token. ``prompt_lengths``: number of tokens of
     each conversation with its template and generation prompt. ``text_bound`` and ``prompt_bounds``: what these numbers
@@ -42,11 +42,11 @@ class TokenMeter:
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """``lengths``: number of tokens of each row's prompt and answers, int32 [rows, 1 + answers], -1 where it was not
-    needed; ``complaints``: the refused rows.
+    needed; ``violations``: the refused rows.
     """
 
     lengths: Lengths
-    complaints: tuple[RowComplaint, ...]
+    violations: tuple[RowViolation, ...]
 
 
 def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: int) -> Measured:
@@ -74,7 +74,7 @@ def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: in
             place, [rows[place][name] for name in contract.answers], sides, (prompts[number], max_tokens)
         )
         found += [complaint] if complaint else []
-    return Measured(lengths=lengths, complaints=tuple(sorted(found, key=lambda one: one.row)))
+    return Measured(lengths=lengths, violations=tuple(sorted(found, key=lambda one: one.row)))
 
 
 def completed_lengths(rows: Rows, lengths: Lengths, contract: Contract, meter: TokenMeter) -> Lengths:
@@ -97,7 +97,7 @@ def _encoded(
     return prompts, [meter.encode([rows[place][name] for place in places]) for name in contract.answers]
 
 
-def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -> list[RowComplaint]:
+def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -> list[RowViolation]:
     """The rows with a control token in a message, an answer or the reference: somebody put it there."""
     named = [token for token in special_tokens if token]
     if not named:
@@ -113,29 +113,29 @@ def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -
     return found
 
 
-def _control_complaint(place: int, fields: dict[str, str], controls: re.Pattern[str]) -> list[RowComplaint]:
+def _control_complaint(place: int, fields: dict[str, str], controls: re.Pattern[str]) -> list[RowViolation]:
     for field, text in fields.items():
         match = controls.search(text)
         if match:
             around = text[max(0, match.start() - 60) : match.end() + 60]
             reason = f"holds the control token {match.group()} as text"
-            return [RowComplaint(row=place, field=field, value=around, reason=reason, is_fatal=True)]
+            return [RowViolation(row=place, field=field, value=around, reason=reason, is_fatal=True)]
     return []  # a control token with a NUL in it, across two texts
 
 
 def _budget_complaint(
     place: int, answers: Sequence[str], sides: Sequence[Sequence[int]], budget: tuple[int, int]
-) -> RowComplaint | None:
+) -> RowViolation | None:
     prompt, max_tokens = budget
     room = max_tokens - prompt
     ids = [(*side, *_END) for side in sides]
     if room <= 0:
         reason = f"the prompt leaves no room for an answer in {max_tokens} tokens"
-        return RowComplaint(row=place, field="messages", value=f"{prompt} tokens", reason=reason)
+        return RowViolation(row=place, field="messages", value=f"{prompt} tokens", reason=reason)
     if len(ids) == 1 and len(ids[0]) > room:
         reason = f"longer than {max_tokens} tokens with its prompt"
-        return RowComplaint(row=place, field="completion", value=answers[0], reason=reason)
+        return RowViolation(row=place, field="completion", value=answers[0], reason=reason)
     if len(ids) == 2 and ids[0][:room] == ids[1][:room]:
         reason = f"chosen and rejected are the same after truncation to {max_tokens} tokens"
-        return RowComplaint(row=place, field="rejected", value=answers[1], reason=reason)
+        return RowViolation(row=place, field="rejected", value=answers[1], reason=reason)
     return None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from infra.services.commands import bring_up, describe, take_down
 from infra.services.layout import find_layout, saved_layout
 from infra.services.migrate import migrate
-from infra.services.provision import tell
+from infra.services.provision import configure_servers
 from infra.services.supervisor import supervise
 from rlcore.errors import RlcoreError
 from rlcore.tasks.store.settings import configure_environment, find_home
@@ -42,7 +42,7 @@ def _run(command: str) -> int:
     elif command == "migrate":
         sys.stdout.write(migrate(saved_layout(layout)))
     else:
-        tell()
+        configure_servers()
     return 0
 
 

@@ -47,7 +47,7 @@ def read_automations() -> list[dict[str, Any]]:
     return found
 
 
-def fill(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> AutomationCore | None:
+def resolve_ids(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> AutomationCore | None:
     """An automation with ids in place of names; None where it names something that this server has not.
 
     That is the webhook, while nobody has given its address.
@@ -69,14 +69,14 @@ def promised() -> list[str]:
     return [each["name"] for each in read_automations() if not (nobody and "block_document_id" in each["actions"][0])]
 
 
-async def tell_automations(client: PrefectClient) -> None:
+async def sync_automations(client: PrefectClient) -> None:
     """Make the server's automations those of the file; one that lacks its webhook is taken away."""
     wanted = read_automations()
     ids = await _deployments(client, wanted) | await _webhook()
     for name in _REPLACED:
         await _delete(client, await client.read_automations_by_name(name))
     for each in wanted:
-        automation, known = fill(each, ids), await client.read_automations_by_name(each["name"])
+        automation, known = resolve_ids(each, ids), await client.read_automations_by_name(each["name"])
         if automation is None:
             await _delete(client, known)
         elif known:

@@ -1,4 +1,4 @@
-"""What a person asks for: bring the services up, take them down, say how they are."""
+"""Commands of the services: bring them up, take them down, show their state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 from infra.services import postgres
 from infra.services.automations import webhook_url
 from infra.services.layout import CODE, FOLDER, Layout, passwords, save_layout, saved_layout, write_client_file
-from infra.services.leftovers import end_leftovers
-from infra.services.provision import is_told, missing, provision
+from infra.services.orphans import stop_orphans
+from infra.services.provision import is_configured, missing, provision
 from infra.services.table import SERVICES
 from rlcore.errors import ServiceError
 from rlcore.tasks.pipeline.server_access import HOST, USER
@@ -40,7 +40,7 @@ def bring_up(layout: Layout) -> str:
         _start(layout)
     write_client_file(layout)
     _wait_until_ready(layout)
-    if not is_told(layout):
+    if not is_configured(layout):
         provision(layout)
     return describe(layout)[0]
 
@@ -58,7 +58,7 @@ def take_down(layout: Layout) -> str:
             time.sleep(_TICK)
         if _is_supervised(layout):
             os.kill(number, signal.SIGKILL)
-    end_leftovers(layout)
+    stop_orphans(layout)
     return f"the services are down; their state stays in {layout.root}\n"
 
 
@@ -82,7 +82,7 @@ def describe(layout: Layout) -> tuple[str, bool]:
 
 
 def _start(layout: Layout) -> None:
-    end_leftovers(layout)
+    stop_orphans(layout)
     for name, port in layout.ports.items():
         _refuse_taken(name, port)
     _refuse_missing_driver()

@@ -1,4 +1,4 @@
-"""Where the services keep their state, on which ports they listen, and what each process finds in its environment."""
+"""State folders, ports and environments of the services."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def client_file(self) -> Path:
-        """What a shell reads to use these servers: addresses and password. Its owner alone may read it."""
+        """The file of addresses and password that a shell reads to use these servers. Its owner alone may read it."""
         return self.root / "clients.env"
 
     def addresses(self) -> dict[str, str]:
@@ -127,8 +127,8 @@ def write_client_file(layout: Layout) -> None:
 
 
 def environment(layout: Layout, service: str) -> dict[str, str]:
-    """What a service's process finds in its environment; a password stands in that of its user alone, never in a
-    command line, which everybody can read.
+    """Return the environment of a service's process. A password is in its user's environment alone, never in a command
+    line, which everybody can read.
     """
     shared = os.environ | layout.addresses() | _shared(layout)
     if service == "postgres":

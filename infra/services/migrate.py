@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from infra.services.layout import Layout, database
 from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.moved import follow_move
+from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
@@ -29,7 +29,7 @@ def migrate(layout: Layout) -> str:
     source_path = layout.home / "mlflow.db"
     if not source_path.exists():
         raise ServiceError("there is no embedded MLflow database to copy", where=str(source_path))
-    follow_move(home)
+    rewrite_artifact_paths(home)
     source, target = create_engine(home.tracking_uri), create_engine(database(layout, "mlflow", "postgresql+psycopg2"))
     with source.connect() as old, target.begin() as new:
         _refuse_unequal(old, new)
@@ -65,7 +65,7 @@ def _refuse_unequal(old: Connection, new: Connection) -> None:
 
 
 def _remove_defaults(new: Connection) -> None:
-    """What a new server has made by itself, such as the experiment "Default", stands in the old database too."""
+    """Remove the rows that a new server creates, such as the experiment "Default": the old database has them."""
     from sqlalchemy import delete
 
     for table in reversed(_tables()):

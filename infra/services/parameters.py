@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ConfigError
-from rlcore.flows.presets import FOLDER, draft_of
+from rlcore.flows.presets import FOLDER, open_unvalidated
 from rlcore.tasks.presets.graph import checkpoints
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def names_by_preset() -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for file in sorted(FOLDER.glob("*.toml")):
         try:
-            config = draft_of(file.stem)
+            config = open_unvalidated(file.stem)
         except ConfigError:  # a part that others extend
             continue
         found[file.stem] = {parameter: list(names(config)) for parameter, names in _NAMES.items()}
@@ -57,7 +57,7 @@ def closed(schema: Mapping[str, Any], names: Mapping[str, Mapping[str, list[str]
 
 def _rule(preset: str, parameter: str, values: list[str], stages: list[str]) -> dict[str, Any]:
     # An override may add a stage, or a checkpoint that a stage starts from or learns from.
-    adds = rf"^stages(=|\.(?!({'|'.join(stages)})[.=])|.*\.(start|teacher)\b)"
+    adds = rf"^stages(=|\.(?!({'|'.join(stages)})[.=])|.*\.(init_from|policy|baseline|ref_policy)\b)"
     plain = {"overrides": {"not": {"contains": {"pattern": adds}}}}
     return {
         "if": {"properties": {"preset": {"const": preset}, **plain}},

@@ -80,7 +80,7 @@ def make_databases(layout: Layout) -> None:
 
 
 def is_ready(layout: Layout) -> bool:
-    """Whether the server answers with our password."""
+    """Return True if the server answers with our password."""
     try:
         asyncio.run(_execute(layout, "SELECT 1"))
     except (OSError, TimeoutError, _driver().PostgresError):

@@ -1,5 +1,5 @@
-"""What the servers are told: deployments and their parameters, queue limit, schedule, automations. It can be repeated:
-what a person has set on the server since, a schedule or a limit, stays.
+"""Configuration of the servers: deployments and their parameters, queue limit, schedule, automations. It can be
+repeated: a schedule or limit that was changed on the server stays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infra.services.automations import FILE, promised, tell_automations, webhook_url
+from infra.services.automations import FILE, promised, sync_automations, webhook_url
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
 from infra.services.parameters import tell_parameters
 from infra.services.table import ask
@@ -23,14 +23,14 @@ _READ = (".py", ".toml")  # what deployments and the names in their parameters a
 _SCHEDULED, _NIGHTLY = "retrain/retrain", "0 2 * * *"
 
 
-def told(layout: Layout) -> Path:
+def stamp_path(layout: Layout) -> Path:
     """The file that holds the digest of what the servers were told last."""
     return layout.root / "provisioned"
 
 
-def is_told(layout: Layout) -> bool:
-    """Whether the servers know the deployments and automations as the files describe them now."""
-    is_current = told(layout).exists() and told(layout).read_text(encoding="utf-8") == _digest()
+def is_configured(layout: Layout) -> bool:
+    """Return True if the servers have the deployments and automations as the files describe them now."""
+    is_current = stamp_path(layout).exists() and stamp_path(layout).read_text(encoding="utf-8") == _digest()
     return is_current and not missing(layout)
 
 
@@ -59,7 +59,7 @@ def provision(layout: Layout) -> None:
     digest = _digest()
     log = layout.log("provision")
     with log.open("wb") as file:
-        for command in (_prefect("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)), _ours()):
+        for command in (_prefect("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)), _own_deployments()):
             done = subprocess.run(
                 command, cwd=CODE, env=environment(layout, ""), stdout=file, stderr=subprocess.STDOUT, check=False
             )
@@ -69,10 +69,10 @@ def provision(layout: Layout) -> None:
         raise ServiceError(
             f"after it was told, the server has {', '.join(lacking)}", where=str(log), fix="read the log"
         )
-    told(layout).write_text(digest, encoding="utf-8")
+    stamp_path(layout).write_text(digest, encoding="utf-8")
 
 
-def tell() -> None:
+def configure_servers() -> None:
     """All but the deployments themselves, told to the server that ``PREFECT_API_URL`` names."""
     asyncio.run(_tell())
 
@@ -84,7 +84,7 @@ async def _tell() -> None:
         await _limit_queue(client)
         await tell_parameters(client, _deployments())
         await _offer_schedule(client)
-        await tell_automations(client)
+        await sync_automations(client)
 
 
 async def _limit_queue(client: Any) -> None:
@@ -118,7 +118,7 @@ def _deployments() -> list[str]:
 
 
 def _digest() -> str:
-    """Of everything that deployments and automations are made from."""
+    """Return the digest of everything that deployments and automations are made from."""
     files = [_DEPLOYMENTS, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
     names = " ".join((*(path.name for path in files), webhook_url()))
     content = b"".join(file.read_bytes() for file in files) + names.encode()
@@ -129,5 +129,5 @@ def _prefect(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
 
 
-def _ours() -> list[str]:
+def _own_deployments() -> list[str]:
     return [sys.executable, "-m", "infra.services", "tell"]

@@ -15,7 +15,7 @@ from types import FrameType
 
 from infra.services import postgres
 from infra.services.layout import Layout, environment
-from infra.services.leftovers import end_flow_runs, end_leftovers
+from infra.services.orphans import end_flow_runs, stop_orphans
 from infra.services.table import SERVICES, Service
 from rlcore.tasks.store.locks import file_lock
 
@@ -28,7 +28,7 @@ _PATIENCE = 20.0  # seconds between asking a service to end and killing it
 _MAX_LOG = 20 * 2**20  # bytes; a longer log is put aside at the service's next start
 
 
-class Keeper:
+class ServiceProcess:
     """One service: its process, and when it may be started again."""
 
     def __init__(self, service: Service, layout: Layout) -> None:
@@ -36,7 +36,7 @@ class Keeper:
         self.process: subprocess.Popen[bytes] | None = None
         self._deaths, self._started, self._not_before = 0, 0.0, 0.0
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Notice a death; start the service when it is time and what it needs is ready."""
         if self.process is not None and self.process.poll() is not None:
             self._note_death(self.process.returncode)
@@ -97,27 +97,27 @@ def supervise(layout: Layout) -> None:
         if not alone:
             logger.info("another supervisor keeps %s", layout.root)
             return
-        end_leftovers(layout)
+        stop_orphans(layout)
         (layout.root / "supervisor.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
-        keepers = [Keeper(service, layout) for service in SERVICES]
+        keepers = [ServiceProcess(service, layout) for service in SERVICES]
         with _told_to_end() as told:
             _keep(keepers, layout, told)
         end_flow_runs(layout, worker=keepers[-1].process)
         for keeper in reversed(keepers):
             keeper.end()
-        end_leftovers(layout)
+        stop_orphans(layout)
 
 
-def _keep(keepers: list[Keeper], layout: Layout, told: list[int]) -> None:
+def _keep(keepers: list[ServiceProcess], layout: Layout, told: list[int]) -> None:
     database = keepers[0]
     while not told and not postgres.is_ready(layout):
-        database.look()
+        database.poll()
         time.sleep(_TICK)
     if not told:
         postgres.make_databases(layout)
     while not told:
         for keeper in keepers:
-            keeper.look()
+            keeper.poll()
         time.sleep(_TICK)
 
 

@@ -64,10 +64,10 @@ def _worker_command(layout: Layout) -> list[str]:
 
 def _worker_is_ready(layout: Layout) -> bool:
     workers = ask(layout, "prefect", f"api/work_pools/{POOL}/workers/filter", {})
-    return any(_is_heard_of(worker) for worker in workers or [])
+    return any(_has_heartbeat(worker) for worker in workers or [])
 
 
-def _is_heard_of(worker: Mapping[str, Any]) -> bool:
+def _has_heartbeat(worker: Mapping[str, Any]) -> bool:
     heard = datetime.fromisoformat(worker["last_heartbeat_time"])
     return worker["status"] == "ONLINE" and (datetime.now(UTC) - heard).total_seconds() < _WORKER_SILENCE
 

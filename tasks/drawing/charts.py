@@ -62,7 +62,7 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
         root = _svg(figure, title)
     groups = {group.get("id"): group for group in root.iter("g")}
     for number, each in enumerate(drawn):
-        _tell_values(groups[f"series-{number}"], each)
+        _add_tooltips(groups[f"series-{number}"], each)
     for group in root.iter("g"):  # every chart of a page has an "axes_1", and nothing refers to it
         group.attrib.pop("id", None)
     text = ElementTree.tostring(root, encoding="unicode")
@@ -72,7 +72,7 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
 
 
 def svg_settings(salt: str) -> AbstractContextManager[None]:
-    """What a drawing is made with: words that stay text, and the same bytes on every machine.
+    """Draw with text that stays text, and with the same bytes on every machine.
 
     ``salt``: one for each drawing, so that no two share an id in a page.
     """
@@ -143,7 +143,7 @@ def _svg(figure: Figure, title: str) -> ElementTree.Element:
     return root
 
 
-def _tell_values(curve: ElementTree.Element, series: Series) -> None:
+def _add_tooltips(curve: ElementTree.Element, series: Series) -> None:
     """Give each dot of a curve the title that a browser shows where the pointer rests on it."""
     for dot, p in zip(curve.iter("use"), series.points, strict=True):
         interval = f" [{p.low:.4g}, {p.high:.4g}]" if p.low is not None and p.high is not None else ""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from matplotlib.figure import Figure
 
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.plots import COLOURS
 
 History = Sequence[Mapping[str, float]]
@@ -17,8 +17,8 @@ Budget = Literal["samples", "tokens", "seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a run stood at one of its periodic evaluations, and what it had cost by then.
+class EvalPoint:
+    """The state of a run at a periodic evaluation, and its cost until then.
 
     ``samples``: completions drawn. ``tokens``: of those. ``seconds``: wall time of rollouts, scoring, update and sync.
     ``memory_bytes``: the largest that an update was measured to hold by then, 0 where none was.
@@ -36,9 +36,9 @@ class Standing:
     high: float
 
 
-def standings(history: History) -> list[Standing]:
+def eval_points(history: History) -> list[EvalPoint]:
     """One for each periodic evaluation of a run, in order."""
-    found: list[Standing] = []
+    found: list[EvalPoint] = []
     samples = tokens = seconds = memory = 0.0
     for row in history:
         memory = max(memory, row.get("memory/total_bytes", 0.0))
@@ -47,7 +47,7 @@ def standings(history: History) -> list[Standing]:
         # Rollouts further ahead share a sync: an iteration without one has no time of it.
         seconds += sum(row.get(f"seconds/{part}", 0.0) for part in ("rollout", "score", "update", "sync"))
         if "eval/accuracy" in row:
-            standing = Standing(
+            standing = EvalPoint(
                 iteration=int(row["iteration"]),
                 samples=samples,
                 tokens=tokens,
@@ -62,7 +62,7 @@ def standings(history: History) -> list[Standing]:
     return found
 
 
-def at_equal(runs: Mapping[str, Sequence[Standing]], budget: Budget) -> dict[str, Standing | None]:
+def at_equal_cost(runs: Mapping[str, Sequence[EvalPoint]], budget: Budget) -> dict[str, EvalPoint | None]:
     """Each run's last standing within the largest budget that every run reached; None before its first evaluation."""
     limit = min((getattr(run[-1], budget) for run in runs.values() if run), default=0.0)
     return {
@@ -73,20 +73,20 @@ def at_equal(runs: Mapping[str, Sequence[Standing]], budget: Budget) -> dict[str
 
 def head_to_head_table(histories: Mapping[str, History], *, confidence: float) -> str:
     """The runs at equal samples and at equal compute, as Markdown; a sentence where nothing can be compared."""
-    runs = {label: standings(history) for label, history in histories.items()}
+    runs = {label: eval_points(history) for label, history in histories.items()}
     if len(runs) < 2 or not all(runs.values()):
         return "Needs two RL runs with `eval_every` above 0.\n"
     names = ["at equal", "run", "iteration", "samples", "tokens", "seconds", "reward"]
-    names += ["held-out accuracy", f"{level(confidence)} interval", "MiB in an update"]
+    names += ["held-out accuracy", f"{format_level(confidence)} interval", "MiB in an update"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     budgets: tuple[Budget, ...] = ("samples", "seconds")
     for budget in budgets:
-        for label, one in at_equal(runs, budget).items():
+        for label, one in at_equal_cost(runs, budget).items():
             lines.append(f"| {budget} | {label} {_cells(one)} |")
     return "\n".join(lines) + "\n"
 
 
-def _cells(one: Standing | None) -> str:
+def _cells(one: EvalPoint | None) -> str:
     if one is None:
         return "| – " * 8
     return (
@@ -95,7 +95,7 @@ def _cells(one: Standing | None) -> str:
     )
 
 
-def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, title: str, confidence: float) -> None:
+def head_to_head_curves(runs: Mapping[str, Sequence[EvalPoint]], path: Path, *, title: str, confidence: float) -> None:
     """Held-out accuracy with its interval against the completions sampled, and against the seconds spent."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -108,7 +108,7 @@ def head_to_head_curves(runs: Mapping[str, Sequence[Standing]], path: Path, *, t
             axis.fill_between(cost, [one.low for one in run], [one.high for one in run], color=colour, alpha=0.15)
     left.set_xlabel("completions sampled")
     right.set_xlabel("seconds (rollouts, scoring, update, sync)")
-    left.set_ylabel(f"held-out greedy accuracy, {level(confidence)} interval")
+    left.set_ylabel(f"held-out greedy accuracy, {format_level(confidence)} interval")
     left.set_ylim(0, 1.02)
     left.legend()
     figure.suptitle(title)

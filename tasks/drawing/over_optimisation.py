@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlcore.checks.health import GamedReward
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 
 History = Sequence[Mapping[str, float]]
 _SMOOTHED = 5  # iterations that a paid reward is the mean of
@@ -59,10 +59,10 @@ def points(history: History) -> tuple[Point, ...]:
     return tuple(found)
 
 
-def said(found: Sequence[Point], *, confidence: float) -> str:
+def summary_text(found: Sequence[Point], *, confidence: float) -> str:
     """A paragraph: whether the held-out figure has fallen beyond chance while the paid reward has risen."""
     best, last = max(found, key=lambda point: point.held_out), found[-1]
-    interval = f"{level(confidence)} interval"
+    interval = f"{format_level(confidence)} interval"
     ends = (
         f"Held out: {best.held_out:.3f}, {interval} [{best.low:.3f}, {best.high:.3f}], at its best (iteration "
         f"{best.iteration}, KL {best.kl:.2f} nats per completion); {last.held_out:.3f} [{last.low:.3f}, "

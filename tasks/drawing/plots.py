@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.over_optimisation import Point
 
 mpl.use("Agg")  # no display on a worker
@@ -57,7 +57,7 @@ def accuracy_bars(figures: Mapping[str, tuple[float, float, float]], path: Path,
 
 
 def histogram(bars: Sequence[tuple[float, int]], path: Path, *, title: str, label: str) -> None:
-    """How many have each value: ``bars`` of a value from 0 to 1 and its count."""
+    """Draw counts of values: ``bars`` of a value from 0 to 1 and its count."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     values = [value for value, _ in bars]
@@ -119,7 +119,7 @@ def _accuracy(axis: Axes, history: History, confidence: float) -> None:
     _, low = _series(history, "eval/accuracy_low")
     _, high = _series(history, "eval/accuracy_high")
     axis.plot(steps, mean, color=ORANGE, marker="o", markersize=3)
-    axis.fill_between(steps, low, high, color=ORANGE, alpha=0.2, label=f"{level(confidence)} interval")
+    axis.fill_between(steps, low, high, color=ORANGE, alpha=0.2, label=f"{format_level(confidence)} interval")
     axis.set_title("eval/accuracy")
     axis.set_ylim(0, 1.02)
     axis.legend(fontsize=7)

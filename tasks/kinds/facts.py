@@ -27,16 +27,16 @@ PRODUCTS: Mapping[Product, str] = MappingProxyType(
 class StageConfig(Protocol):
     """The table of a stage in a preset: a frozen dataclass, whose keys stand beside those of its ``settings``.
 
-    The graph asks facts of its class: ``makes``, the product; ``reads``, the rows that it needs; ``data_key``, the key
-    under which it names their datasets, a list or a table of mixture weights, and empty where it reads none;
+    The graph reads facts of its class: ``produces``, the product; ``consumes``, the rows that it needs; ``data_key``,
+    the key under which it names their datasets, a list or a table of mixture weights, and empty if it reads none;
     ``is_compared``, whether the comparison tells of it beside its evaluation. What the settings have says the rest:
     ``sampling``, that it samples; ``rewards``, that it scores; ``judge``, that it compares; ``critic``, that it trains
     one; ``algorithm``, that it learns by RL. Either ``init_from`` or ``policy`` names the checkpoint that it begins
     with.
     """
 
-    makes: ClassVar[Product]
-    reads: ClassVar[Rows]
+    produces: ClassVar[Product]
+    consumes: ClassVar[Rows]
     data_key: ClassVar[str]
     is_compared: ClassVar[bool]
 

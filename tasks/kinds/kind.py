@@ -13,14 +13,14 @@ from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of, stage_sections
-from rlcore.tasks.steps.base import StageContext, StageResult, prepared
+from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.store.imports import Chosen
 
 IMPORT = "import_sft"
 
 
 def no_files(config: Sections) -> str:
-    """The ``external`` of a stage that reads nothing but its inputs."""
+    """The ``source_digest`` of a stage that reads nothing but its inputs."""
     return ""
 
 
@@ -30,12 +30,13 @@ class Stage:
 
     ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
     its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
-    that it comes to. ``external`` gives a digest of files outside of the store, such as source data. ``chosen`` says
-    which rows of tables (:mod:`rlcore.choices`) it uses; the key counts no other. ``version`` is raised when a
+    that it comes to. ``source_digest`` gives a digest of files outside of the store, such as source data. ``chosen``
+    says which rows of tables (:mod:`rlcore.choices`) it uses; the key counts no other. ``version`` is raised when a
     result has to be made anew though no code of ours changed.
 
-    ``model``: the artifact holds a model, which is registered as ``<name of the preset>-<model>``. ``draw`` makes the
-    stage's page. Neither is in the key: they work on the finished artifact, also where it came from the cache.
+    ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
+    ``render_page`` draws the stage's page. Neither is in the key: they work on the finished artifact, also one from the
+    cache.
 
     Raises:
         ConfigError: ``run`` holds captured variables, which would be missing from the key.
@@ -47,10 +48,10 @@ class Stage:
     run: Callable[[StageContext], StageResult]
     sections: Callable[[RunConfig], Sections]
     inputs: tuple[str, ...] = ()
-    external: Callable[[Sections], str] = no_files
+    source_digest: Callable[[Sections], str] = no_files
     chosen: Callable[[Sections], Chosen] = chosen_by
-    model: str = ""
-    draw: Draw | None = None
+    registered_as: str = ""
+    render_page: Draw | None = None
 
     def __post_init__(self) -> None:
         function = self.run.func if isinstance(self.run, partial) else self.run
@@ -94,7 +95,7 @@ def stage_of_checkpoint(name: str) -> str:
 
 def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
     """The stages that make the rows of these names: of datasets, or of stages themselves."""
-    return tuple(name if name in config.stages else prepared(name) for name in names)
+    return tuple(name if name in config.stages else prepare_stage_name(name) for name in names)
 
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:

@@ -42,7 +42,7 @@ _TOKENS = TokenView(
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What was found: lines for people, and whether a run would take the rows."""
+    """The result of a check: human-readable lines, and True if a run would take the rows."""
 
     passed: bool
     lines: tuple[str, ...]
@@ -104,7 +104,7 @@ def _unusable(folder: Path) -> Iterator[str]:
 def _sentence(report: Mapping[str, Any]) -> str:
     over = report["accepted"] - report["num_train"] - report["num_eval"]
     return (
-        f"{report['num_train']:,} for training, {report['num_eval']:,} held out, {over:,} over, "
+        f"{report['num_train']:,} for training, {report['num_eval']:,} held out, {over:,} unused, "
         f"{report['quarantined']:,} quarantined ({report['contract']} from {report['source']})"
     )
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.tasks.pipeline.bridge import announce
+from rlcore.tasks.pipeline.prefect_bridge import emit_event
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import read_json
@@ -20,13 +20,13 @@ SNAPSHOT = "rlcore.snapshot.made"
 FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.promotion.refused"
 
 
-def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
+def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
     """Emit an event for a dataset snapshot that is new to this home."""
     labels = {
         "rlcore.contract": ref.contract.partition("/")[0],
         "rlcore.retrain": "yes" if config.retrain else "no",
     }  # whether the preset can be retrained
-    announce(
+    emit_event(
         SNAPSHOT,
         {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},
         f"{ref.rows:,} rows for training and held out ({ref.contract})",
@@ -34,7 +34,7 @@ def tell_of_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
 
 
 @contextmanager
-def told_if_it_fails(preset: str, stage: str) -> Iterator[None]:
+def emit_on_failure(preset: str, stage: str) -> Iterator[None]:
     """Emit an event when one of our errors ends a stage (gate, canary, grader). A wrong preset emits none."""
     try:
         yield
@@ -42,22 +42,22 @@ def told_if_it_fails(preset: str, stage: str) -> Iterator[None]:
         raise
     except RlcoreError as error:
         labels = {"rlcore.error": type(error).__name__}
-        announce(FAILED, {**_resource(preset, stage), **labels}, f"{type(error).__name__}: {error}")
+        emit_event(FAILED, {**_resource(preset, stage), **labels}, f"{type(error).__name__}: {error}")
         raise
 
 
-def tell_of_stop(preset: str, stage: str, folder: Path) -> None:
+def emit_health_stop(preset: str, stage: str, folder: Path) -> None:
     """Emit an event if the artifact's ``health.json`` says that a health rule stopped the run."""
     path = folder / "health.json"
     stopped = read_json(path)["stopped"] if path.is_file() else None
     if stopped is not None:
-        announce(STOPPED, _resource(preset, stage), stopped["text"])
+        emit_event(STOPPED, _resource(preset, stage), stopped["text"])
 
 
-def tell_of_refusal(model: str, version: int, text: str) -> None:
+def emit_rejection(model: str, version: int, text: str) -> None:
     """Emit an event for a version that the promotion gate has refused."""
     name = f"{model} version {version}"
-    announce(REFUSED, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
+    emit_event(REFUSED, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
 
 
 def _resource(preset: str, stage: str) -> dict[str, str]:

@@ -38,15 +38,15 @@ _HELP = {STEP: "the last step that was logged", LOGGED: "when it was logged, in 
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Whose figures these are."""
+    """The labels of a stage's figures."""
 
     preset: str
     stage: str
     recipe: str
 
 
-class Board:
-    """What the page shows. One thread logs while others read the page."""
+class MetricsPage:
+    """The content of the page. One thread logs while others read the page."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,12 +108,12 @@ def gauge_name(metric: str) -> str:
 
 
 @functools.cache
-def _open_page(address: str) -> Board:
+def _open_page(address: str) -> MetricsPage:
     """Start to serve the page, once in a process."""
     from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
     host, first = _parse(address)
-    board, registry = Board(), CollectorRegistry()
+    board, registry = MetricsPage(), CollectorRegistry()
     registry.register(board)
     ProcessCollector(registry=registry)
     for port in range(first, first + _PORTS):

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import psutil
 
 PATIENCE = 3.5  # seconds
-_MOMENT = 0.5
+_GRACE_SECONDS = 0.5
 _SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
 
 
@@ -39,7 +39,7 @@ class Interruption(KeyboardInterrupt):
 
 @dataclass
 class _State:
-    """Whether the command can be resumed; the running stages, each with its work folder; how it ended."""
+    """True if the command can be resumed; the running stages, each with its work folder; its interruption."""
 
     resumes: bool = False
     stages: list[tuple[str, Path]] = field(default_factory=list)
@@ -87,7 +87,7 @@ def own_signals() -> Iterator[None]:
 
 
 @contextmanager
-def under_way(stage: str, work: Path) -> Iterator[None]:
+def track_stage(stage: str, work: Path) -> Iterator[None]:
     """Note which stage runs in the block, and its work folder. After an interruption the note stays for the message."""
     _state.stages.append((stage, work))
     try:
@@ -98,7 +98,7 @@ def under_way(stage: str, work: Path) -> Iterator[None]:
     _state.stages.pop()
 
 
-def last_words() -> str:
+def interrupt_message() -> str:
     """The message of an interrupted command: where the same command resumes, if it does."""
     if not _state.resumes:
         return "interrupted"
@@ -111,22 +111,22 @@ def last_words() -> str:
 
 
 def end_interrupted(error: KeyboardInterrupt) -> int:
-    """Say :func:`last_words`; of an :class:`Interruption` the process ends here, of any other give the exit code.
+    """Print :func:`interrupt_message`; end the process for an :class:`Interruption`, else return the exit code.
 
     What this process has started is asked to end, and killed where that takes longer than a moment: the embedded server
     would wait for connections that nobody closes any more.
     """
     if isinstance(error, Interruption):
         _leave(error.code)
-    _say_last_words()
+    _log_interruption()
     return 128 + signal.SIGINT
 
 
-def _say_last_words() -> None:
+def _log_interruption() -> None:
     """Once, to standard error, below the ``^C`` of a terminal."""
     if not _state.said:
         _state.said = True
-        sys.stderr.write((f"\n{_SHOW_CURSOR}" if sys.stderr.isatty() else "") + last_words() + "\n")
+        sys.stderr.write((f"\n{_SHOW_CURSOR}" if sys.stderr.isatty() else "") + interrupt_message() + "\n")
 
 
 def start_prefect_server() -> None:
@@ -165,11 +165,11 @@ def _interrupt(number: int, _: FrameType | None) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    _say_last_words()
+    _log_interruption()
     children = psutil.Process().children()
     for child in children:
         child.terminate()
-    for child in psutil.wait_procs(children, timeout=_MOMENT)[1]:
+    for child in psutil.wait_procs(children, timeout=_GRACE_SECONDS)[1]:
         child.kill()
     sys.stdout.flush()
     sys.stderr.flush()

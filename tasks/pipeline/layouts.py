@@ -1,4 +1,4 @@
-"""Which GPUs learn and which sample, and what an iteration takes on them: arithmetic from shapes and data sheets.
+"""Division of GPUs into learners and samplers, and the time of an iteration: arithmetic from shapes and data sheets.
 
     update    6 P FLOP a token and epoch (8 with recomputed layers), 2 P for each forward pass before it; or the traffic
               of the shards, where that takes longer: each micro-batch gathers all weights twice and sums the gradients.
@@ -7,7 +7,7 @@
               by itself, where that takes longer
     sync      shards are gathered, and sent in half precision by one card
 
-P: parameters. What a card reaches of its data sheet is in ``REACHED``. Nothing here is measured.
+P: parameters. What a card reaches of its data sheet is in ``EFFICIENCY``. Nothing here is measured.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
         "l40s": Gpu(memory=48e9, flops=362e12, bandwidth=0.86e12, link=32e9, host=32e9, network=12.5e9),
     }
 )
-REACHED = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "traffic": 0.7})
+EFFICIENCY = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "traffic": 0.7})
 """What part of the data sheet is taken to be reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """What one iteration does. ``prompt_tokens``: of the longest prompt; ``offload``: shards rest beside the card."""
+class IterationShape:
+    """The work of one iteration. ``prompt_tokens``: of the longest prompt; ``offload``: shards rest beside the card."""
 
     size: ModelSize
     rl: RlConfig
@@ -78,12 +78,12 @@ class Work:
 
     @property
     def mean_tokens(self) -> float:
-        """Of a completion."""
+        """The mean number of tokens of a completion."""
         return _TYPICAL * self.rl.sampling.max_new_tokens
 
     @property
     def trained_tokens(self) -> float:
-        """Of an iteration's trees: every prompt once, with its group's completions."""
+        """The tokens of an iteration's trees: every prompt once, with its group's completions."""
         return self.rl.prompts_per_iteration * self.prompt_tokens + self.sequences * self.mean_tokens
 
     def is_whole(self, ranks: int) -> bool:
@@ -108,7 +108,7 @@ class Layout:
     sync: float
 
     def seconds(self, staleness: int) -> float:
-        """Of an iteration: one part after the other, or the longer one where rollouts are sampled ahead."""
+        """Return the duration of an iteration: the sum of its parts, or the longer one if rollouts are prefetched."""
         apart = self.shared or not staleness
         return self.sync + (self.update + self.rollouts if apart else max(self.update, self.rollouts))
 
@@ -127,12 +127,12 @@ def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, c
         if rl := rl_of(each):
             longest = max(config.data[data].max_tokens for data in data_of(each))
             offload = config.distributed.cpu_offload
-            work = Work(size=size, rl=rl, prompt_tokens=longest, recompute=recompute, offload=offload)
+            work = IterationShape(size=size, rl=rl, prompt_tokens=longest, recompute=recompute, offload=offload)
             lines.append(f"layout of {stage}, by arithmetic: {layout_line(work, name, count)}")
     return lines
 
 
-def layout_line(work: Work, name: str, count: int) -> str:
+def layout_line(work: IterationShape, name: str, count: int) -> str:
     """A sentence: how ``count`` GPUs are best dealt, and what an iteration takes; or why the run does not fit.
 
     Raises:
@@ -154,7 +154,7 @@ def layout_line(work: Work, name: str, count: int) -> str:
     )
 
 
-def best_layout(work: Work, gpu: Gpu, count: int) -> Layout | str:
+def best_layout(work: IterationShape, gpu: Gpu, count: int) -> Layout | str:
     """The layout of ``count`` GPUs whose iteration is shortest, at the run's staleness; or why there is none."""
     least = engine_width(work, gpu)
     if least > count:
@@ -166,7 +166,7 @@ def best_layout(work: Work, gpu: Gpu, count: int) -> Layout | str:
     return min(found, key=lambda each: each.seconds(work.rl.sampling.staleness))
 
 
-def _layouts(work: Work, gpu: Gpu, count: int, least: int) -> Iterator[Layout]:
+def _layouts(work: IterationShape, gpu: Gpu, count: int, least: int) -> Iterator[Layout]:
     """Learner and engine in turn on one GPU, and the divisions of several into whole machines and halves of one."""
     if count == 1:
         held = rank_bytes(work, 1) + _engine_bytes(work, 1)
@@ -181,7 +181,7 @@ def _layouts(work: Work, gpu: Gpu, count: int, least: int) -> Iterator[Layout]:
 
 
 def _layout(
-    work: Work,
+    work: IterationShape,
     gpu: Gpu,
     ranks: int,
     width: int,
@@ -203,12 +203,12 @@ def _layout(
     )
 
 
-def engine_width(work: Work, gpu: Gpu) -> int:
+def engine_width(work: IterationShape, gpu: Gpu) -> int:
     """GPUs of one engine: a power of two whose memory has room for the weights and as much of cache."""
     return 1 << max(0, math.ceil(math.log2(2 * _engine_bytes(work, 1) / (_LOADED * gpu.memory))))
 
 
-def rank_bytes(work: Work, ranks: int) -> float:
+def rank_bytes(work: IterationShape, ranks: int) -> float:
     """Bytes of a card that learns: its part of what is in shards, activations, and what is gathered meanwhile."""
     rl, size = work.rl, work.size
     models = [term for term in rl.rewards if term.kind == "reward_model"]
@@ -231,14 +231,14 @@ def rank_bytes(work: Work, ranks: int) -> float:
     return (0 if work.offload else fixed / ranks) + footprint.activations + gathered + _RESERVE
 
 
-def update_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
+def update_seconds(work: IterationShape, gpu: Gpu, ranks: int) -> float:
     """Forward passes before the update, and its epochs."""
     rl, parameters = work.rl, work.size.num_parameters
     steps = rl.update.num_epochs * rl.update.num_minibatches
     passes = (steps > 1) + (rl.kl.coefficient > 0.0) + sum(term.kind == "reward_model" for term in rl.rewards)
     critics = 1 if resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate" else 0
-    learning = (8 if work.recompute else 6) * rl.update.num_epochs * (1 + critics) / REACHED["update"]
-    looking = 2 * (passes + critics) / REACHED["pass"]
+    learning = (8 if work.recompute else 6) * rl.update.num_epochs * (1 + critics) / EFFICIENCY["update"]
+    looking = 2 * (passes + critics) / EFFICIENCY["pass"]
     flops = parameters * work.trained_tokens * (learning + looking)
     per_rank = work.trained_tokens / ranks / rl.update.tokens_per_microbatch
     batches = rl.update.num_epochs * max(rl.update.num_minibatches, math.ceil(per_rank)) * (1 + critics)
@@ -249,10 +249,10 @@ def update_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
     if not work.offload:
         return products
     stepping = steps * (1 + critics) * _STEP * parameters / math.ceil(ranks / _NODE) / _MACHINE
-    return max(products, traffic / ranks / (REACHED["traffic"] * gpu.host)) + stepping
+    return max(products, traffic / ranks / (EFFICIENCY["traffic"] * gpu.host)) + stepping
 
 
-def rollout_seconds(work: Work, gpu: Gpu, engines: int, width: int, *, free: float | None = None) -> float:
+def rollout_seconds(work: IterationShape, gpu: Gpu, engines: int, width: int, *, free: float | None = None) -> float:
     """Prefill and decoding of an iteration's completions; ``free``: bytes for keys and values of an engine."""
     size, rl = work.size, work.rl
     mine = math.ceil(work.sequences / engines)
@@ -262,27 +262,27 @@ def rollout_seconds(work: Work, gpu: Gpu, engines: int, width: int, *, free: flo
 
     def step(count: float) -> float:
         read = _HALF * size.num_parameters + 0.5 * each * count
-        compute = 2 * size.num_parameters * count / (width * gpu.flops * REACHED["pass"])
+        compute = 2 * size.num_parameters * count / (width * gpu.flops * EFFICIENCY["pass"])
         waits = size.num_layers * (_LAYER_SECONDS + (2 * _MEETING_SECONDS if width > 1 else 0.0))
-        return waits + max(read / (width * gpu.bandwidth * REACHED["decoding"]), compute)
+        return waits + max(read / (width * gpu.bandwidth * EFFICIENCY["decoding"]), compute)
 
     prefill = 2 * size.num_parameters * work.prompt_tokens * rl.prompts_per_iteration / engines
     decoding = mine * work.mean_tokens / together * step(together)
     longest = rl.sampling.max_new_tokens * step(0.25 * together)  # few are left by then
-    return prefill / (width * gpu.flops * REACHED["pass"]) + max(decoding, longest)
+    return prefill / (width * gpu.flops * EFFICIENCY["pass"]) + max(decoding, longest)
 
 
-def sync_seconds(work: Work, gpu: Gpu, ranks: int) -> float:
+def sync_seconds(work: IterationShape, gpu: Gpu, ranks: int) -> float:
     """From shards to every engine: they take them at the same time."""
     parameters = work.size.num_parameters
     gathered = 0.0 if ranks == 1 else _SINGLE * parameters / _link(gpu, ranks)
-    return gathered + _HALF * parameters / (REACHED["traffic"] * gpu.network)
+    return gathered + _HALF * parameters / (EFFICIENCY["traffic"] * gpu.network)
 
 
-def _engine_bytes(work: Work, width: int) -> float:
+def _engine_bytes(work: IterationShape, width: int) -> float:
     return _HALF * work.size.num_parameters / width
 
 
 def _link(gpu: Gpu, ranks: int) -> float:
     """Bytes per second that each rank receives of what all send: between machines, by all of their cards at once."""
-    return REACHED["traffic"] * (gpu.link if ranks <= _NODE else min(gpu.link, _NODE * gpu.network))
+    return EFFICIENCY["traffic"] * (gpu.link if ranks <= _NODE else min(gpu.link, _NODE * gpu.network))

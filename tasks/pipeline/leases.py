@@ -39,7 +39,7 @@ _PATIENCE = 5.0  # seconds between asking a server to end and killing it
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Which process runs what. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine.
+    """The process of a run. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine.
 
     The MLflow runs of a pipeline are found by the name of its lease, in the tag ``lease``.
     """
@@ -52,13 +52,13 @@ class Lease:
 
 
 @contextmanager
-def starting(home: Home) -> Iterator[None]:
+def startup_lock(home: Home) -> Iterator[None]:
     """Heal what dead processes have left, then let this process start in the block, while no other one does.
 
     A process that writes in the home takes its lease in here. So what lies there without a living lease is nobody's.
     """
     with file_lock(home.leases / "starting.lock"):
-        for line in heal(home):
+        for line in recover_dead_runs(home):
             logger.warning("%s", line)
         yield
 
@@ -95,7 +95,7 @@ def mark_launcher() -> None:
     os.environ[_LAUNCHER] = str(os.getpid())
 
 
-def heal(home: Home) -> tuple[str, ...]:
+def recover_dead_runs(home: Home) -> tuple[str, ...]:
     """End in MLflow and Prefect what dead processes have left running; one line for each thing that was done.
 
     Half-written files go when no process is alive that could be writing them. The inline engine leaves flow runs to the
@@ -119,12 +119,12 @@ def heal(home: Home) -> tuple[str, ...]:
         if dead:
             unswept.touch()
         if not alive and unswept.exists():
-            sweep(home)
+            remove_partial_files(home)
             unswept.unlink()
     return (*done, *_remove_unfinished(home))
 
 
-def sweep(home: Home) -> None:
+def remove_partial_files(home: Home) -> None:
     """Remove half-written files. Nobody may be writing in the home; each begins with a dot, or is a lock of nobody."""
     stages = [
         each for each in home.work.glob("[!.]*") if each.is_dir() and not (each / "leases").exists()

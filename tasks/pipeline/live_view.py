@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.tasks.pipeline.bridge import PROGRESS_LOGGER, Progress
+from rlcore.tasks.pipeline.prefect_bridge import PROGRESS_LOGGER, Progress
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 24  # characters of a sparkline

@@ -12,10 +12,10 @@ from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef
 from rlcore.tasks.store.cache import Record, describe_machine
 from rlcore.tasks.store.scratch import scratch_folder
-from rlcore.tasks.tracking.card import write_cards
-from rlcore.tasks.tracking.described import describe, refresh_cards
 from rlcore.tasks.tracking.lineage import read_records
-from rlcore.tasks.tracking.packaged import Package, files_below
+from rlcore.tasks.tracking.mlflow_model import Package, files_below
+from rlcore.tasks.tracking.model_card import write_cards
+from rlcore.tasks.tracking.model_descriptions import describe, refresh_cards
 from rlcore.tasks.tracking.past import PAST
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import find_by_sha256
@@ -24,15 +24,15 @@ from rlcore.tasks.tracking.registry import find_by_sha256
 def register(
     stage: Stage, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun
 ) -> None:
-    """Register the stage's model as a version of ``<preset>-<stage.model>``, unless it is registered already.
+    """Register the stage's model as a version of ``<preset>-<stage.registered_as>``, unless it is registered already.
 
     The version's tags and card are made from the stage's record, whichever run registers it.
     """
-    name = f"{preset}-{stage.model}"
+    name = f"{preset}-{stage.registered_as}"
     record = run.cache.find(stage.name, ref.stage_key)
     if record is None or find_by_sha256(run.tracker, name, ref.sha256) is not None:
         return
-    made_by = run.tracker.known_run(ref.mlflow_run_id) or run.parent
+    made_by = run.tracker.find_run(ref.mlflow_run_id) or run.parent
     tags = _tags(record, inputs) | {"preset": preset}
     records = read_records(run.home)
     cards = write_cards(run.home, records, record, name=name, tags=tags)
@@ -49,7 +49,7 @@ def register(
 
 def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:
     """Add to the cards of the stages' models the results that came after their registration."""
-    made = [(f"{preset}-{stage.model}", refs[stage.name].sha256) for stage in stages if stage.model]
+    made = [(f"{preset}-{stage.registered_as}", refs[stage.name].sha256) for stage in stages if stage.registered_as]
     found = [find_by_sha256(run.tracker, name, sha256) for name, sha256 in made]
     refresh_cards(run.home, run.tracker, [version for version in found if version is not None])
 

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from rlcore.tasks.drawing.result import Draw, Result
-from rlcore.tasks.pipeline.bridge import report_markdown
+from rlcore.tasks.pipeline.prefect_bridge import report_markdown
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure_digest
 from rlcore.tasks.store.settings import Home
@@ -22,12 +22,12 @@ _DIGITS = 12  # of the artifact's digest, in the name of a page's folder
 
 
 def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:
-    """Where the pages of a stage's artifact lie."""
+    """Return the folder of the pages of a stage's artifact."""
     return home.pages / preset / stage / ref.sha256[:_DIGITS]
 
 
 def is_drawn(draw: Draw, result: Result, folder: Path) -> bool:
-    """Whether ``folder`` has the pages that the present code of ``draw`` makes of ``result``."""
+    """Return True if ``folder`` has the pages that the present code of ``draw`` makes of ``result``."""
     mark = _mark(folder)
     return folder.is_dir() and mark.is_file() and mark.read_text(encoding="utf-8") == _drawn_from(draw, result)
 

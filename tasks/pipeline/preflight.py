@@ -1,4 +1,4 @@
-"""Preflight: checks everything that can be checked before work; all faults at once, each with its full key.
+"""Preflight: checks everything that can be checked before work; all errors together, each with its full key.
 
 Rewards are built and data sets, files, templates and registered models looked for; nothing is trained or downloaded.
 """
@@ -27,19 +27,19 @@ from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
+from rlcore.tasks.pipeline.config_warnings import unusual_values
 from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
-from rlcore.tasks.pipeline.references import promotion_fault, reference_faults, unmeasured_line
-from rlcore.tasks.pipeline.sizes import disk_account, position_faults
-from rlcore.tasks.pipeline.unusual import unusual
+from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors, reference_errors, unmeasured_line
+from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
 from rlcore.tasks.presets import stages as parts_of_stages
-from rlcore.tasks.presets.caught import caught
 from rlcore.tasks.presets.data import HUB, POLICY
+from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.evaluation import EvaluationConfig
-from rlcore.tasks.presets.graph import REGISTRY, asked_for
+from rlcore.tasks.presets.graph import REGISTRY, required_by
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.data import check_options, hub_parts, resolve_adapter
-from rlcore.tasks.steps.episodes import environment_faults
+from rlcore.tasks.steps.episodes import environment_errors
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import read_version
@@ -50,8 +50,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
-    """What is known of a run before work: its preset, its home, and the artifacts that its stages have already."""
+class PreflightContext:
+    """The facts of a run before work: its preset, its home, and the existing artifacts of its stages."""
 
     config: RunConfig
     home: Home
@@ -83,46 +83,46 @@ def preflight(
 ) -> list[str]:
     """Lines for people: unusual values, the memory plan, the disk. ``targets`` None: all that a preset describes.
 
-    The graph of ``config`` may have faults of its own, which are named with the others if ``targets`` is None.
+    The graph of ``config`` may have errors of its own, which are named with the others if ``targets`` is None.
     ``refs``: the artifacts of the stages that are not run again; None where nobody has looked, which takes as long as
     to read all sources: then memory and disk are left out.
 
     Raises:
-        ConfigError: with every fault, one a line, and what is unusual beside them.
+        ConfigError: with every error, one a line, and what is unusual beside them.
     """
-    ready = Ready(config=config, home=home, refs=refs or {})
-    stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else asked_for(config, targets)
+    context = PreflightContext(config=config, home=home, refs=refs or {})
+    stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else required_by(config, targets)
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
-    faults = [
-        *config.faults,
+    errors = [
+        *config.errors,
         *_model(config.model),
-        *caught("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
-        *chain(*(_stage(ready, name) for name in stages)),
+        *collect_error("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
+        *chain(*(_stage(context, name) for name in stages)),
         *chain(*(_data(config, name) for name in data)),
         *(_evaluation(config) if is_evaluated else ()),
-        *position_faults(config, ready.model, stages, data, is_evaluated=is_evaluated),
-        *reference_faults(config, stages, data),
-        *(promotion_fault(config) if "promote" in (targets or ()) else ()),
+        *position_errors(config, context.model, stages, data, is_evaluated=is_evaluated),
+        *reference_errors(config, stages, data),
+        *(promotion_reference_errors(config) if "promote" in (targets or ()) else ()),
     ]
-    odd = unusual(config, stages)
-    lines = [*odd, *(() if faults else unmeasured_line(config, data))]
-    if not faults and refs is not None:  # the sizes are those that are meant
+    odd = unusual_values(config, stages)
+    lines = [*odd, *(() if errors else unmeasured_line(config, data))]
+    if not errors and refs is not None:  # the sizes are those that are meant
         new = [name for name in stages if name not in refs]
-        faults = caught("memory", lambda: lines.extend(_memory(ready, stages)))
-        faults += caught("disk", lambda: lines.append(disk_account(config, ready.model, new, home.root)))
-    if faults:
+        errors = collect_error("memory", lambda: lines.extend(_memory(context, stages)))
+        errors += collect_error("disk", lambda: lines.append(disk_summary(config, context.model, new, home.root)))
+    if errors:
         raise ConfigError(
-            "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys((*faults, *odd))),
+            "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys((*errors, *odd))),
             where=f"preset {config.name}",
             fix="correct the named keys; nothing has been run",
         )
     return list(filter(None, lines))
 
 
-def _memory(ready: Ready, stages: Collection[str]) -> list[str]:
+def _memory(context: PreflightContext, stages: Collection[str]) -> list[str]:
     """The memory plan; only its first line if the model must still be fetched."""
-    known = ready.refs if ready.model else {}
-    return memory_lines(ready.config, ready.home, known, stages)
+    known = context.refs if context.model else {}
+    return memory_lines(context.config, context.home, known, stages)
 
 
 def _model(config: ModelConfig) -> Iterator[str]:
@@ -137,13 +137,13 @@ def _model(config: ModelConfig) -> Iterator[str]:
     if config.source == "gguf" and not path.is_file():
         yield f"model.path = {config.path!r}: no such file"
     if config.source == "package":
-        yield from caught("model.path", lambda: find_package_file(config.path, config.file))
+        yield from collect_error("model.path", lambda: find_package_file(config.path, config.file))
     if config.chat_template and not Path(config.chat_template).is_file():
         yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
 
 
 def _evaluates(config: RunConfig, target: str) -> bool:
-    """Whether a stage of the pipeline is or needs an evaluation."""
+    """Return True if a stage of the pipeline is or needs an evaluation."""
     return target not in (*config.stages, "import_sft") and not target.startswith("prepare_")
 
 
@@ -161,24 +161,24 @@ def _engine(path: str, engine: EngineConfig) -> Iterator[str]:
         yield f"{path}.kind = {engine.kind!r}: vLLM is not installed here; install it, or take engine.kind = 'native'"
 
 
-def _stage(ready: Ready, name: str) -> Iterator[str]:
-    path, stage = f"stages.{name}", ready.config.stages[name]
-    yield from _start(ready, name)
+def _stage(context: PreflightContext, name: str) -> Iterator[str]:
+    path, stage = f"stages.{name}", context.config.stages[name]
+    yield from _start(context, name)
     if checks := kind_of(stage.kind).checks:
         yield from load(checks)(path, stage)
     sampling = parts_of_stages.sampling_of(stage)
     if sampling:
-        prefill = ready.tokenizer.prefill if ready.tokenizer else ""
+        prefill = context.tokenizer.prefill if context.tokenizer else ""
         yield from reward_faults(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
         if judge := parts_of_stages.judge_of(stage):
             known = {judge.stage: untrained} if judge.stage else {}
             at = f"{path}.judge"
-            yield from caught(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
+            yield from collect_error(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
         yield from _files(path, stage)
         yield from _sandbox(f"{path}.rewards", parts_of_stages.rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
-        yield from environment_faults(sampling.episodes, f"{path}.sampling.episodes")
-        yield from _engine_of(ready.config, f"{path}.sampling", sampling)
+        yield from environment_errors(sampling.episodes, f"{path}.sampling.episodes")
+        yield from _engine_of(context.config, f"{path}.sampling", sampling)
 
 
 def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
@@ -207,10 +207,10 @@ def _files(path: str, stage: StageConfig) -> Iterator[str]:
 
 def _data(config: RunConfig, name: str) -> list[str]:
     data, path = config.data[name], f"data.{name}"
-    faults = caught(f"{path}.adapter", lambda: resolve_adapter(data))
-    faults = faults or caught(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
-    if faults:
-        return faults
+    errors = collect_error(f"{path}.adapter", lambda: resolve_adapter(data))
+    errors = errors or collect_error(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
+    if errors:
+        return errors
     adapter = resolve_adapter(data)
     if adapter == POLICY:
         return list(_engine("engine", config.engine))
@@ -223,9 +223,9 @@ def _data(config: RunConfig, name: str) -> list[str]:
 
 
 def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
-    """What is wrong with the file, or the place on a hub, that an adapter reads."""
+    """Check the file, or the place on a hub, that an adapter reads."""
     if source.startswith(HUB):
-        return caught(key, lambda: hub_parts(source))
+        return collect_error(key, lambda: hub_parts(source))
     if Path(source).is_file():
         return []
     return [f"{key} = {source!r}: no such file, and the adapter {adapter!r} reads one; or {otherwise}"]
@@ -233,35 +233,35 @@ def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
 
 def _evaluation(config: RunConfig) -> Iterator[str]:
     terms = tuple(verifier.term for verifier in config.evaluation.verifiers)
-    for fault in reward_faults(terms, "evaluation.verifiers"):
-        if "named twice" not in fault:  # which of them decide on a data set, the graph has checked
-            yield fault
+    for error in reward_faults(terms, "evaluation.verifiers"):
+        if "named twice" not in error:  # which of them decide on a data set, the graph has checked
+            yield error
     yield from _sandbox("evaluation.verifiers", terms)
     yield from _engine_of(config, "evaluation", config.evaluation)
 
 
-def _start(ready: Ready, name: str) -> Iterator[str]:
+def _start(context: PreflightContext, name: str) -> Iterator[str]:
     """Registered models that a stage starts from or measures KL to: are they there, with the run's tokenizer?"""
-    stage: StageConfig = ready.config.stages[name]
+    stage: StageConfig = context.config.stages[name]
     named = (
         (parts_of_stages.start_key(stage), parts_of_stages.named_start(stage)),
         (parts_of_stages.reference_key(stage), parts_of_stages.reference_of(stage)),
     )
     for setting, uri in named:
         if uri.startswith(REGISTRY):
-            yield from _registered(ready, f"stages.{name}.{setting} = {uri!r}", uri)
+            yield from _registered(context, f"stages.{name}.{setting} = {uri!r}", uri)
 
 
-def _registered(ready: Ready, key: str, uri: str) -> Iterator[str]:
+def _registered(context: PreflightContext, key: str, uri: str) -> Iterator[str]:
     try:
-        tags = read_version(ready.home, uri.removeprefix(REGISTRY))
+        tags = read_version(context.home, uri.removeprefix(REGISTRY))
     except RlcoreError as error:
         yield f"{key}: {error.what}; train and register it first, or name one of {BASE} and the preset's stages"
         return
     folders = list(
-        ready.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
+        context.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
     )  # none where another home made it
-    if folders and ready.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(ready.tokenizer):
+    if folders and context.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(context.tokenizer):
         yield (
             f"{key}: this model has another tokenizer than the run's; take a model of the same family, or make "
             "it the base: model.source = 'registry'"

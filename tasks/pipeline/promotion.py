@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from rlcore.errors import PromotionError
 from rlcore.tasks.kinds.promote.step import model_name
-from rlcore.tasks.pipeline.events import tell_of_refusal
+from rlcore.tasks.pipeline.events import emit_rejection
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking import registry
-from rlcore.tasks.tracking.described import refresh_cards
+from rlcore.tasks.tracking.model_descriptions import refresh_cards
 from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
@@ -42,7 +42,7 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
     return champion
 
 
-def settle(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
+def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
     """Apply the verdict to the registry; returns a sentence about it. A repeated call changes nothing.
 
     Raises:
@@ -80,4 +80,4 @@ def _refuse(tracker: Tracker, version: ModelVersion, judged: Mapping[str, str]) 
     registry.set_tags(tracker, version, judged)
     registry.set_alias(tracker, version, CHALLENGER)
     if is_new:
-        tell_of_refusal(version.name, version.version, judged["verdict"])
+        emit_rejection(version.name, version.version, judged["verdict"])

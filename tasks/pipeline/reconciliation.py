@@ -42,7 +42,7 @@ Verdict = Literal["", "goes on", "has crashed", "runs", "is cancelled"]
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What Prefect knows of a run: ``count``: how often it began; ``seconds``: since when it is in this state.
+    """Prefect's record of a run: ``count``: number of starts; ``seconds``: time in this state.
 
     ``ours``: the worker of this machine took it, so its process is here or nowhere.
     """
@@ -55,7 +55,7 @@ class Record:
 
 
 def judge(record: Record, *, lives: bool) -> Verdict:
-    """What the record should say instead; empty: it is right, or may still become right by itself."""
+    """Return the state that the record should have; empty if it is right, or may still become right by itself."""
     if record.seconds < SETTLED_SECONDS and (lives or record.state != "CRASHED"):
         return ""
     if record.state == "CANCELLING":  # after a server was away, Prefect's worker no longer hears of it

@@ -23,10 +23,10 @@ from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, settings_of
 from rlcore.strict import build
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.keys import key_of, why
-from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
+from rlcore.tasks.pipeline.stages import key_inputs
 from rlcore.tasks.presets.renamed import kinds_in, translated
-from rlcore.tasks.presets.run import RunConfig, without_faults
+from rlcore.tasks.presets.run import RunConfig, validated
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
@@ -107,7 +107,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
     document["seed"] = origin.record.ingredients["seed"]
     source = f"the records of {origin.version.name}"
-    return without_faults(build(RunConfig, _without_none(document), source=source), source)
+    return validated(build(RunConfig, _without_none(document), source=source), source)
 
 
 def with_date(home: Home, origin: Origin, config: RunConfig) -> RunConfig:
@@ -127,10 +127,10 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
     for record in origin.chain:
         name = _name(record)
         if is_import(record) or record is origin.record:
-            gone += [f"{name}: {fault}" for fault in store.faults(record.ref)[:1]]
+            gone += [f"{name}: {error}" for error in store.errors(record.ref)[:1]]
         inputs = {each: _known(sha256) for each, sha256 in record.ingredients["inputs"].items()}
         try:
-            difference = why(ingredients_of(by_name[name], config, inputs), [record])
+            difference = explain_miss(key_inputs(by_name[name], config, inputs), [record])
         except DataError as error:
             gone.append(f"{name}: {error.what} ({error.where})")
             continue
@@ -167,7 +167,9 @@ def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: Run
         with announced(home.work, home.work, scratch.root.name):
             configure_environment(scratch)
             for record in filter(is_import, origin.chain):
-                _lend(home, scratch, record, next(stage for stage in table if stage.name == _name(record)), config)
+                _link_artifact(
+                    home, scratch, record, next(stage for stage in table if stage.name == _name(record)), config
+                )
             yield scratch
     finally:
         for name, value in before.items():
@@ -203,12 +205,12 @@ def _collect(home: Home, records: Sequence[Record], record: Record, chain: dict[
     chain[_name(record)] = record
 
 
-def _lend(home: Home, scratch: Home, record: Record, stage: Stage, config: RunConfig) -> None:
+def _link_artifact(home: Home, scratch: Home, record: Record, stage: Stage, config: RunConfig) -> None:
     """An artifact of ``home`` in the scratch home, under the key that the stage has now."""
     target = scratch.root / record.ref.uri
     if not target.exists():
         shutil.copytree(home.root / record.ref.uri, target)
-    ingredients = ingredients_of(stage, config, {})
+    ingredients = key_inputs(stage, config, {})
     lent = replace(record, key=key_of(ingredients), ingredients=ingredients, seconds=0.0)
     StageCache(scratch.cache).write(stage.name, lent)
 

@@ -1,4 +1,4 @@
-"""What a champion was made from, and whether the present inputs are the same.
+"""Inputs of a champion, and their comparison with the present inputs.
 
 The last accepted data are those that the champion was trained on. Their sketches lie beside the champion's version in
 MLflow, so a promotion accepts data, a refusal does not, and a roll-back takes the acceptance back.
@@ -15,15 +15,24 @@ import pandas as pd
 
 from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import DataError
-from rlcore.tasks.pipeline.keys import key_of
+from rlcore.tasks.pipeline.cache_keys import key_of
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.cache import Ingredients, Record
+from rlcore.tasks.store.cache import KeyInputs, Record
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column, read_json, write_json, write_table
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
-from rlcore.tasks.tracking.past import PAST, PROMPTS, REPORT, SEEN_DIGITS, Past, add_past, read_past, write_past
+from rlcore.tasks.tracking.past import (
+    PAST,
+    PROMPTS,
+    REPORT,
+    SEEN_DIGITS,
+    ChampionLineage,
+    add_past,
+    read_past,
+    write_past,
+)
 from rlcore.tasks.tracking.registry import ModelVersion, find_number
 from rlcore.tasks.tracking.runs import open_tracker
 
@@ -40,8 +49,8 @@ class Retraining:
     refs: Mapping[str, ArtifactRef]
 
 
-def past_of(home: Home, champion: ModelVersion) -> Past:
-    """What the champion was made from, by the account that MLflow keeps of it.
+def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
+    """Return the inputs of the champion, from the account in MLflow.
 
     Raises:
         DataError: there is no such account, or it is damaged.
@@ -64,7 +73,7 @@ def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: P
             paired.append(sha256)
             write_table(_prompts_of(snapshot), folder / sha256 / PROMPTS)
     recipe = recipe_of(home, record.ingredients)
-    return write_past(Past(artifacts=artifacts, recipe=recipe, datasets=kept, paired=tuple(paired)), folder)
+    return write_past(ChampionLineage(artifacts=artifacts, recipe=recipe, datasets=kept, paired=tuple(paired)), folder)
 
 
 def _prompts_of(snapshot: Path) -> pd.DataFrame:
@@ -117,7 +126,7 @@ def nearest(root: Ancestor) -> dict[str, str]:
     return found
 
 
-def recipe_of(home: Home, ingredients: Ingredients) -> str:
+def recipe_of(home: Home, ingredients: KeyInputs) -> str:
     """Digest of everything that a run is made from, except its starting checkpoint.
 
     Datasets count by the digest of their rows: a copy of the same rows under another name is the same data. The machine

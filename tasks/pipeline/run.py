@@ -11,13 +11,13 @@ from typing import Literal, Protocol
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.bridge import report_table, task
-from rlcore.tasks.pipeline.keys import key_of, why
+from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
 from rlcore.tasks.pipeline.models import complete_cards, register
-from rlcore.tasks.pipeline.opening import opened
 from rlcore.tasks.pipeline.pages import is_drawn, page_folder, show_pages
+from rlcore.tasks.pipeline.pipeline_run import open_pipeline
+from rlcore.tasks.pipeline.prefect_bridge import report_table, task
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
-from rlcore.tasks.pipeline.stages import ingredients_of, result_of, run_stage
+from rlcore.tasks.pipeline.stages import key_inputs, result_of, run_stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache, describe_machine
@@ -31,7 +31,7 @@ START = "import_sft"  # the stage that makes the starting checkpoint
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """What will happen to a stage.
+    """The planned action for a stage.
 
     ``cached``: its result is there and intact. ``run``: it will be computed, ``reason`` says why. ``depends``: a stage
     before it runs, and this one runs only if that gives another result than the one known.
@@ -68,7 +68,7 @@ def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Sta
 
 
 def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:
-    """What :func:`run_pipeline` would do now, stage by stage; nothing is run, and files are verified by hashing."""
+    """Return the plan of :func:`run_pipeline`, stage by stage; nothing is run, and files are verified by hashing."""
     return _look_up(stages, config, targets, home=home)[0]
 
 
@@ -86,7 +86,7 @@ def recorded_refs(
     cache, known = StageCache(home.cache), dict[str, ArtifactRef]()
     for stage in order_stages(stages, targets):
         if all(name in known for name in stage.inputs):
-            record = cache.find(stage.name, key_of(ingredients_of(stage, config, known)))
+            record = cache.find(stage.name, key_of(key_inputs(stage, config, known)))
             known |= {stage.name: record.ref} if record else {}
     return known
 
@@ -99,7 +99,7 @@ def format_plan(rows: Iterable[PlanRow]) -> str:
 
 
 class Report(Protocol):
-    """What is told of a finished run; ``started``: when it began, as records of stages keep the time."""
+    """The report of a finished run; ``started``: its start, in the time format of stage records."""
 
     def __call__(
         self, run: PipelineRun, config: RunConfig, refs: Mapping[str, ArtifactRef], *, started: str
@@ -128,7 +128,7 @@ def run_pipeline(
     ordered, machine = order_stages(stages, targets), _machine(config)
     tracker = open_tracker(home)
     refs: dict[str, ArtifactRef] = {}
-    with opened(home, tracker, experiment, config, targets) as parent:
+    with open_pipeline(home, tracker, experiment, config, targets) as parent:
         parent.set_tags({"machine": machine})
         run = PipelineRun(
             home=home,
@@ -182,16 +182,16 @@ def _publish(
     stage: Stage, config: RunConfig, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], run: PipelineRun
 ) -> None:
     """Register the model and draw the page of a stage, under the preset's name, where that is not done yet."""
-    if stage.model:
+    if stage.registered_as:
         register(stage, ref, inputs, preset=config.name, run=run)
     folder = page_folder(run.home, config.name, stage.name, ref)
-    if stage.draw is None:
+    if stage.render_page is None:
         return
     result = result_of(
         stage, config, run.store.path(ref), {name: run.store.path(each) for name, each in inputs.items()}
     )
-    if not is_drawn(stage.draw, result, folder):
-        show_pages(stage.draw, result, folder, run.parent)
+    if not is_drawn(stage.render_page, result, folder):
+        show_pages(stage.render_page, result, folder, run.parent)
 
 
 def _look_up(
@@ -211,19 +211,19 @@ def _look_up(
 def _plan_stage(
     stage: Stage, config: RunConfig, known: Mapping[str, ArtifactRef], store: ArtifactStore, cache: StageCache
 ) -> tuple[PlanRow, ArtifactRef | None]:
-    ingredients = ingredients_of(stage, config, known)
+    ingredients = key_inputs(stage, config, known)
     unknown = [name for name in stage.inputs if name not in known]
     if unknown:
-        reason = why(ingredients, cache.records(stage.name), unknown=unknown)
+        reason = explain_miss(ingredients, cache.records(stage.name), unknown=unknown)
         if reason:
             return PlanRow(stage=stage.name, state="run", reason=reason), None
         return PlanRow(stage=stage.name, state="depends", reason=f"on the result of {', '.join(unknown)}"), None
     record = cache.find(stage.name, key_of(ingredients))
     if record is None:
-        return PlanRow(stage=stage.name, state="run", reason=why(ingredients, cache.records(stage.name))), None
-    faults = store.faults(record.ref)
-    if faults:
-        reason = f"artifact missing or damaged: {faults[0]}"
+        return PlanRow(stage=stage.name, state="run", reason=explain_miss(ingredients, cache.records(stage.name))), None
+    errors = store.errors(record.ref)
+    if errors:
+        reason = f"artifact missing or damaged: {errors[0]}"
         return PlanRow(stage=stage.name, state="run", reason=reason), None
     return PlanRow(stage=stage.name, state="cached", reason=""), record.ref
 

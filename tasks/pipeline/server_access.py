@@ -1,4 +1,4 @@
-"""Who may use the Prefect and MLflow servers that we start: one user with a password, and pages of their own origin.
+"""Access to the Prefect and MLflow servers that we start: one user with a password, and pages of their own origin.
 
 Left as they are, both serve anybody: any page in a browser on this machine could start flows, which run commands.
 """
@@ -20,7 +20,7 @@ _CACHE_SECONDS = 60  # for which MLflow knows a password again; each check of on
 
 
 def client_variables(password: str) -> dict[str, str]:
-    """What lets Prefect's and MLflow's clients in when they find it in their environment."""
+    """Return the environment variables with which Prefect's and MLflow's clients log in."""
     return {
         "PREFECT_API_AUTH_STRING": f"{USER}:{password}",
         "MLFLOW_TRACKING_USERNAME": USER,

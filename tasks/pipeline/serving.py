@@ -33,7 +33,7 @@ from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.architectures import positions_of
 from rlcore.models.loading import load_policy
 from rlcore.sampling.vllm import guard
-from rlcore.tasks.pipeline.delivery import Registered, open_registered
+from rlcore.tasks.pipeline.model_export import RegisteredVersion, open_registered
 from rlcore.tasks.serving.engine import Engine
 from rlcore.tasks.serving.front import Served, front
 from rlcore.tasks.serving.guard import LOOPBACK, Limits
@@ -42,7 +42,7 @@ from rlcore.tasks.serving.server import Server, listen
 from rlcore.tasks.serving.vllm import VllmEngine
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
-from rlcore.tasks.tracking.packaged import is_chat_model
+from rlcore.tasks.tracking.mlflow_model import is_chat_model
 from rlcore.text.tokenization import ChatTokenizer
 
 ServingEngine = Literal["auto", "vllm", "native"]
@@ -94,7 +94,7 @@ def serve_model(
             return server.serve_until_told(address)
 
 
-def vllm_command(python: str, registered: Registered, *, port: int, eager: bool) -> list[str]:
+def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager: bool) -> list[str]:
     """vLLM's server on a checkpoint, on the loopback address. It computes in the precision of the weights; by itself it
     would round float32. ``eager``: it compiles nothing, which takes minutes on a CPU.
     """
@@ -126,7 +126,7 @@ def _token() -> str:
     return given
 
 
-def _say(registered: Registered, token: str, url: str) -> None:
+def _say(registered: RegisteredVersion, token: str, url: str) -> None:
     sys.stdout.write(f"{registered.tags['name']} version {registered.tags['version']}: {url}\n")
     sys.stdout.write("" if os.environ.get(TOKEN) else f"token: {token}\n")
     sys.stdout.flush()
@@ -142,9 +142,9 @@ def _vllm_python(named: str) -> str:
 
 @contextmanager
 def _engine(
-    registered: Registered, served: Served, interpreter: str
+    registered: RegisteredVersion, served: Served, interpreter: str
 ) -> Iterator[tuple[Engine, subprocess.Popen[bytes] | None]]:
-    """What computes, and its process where it has one."""
+    """Return the engine, and its process if it has one."""
     if not interpreter:
         device, dtype = choose_device_and_dtype(HardwareConfig())
         # A tokenizer is not for two threads at once: this one writes, the front's reads.

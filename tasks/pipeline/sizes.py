@@ -24,7 +24,7 @@ _WEIGHT_BYTES = 4  # of a weight that is saved, at most
 _ROLLOUT_BYTES = 24  # of a token in a table: its id, its log-probability, its mask, its text
 
 
-def position_faults(
+def position_errors(
     config: RunConfig,
     model: PretrainedConfig | None,
     stages: Collection[str],
@@ -60,7 +60,7 @@ def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str
     """Bytes that a run writes, about: checkpoints with their copies, those of RL while it works, and all rollouts."""
     parameters: int = ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
-    made: int = 1 + sum(stage.makes in ("checkpoint", "reward_model") for stage in own)
+    made: int = 1 + sum(stage.produces in ("checkpoint", "reward_model") for stage in own)
     rl = [found for stage in own if (found := rl_of(stage))]
     working = max((_working(each, parameters) for each in rl), default=0)
     tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
@@ -75,7 +75,7 @@ def _working(rl: RlConfig, parameters: int) -> int:
     return _CHECKPOINTS * _LEARNER_BYTES * parameters * (1 + has_trunk)
 
 
-def disk_account(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
+def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
     """A sentence: what ``stages`` write, and what is free on the disk of ``folder``; empty if unknown.
 
     Raises:

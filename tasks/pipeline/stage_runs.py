@@ -14,7 +14,7 @@ from typing import Any
 from rlcore.errors import StorageError
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
-from rlcore.tasks.store.cache import Ingredients, StageCache, describe_machine
+from rlcore.tasks.store.cache import KeyInputs, StageCache, describe_machine
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.environment import pins
 from rlcore.tasks.store.settings import Home
@@ -26,7 +26,7 @@ _RUN, _RESULT = "mlflow_run.json", "result.json"  # in a work folder
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
-    """What stages share in a run: the home with its store and cache, and the MLflow run of their pipeline."""
+    """Shared state of the stages of a run: the home with store and cache, and the MLflow run of their pipeline."""
 
     home: Home
     store: ArtifactStore
@@ -37,7 +37,7 @@ class PipelineRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class StepOutput:
     """The result of a step: its artifact, and the metrics that sum it up."""
 
     ref: ArtifactRef
@@ -48,16 +48,16 @@ class Finished:
         write_json(asdict(self), work / _RESULT)
 
 
-def left_by_a_kill(work: Path, store: ArtifactStore) -> Finished | None:
+def recover_result(work: Path, store: ArtifactStore) -> StepOutput | None:
     """The result of an attempt that was killed when the store had it already, and no record yet."""
     if not (work / _RESULT).exists():
         return None
     try:
         noted = read_json(work / _RESULT)
-        finished = Finished(ref=ArtifactRef.from_json(noted["ref"]), metrics=noted["metrics"])
+        finished = StepOutput(ref=ArtifactRef.from_json(noted["ref"]), metrics=noted["metrics"])
     except (StorageError, KeyError, TypeError):
         return None
-    return None if store.faults(finished.ref) else finished
+    return None if store.errors(finished.ref) else finished
 
 
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
@@ -78,14 +78,14 @@ def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTra
     return tracker
 
 
-def tell_cached(stage: str, ref: ArtifactRef, run: PipelineRun) -> None:
+def log_cache_hit(stage: str, ref: ArtifactRef, run: PipelineRun) -> None:
     """Note at the pipeline's run that a stage came from the cache, unless an attempt at this very run has made it."""
     if run.parent.known_tags.get(f"stage.{stage}") != f"run:{ref.mlflow_run_id}":
         run.parent.set_tags({f"stage.{stage}": f"cached:{ref.mlflow_run_id}"})
 
 
-def record_end(
-    finished: Finished, context: StageContext, *, machine: Mapping[str, object], with_packages: bool
+def log_result(
+    finished: StepOutput, context: StageContext, *, machine: Mapping[str, object], with_packages: bool
 ) -> None:
     """Note at the stage's run what came of it, and for a model the installed packages."""
     tracker, ref = context.tracker, finished.ref
@@ -108,8 +108,8 @@ def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
     return {**own, **others} if isinstance(own, Mapping) else section
 
 
-def logged(ingredients: Ingredients) -> Mapping[str, object]:
-    """What of a stage's ingredients are the parameters of its run."""
+def logged(ingredients: KeyInputs) -> Mapping[str, object]:
+    """Return the ingredients of a stage that are parameters of its MLflow run."""
     machine = {name: value for name, value in ingredients["machine"].items() if value}
     found = {**parameters(ingredients["config"]), "seed": ingredients["seed"]}
     return found | {"machine": machine} if machine else found

@@ -20,27 +20,27 @@ from rlcore.config import to_dict
 from rlcore.errors import RlcoreError, StorageError
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.bridge import as_task, report_progress, said_by
-from rlcore.tasks.pipeline.events import tell_of_snapshot, tell_of_stop, told_if_it_fails
+from rlcore.tasks.pipeline.cache_keys import function_of, key_of
+from rlcore.tasks.pipeline.events import emit_health_stop, emit_on_failure, emit_snapshot
 from rlcore.tasks.pipeline.exporter import exported
-from rlcore.tasks.pipeline.interrupts import under_way
-from rlcore.tasks.pipeline.keys import function_of, key_of
+from rlcore.tasks.pipeline.interrupts import track_stage
 from rlcore.tasks.pipeline.pages import show_refusal
+from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task, stage_logger
 from rlcore.tasks.pipeline.stage_runs import (
-    Finished,
     PipelineRun,
-    left_by_a_kill,
+    StepOutput,
+    log_cache_hit,
+    log_result,
     logged,
     open_stage_run,
-    record_end,
-    tell_cached,
+    recover_result,
 )
 from rlcore.tasks.pipeline.versions import versions
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
-from rlcore.tasks.store.cache import Ingredients, Record, now
+from rlcore.tasks.store.cache import KeyInputs, Record, now
 from rlcore.tasks.store.code_hash import closure_digests, code_version
 from rlcore.tasks.store.environment import pins_digest
 from rlcore.tasks.store.locks import file_lock
@@ -49,7 +49,7 @@ from rlcore.tasks.store.settings import Home
 logger = logging.getLogger(__name__)
 
 
-def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> Ingredients:
+def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
     """Everything that the stage's result depends on, as JSON values."""
     module, arguments = function_of(stage.run)
     sections = stage.sections(config)
@@ -58,7 +58,7 @@ def ingredients_of(stage: Stage, config: RunConfig, inputs: Mapping[str, Artifac
     return {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
         "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
-        "external": stage.external(sections),
+        "external": stage.source_digest(sections),
         "code": closure_digests(module, chosen=chosen),
         "arguments": to_dict(arguments),
         "config": counted,
@@ -73,7 +73,7 @@ def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, A
 
     So ``auto`` counts as the value that was chosen. Without ``hardware`` the machine is empty.
     """
-    counted = sections.counted()
+    counted = sections.for_key()
     if "hardware" not in counted:
         return counted, {}
     from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
@@ -88,34 +88,34 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
     Two processes that want the same result at once compute it once. When the function raises, the error goes on
     unchanged; results of earlier stages and the work folder stay.
     """
-    ingredients = ingredients_of(stage, config, inputs)
+    ingredients = key_inputs(stage, config, inputs)
     key = key_of(ingredients)
     started = time.perf_counter()
     with file_lock(run.home.work / f"{key}.lock"):
         record = run.cache.find(stage.name, key)
-        if record is not None and not run.store.faults(record.ref):
+        if record is not None and not run.store.errors(record.ref):
             shutil.rmtree(run.home.work / key, ignore_errors=True)  # of a process that was killed behind its record
-            tell_cached(stage.name, record.ref, run)
+            log_cache_hit(stage.name, record.ref, run)
             logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
             return record.ref
         _require_intact(stage, inputs, run.store)
         logger.info("%s: starts", stage.name)
         record = _compute(stage, config, inputs, run, ingredients)
-        _keep(record, stage, config, run)
+        _write_record(record, stage, config, run)
     logger.info("%s: done in %.1f s", stage.name, record.seconds)
     return record.ref
 
 
 def _compute(
-    stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun, ingredients: Ingredients
+    stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun, ingredients: KeyInputs
 ) -> Record:
     """Run the step in its folders and its own MLflow run, and move what it left into the store."""
     key, started = key_of(ingredients), time.perf_counter()
     with (
-        told_if_it_fails(config.name, stage.name),
+        emit_on_failure(config.name, stage.name),
         exported(config, stage.name) as show,
         _folders(run.home, key) as (folder, work),
-        under_way(stage.name, work),
+        track_stage(stage.name, work),
         open_stage_run(stage.name, key, work, run) as tracker,
     ):
         tracker.show = show
@@ -129,13 +129,13 @@ def _compute(
             seed=config.seed,
             stage_key=key,
             tracker=tracker,
-            progress=said_by(logger, stage.name),
-            advance=report_progress,
-            turn=as_task,
+            log=stage_logger(logger, stage.name),
+            report_progress=report_progress,
+            run_task=run_as_task,
         )
         tracker.log_params(logged(ingredients))
-        finished = left_by_a_kill(work, run.store) or _made(stage, config, context, run.store)
-        record_end(finished, context, machine=ingredients["machine"], with_packages=bool(stage.model))
+        finished = recover_result(work, run.store) or _run_and_store(stage, config, context, run.store)
+        log_result(finished, context, machine=ingredients["machine"], with_packages=bool(stage.registered_as))
     return Record(
         key=key,
         ref=finished.ref,
@@ -153,22 +153,22 @@ def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: Arti
     """The rows that a stage reads are those of the digest in its key; a model is held against its own seal."""
     for name in stage.inputs:
         ref = inputs[name]
-        if ref.kind == "dataset" and (faults := store.faults(ref)):
+        if ref.kind == "dataset" and (errors := store.errors(ref)):
             raise StorageError(
-                f"the rows of {name} are not those of their digest any more: {faults[0]}",
+                f"the rows of {name} are not those of their digest any more: {errors[0]}",
                 where=str(store.root / ref.uri),
                 fix="start the same command again: what was changed is made anew",
             )
 
 
-def _keep(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:
+def _write_record(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:
     """Write the record, so that the result counts as there, and tell those who wait for it."""
     is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
     run.cache.write(stage.name, record)
     shutil.rmtree(run.home.work / record.key)
     if is_new and stage.kind == "dataset":
-        tell_of_snapshot(config, stage.name, record.ref)
-    tell_of_stop(config.name, stage.name, run.store.path(record.ref))
+        emit_snapshot(config, stage.name, record.ref)
+    emit_health_stop(config.name, stage.name, run.store.path(record.ref))
 
 
 def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:
@@ -176,14 +176,14 @@ def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageRe
     try:
         return stage.run(context)
     except RlcoreError:
-        if stage.draw is not None:
+        if stage.render_page is not None:
             account = result_of(stage, config, context.folder, context.inputs)
-            show_refusal(stage.draw, account, context.work)
+            show_refusal(stage.render_page, account, context.work)
         raise
 
 
 def result_of(stage: Stage, config: RunConfig, data: Path, inputs: Mapping[str, Path]) -> Result:
-    """What the stage's page is drawn from: its files in ``data``, and those of its inputs."""
+    """Return the input of the stage's page: its files in ``data``, and those of its inputs."""
     level = config.evaluation.confidence
     return Result(preset=config.name, stage=stage.name, confidence=level, data=data, inputs=inputs)
 
@@ -200,14 +200,14 @@ def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(output, ignore_errors=True)  # gone already when it has become an artifact
 
 
-def _made(stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore) -> Finished:
+def _run_and_store(stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore) -> StepOutput:
     """Run the step, and move what it left into the store; the work folder knows the result before the store has it."""
     result = _run_step(stage, config, context)
     ref = store.seal(
         context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=context.stage_key
     )
     ref = dataclasses.replace(ref, mlflow_run_id=context.tracker.run_id)
-    finished = Finished(ref=ref, metrics=result.metrics)
+    finished = StepOutput(ref=ref, metrics=result.metrics)
     finished.note(context.work)
     store.place(context.folder, ref)
     return finished

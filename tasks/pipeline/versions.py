@@ -56,7 +56,7 @@ def _own_modules(sections: Sections) -> set[str]:
 
 
 def _engine_of(sections: Sections) -> EngineConfig | None:
-    """What samples in a stage that is given these sections; None: nothing does."""
+    """Return the engine of a stage with these sections; None if it samples nothing."""
     sampling = _sampling_of(sections)
     declared: EngineConfig | None = sections.declared.get("engine")
     return declared or (sampling.engine if sampling else None)
@@ -68,7 +68,7 @@ def _sampling_of(sections: Sections) -> SamplingConfig | None:
 
 @cache
 def _installed(module: str) -> tuple[tuple[str, str], ...]:
-    """Which installed packages bring a module, with their versions."""
+    """Return the installed packages that bring a module, with their versions."""
     try:
         return ((_name(module), metadata.version(module)),)
     except metadata.PackageNotFoundError:

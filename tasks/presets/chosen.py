@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, to_dict
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.stages import draw_of, reward_models_of, sampling_of, terms_of
+from rlcore.tasks.presets.stages import curriculum_of, reward_models_of, sampling_of, terms_of
 from rlcore.tasks.store.imports import Chosen
 from rlcore.tasks.store.nested import flatten
 
@@ -37,7 +37,7 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
         "engine.kind": frozenset({engine.kind} if engine else ()),
         "distributed.backend": frozenset({placement.backend if placement else "local"}),
         "data.screen": frozenset(screens),
-        "draw": frozenset({"by_pass_rate"} if stage and draw_of(stage) else ()),
+        "draw": frozenset({"by_pass_rate"} if stage and curriculum_of(stage) else ()),
     }
 
 

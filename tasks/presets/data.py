@@ -30,7 +30,7 @@ _PATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
-    """What of a data set counts as the same, and what becomes of training rows that are like an evaluation prompt.
+    """The comparison of a data set's texts, and the action on training rows that resemble an evaluation prompt.
 
     ``compare``: when two texts count as the same, for leaks and contradictions. ``loose``: what typing adds does not
     count (case, blanks, invisible characters, punctuation beside words, lookalikes); operators and numbers do.
@@ -87,12 +87,12 @@ class DatasetConfig:
 
     @property
     def has_prompts(self) -> bool:
-        """Whether its rows are asked of a policy; tasks for code are prompts that programs answer."""
+        """True if a policy can answer its rows; tasks for code are prompts that programs answer."""
         return self.contract in ("prompts", "code_tasks")
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its rows may be sampled from a policy of the run."""
+        """True if its rows may be sampled from a policy of the run."""
         return POLICY in (self.adapter, self.fallback)
 
     @property
@@ -111,7 +111,9 @@ def _without_folder(path: str) -> str:
     return path if path.startswith(HUB) else Path(path).name
 
 
-def anchored(document: Mapping[str, Any], folder: Path, *, source: object, is_shipped: bool = False) -> dict[str, Any]:
+def resolve_paths(
+    document: Mapping[str, Any], folder: Path, *, source: object, is_shipped: bool = False
+) -> dict[str, Any]:
     """A preset's document whose relative paths, which start at ``folder``, start at the current folder.
 
     ``source``: that of the model, which says whether ``model.path`` names a file. A path that leads out of the current

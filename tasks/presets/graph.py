@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from rlcore.config.rl import RlConfig
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.presets.stages import (
-    anchors_of,
+    curriculum_of,
     data_of,
-    draw_of,
+    gold_pairs_of,
     human_pairs_of,
     named_start,
     reference_of,
@@ -38,7 +38,7 @@ _TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_", "reference_", "asked_")
 
 
 def is_name(name: str) -> bool:
-    """Whether a data set or a stage may be called so: it is a part of names of stages, models and metrics."""
+    """Return True if a data set or a stage may have this name: it is part of names of stages, models and metrics."""
     return bool(_NAME.fullmatch(name)) and name not in _TAKEN and not name.startswith(_TAKEN_BEGINNINGS)
 
 
@@ -47,7 +47,7 @@ def start_of(stage: str, config: StageConfig) -> str:
     return f"start_{stage}" if named_start(config).startswith(REGISTRY) else named_start(config)
 
 
-def teacher_of(stage: str, config: StageConfig) -> str:
+def ref_policy_of(stage: str, config: StageConfig) -> str:
     """The reference of a stage, named as :func:`start_of` names a start; empty where that is the start itself."""
     named = reference_of(config)
     return f"reference_{stage}" if named.startswith(REGISTRY) else named
@@ -58,7 +58,7 @@ def registered_starts(config: RunConfig) -> dict[str, str]:
     named = [
         pair
         for name, each in config.stages.items()
-        for pair in ((start_of(name, each), named_start(each)), (teacher_of(name, each), reference_of(each)))
+        for pair in ((start_of(name, each), named_start(each)), (ref_policy_of(name, each), reference_of(each)))
     ]
     return {name: uri for name, uri in named if uri.startswith(REGISTRY)}
 
@@ -67,10 +67,10 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
     """For each stage of the preset those that it needs, by name; data sets, the base and the registry left out."""
     found: dict[str, tuple[str, ...]] = {}
     for name, stage in config.stages.items():
-        rows = (*data_of(stage), *anchors_of(stage))
+        rows = (*data_of(stage), *gold_pairs_of(stage))
         policies = [config.data[each].policy for each in rows if each in config.data]
         named = [named_start(stage), reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies]
-        if draw := draw_of(stage):
+        if draw := curriculum_of(stage):
             named.append(draw.pass_rates)
         found[name] = tuple(dict.fromkeys(each for each in named if each in config.stages))
     return found
@@ -90,17 +90,18 @@ def checkpoints(config: RunConfig) -> dict[str, StageConfig | None]:
     made: dict[str, StageConfig | None] = {BASE: None}
     for name in stage_order(config):
         stage = config.stages[name]
-        for each in (start_of(name, stage), teacher_of(name, stage)):
+        for each in (start_of(name, stage), ref_policy_of(name, stage)):
             if each and each not in (*made, *config.stages):
                 made[each] = None
-        if stage.makes == "checkpoint":
+        if stage.produces == "checkpoint":
             made[name] = stage
     return made
 
 
 def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    """Which checkpoints are compared, the new one first: with what it started from, its teachers, and those that
-    started from the same, however they learned: was RL worth more than DPO?"""
+    """Return the pairs of checkpoints that are compared, the new one first: with its start, its teachers, and those of
+    the same start, however they learned: was RL better than DPO?
+    """
     made = checkpoints(config)
     pairs: list[tuple[str, str]] = []
     for name, stage in made.items():
@@ -109,12 +110,12 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
         start = start_of(name, stage)
         teachers = [named_start(config.stages[each]) for each in data_of(stage) if each in config.stages]
         siblings = [other for other, its in made.items() if its is not None and start_of(other, its) == start]
-        older = dict.fromkeys((start, teacher_of(name, stage), *teachers, *siblings[: siblings.index(name)]))
+        older = dict.fromkeys((start, ref_policy_of(name, stage), *teachers, *siblings[: siblings.index(name)]))
         pairs += [(name, each) for each in older if each in made]
     return tuple(pairs)
 
 
-def opponents(config: RunConfig) -> tuple[tuple[str, ...], ...]:
+def same_start_runs(config: RunConfig) -> tuple[tuple[str, ...], ...]:
     """The RL stages that started from the same checkpoint, where there are several: compared at equal cost."""
     groups: dict[str, list[str]] = {}
     for name, stage in checkpoints(config).items():
@@ -157,11 +158,11 @@ def ancestors(config: RunConfig, name: str) -> frozenset[str]:
 
 
 def num_earlier_rl(config: RunConfig, name: str) -> int:
-    """How many RL stages the stage ``name`` builds on; stages of one start have the same number."""
+    """Count the RL stages that the stage ``name`` builds on; stages of one start have the same number."""
     return sum(each in rl_stages(config) for each in ancestors(config, name))
 
 
-def asked_for(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The preset's stages and data sets that a run of ``targets`` needs; everything where a target needs all of them.
 
     ``targets`` are stages of the pipeline: ``grpo``, ``evaluate_grpo``, ``prepare_prompts``, ``compare``.
@@ -174,7 +175,7 @@ def asked_for(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, .
     own |= {each for name in sampled for each in (name, *ancestors(config, name))}
     is_evaluated = any(target.startswith("evaluate_") for target in targets) or own & rl_stages(config).keys()
     stages = [config.stages[name] for name in own]
-    read = [each for stage in stages for each in (*data_of(stage), *anchors_of(stage), *human_pairs_of(stage))]
+    read = [each for stage in stages for each in (*data_of(stage), *gold_pairs_of(stage), *human_pairs_of(stage))]
     data = {*names, *read}
     data |= set(evaluated_data(config)) if is_evaluated else set()
     in_order = (name for name in config.stages if name in own)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlcore.tasks.presets.described import LEFT_OUT, NAME, REQUIRED, Key, Section, describe, origin_of
+from rlcore.tasks.presets.key_reference import NAME, REQUIRED, UNSET, Key, Section, describe, origin_of
 
 _WIDTH = 48  # of key and value, before what is said of them
 _HEAD = """# Settings
@@ -25,7 +25,7 @@ What a graph of data sets and stages can say: [Recipes](recipes.md).
 def as_toml(sections: Sequence[Section], found: Mapping[str, str]) -> str:
     """Sections of a preset as TOML that reads back as they are; comments say what each key is and where it was set.
 
-    ``found``: as :func:`rlcore.tasks.presets.described.origins` gives it.
+    ``found``: as :func:`rlcore.tasks.presets.key_reference.origins` gives it.
     """
     return "\n".join(line for section in sections for line in _section_lines(section, found))
 
@@ -48,9 +48,9 @@ def _section_lines(section: Section, found: Mapping[str, str]) -> Iterator[str]:
         file = origin_of(f"{section.path}.{key.name}".lstrip("."), found)
         said = "; ".join(part for part in (key.type, _default(key), key.note, f"set in {file}" if file else "") if part)
         # TOML has no null: what is left out stands in a comment.
-        line = f"# {key.name}: {LEFT_OUT}" if key.value == LEFT_OUT else f"{key.name} = {key.value}"
+        line = f"# {key.name}: {UNSET}" if key.value == UNSET else f"{key.name} = {key.value}"
         yield f"{line:<{_WIDTH}}  # {said}"
-    yield from (f"# [{f'{section.path}.{name}'.lstrip('.')}]: {LEFT_OUT}" for name in section.nested)
+    yield from (f"# [{f'{section.path}.{name}'.lstrip('.')}]: {UNSET}" for name in section.nested)
     yield ""
 
 
@@ -77,6 +77,6 @@ def _row(key: Key) -> str:
 
 
 def _kind_of(section: Section) -> str:
-    """Which kind of stage a section belongs to."""
+    """Return the kind of stage of a section."""
     is_stage = section.path == f"stages.{NAME}"
     return "".join(f" of kind = {key.type}" for key in section.keys if is_stage and key.name == "kind")

@@ -37,7 +37,7 @@ class DriftConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrainConfig:
-    """What must hold before the champion is trained on; the promotion itself is judged by the section ``promotion``.
+    """Conditions for training from the champion; the section ``promotion`` decides on the promotion itself.
 
     A new reward model is compared with the champion's on held-out pairs that neither was trained on. The lower ends of
     the intervals of its accuracy and of their agreement must reach ``min_accuracy`` and ``min_agreement``. Its accuracy

@@ -19,9 +19,9 @@ from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.strict import apply_override, build, refusal
 from rlcore.tasks.kinds.facts import StageConfig
-from rlcore.tasks.presets.data import DatasetConfig, anchored
+from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.evaluation import EvaluationConfig
-from rlcore.tasks.presets.faults import graph_faults
+from rlcore.tasks.presets.graph_validation import graph_errors
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.renamed import kinds_in, old_names
 from rlcore.tasks.presets.report import ReportConfig
@@ -57,9 +57,9 @@ class RunConfig:
     retrain: RetrainConfig | None = None
 
     @property
-    def faults(self) -> list[str]:
+    def errors(self) -> list[str]:
         """What its sections cannot be together, a line each, with the full key."""
-        return [*graph_faults(self), *placement_faults(self.distributed, _learners(self.stages), self.engine)]
+        return [*graph_errors(self), *placement_faults(self.distributed, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """The engine that a section names, or the run's."""
@@ -99,31 +99,31 @@ class RunConfig:
 
 def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
     """The settings of the stages that learn where the preset places them."""
-    return {name: stage.settings for name, stage in stages.items() if stage.makes in ("checkpoint", "reward_model")}
+    return {name: stage.settings for name, stage in stages.items() if stage.produces in ("checkpoint", "reward_model")}
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
-    """A preset as :func:`read_preset` gives it, and nothing in it is at fault.
+    """A preset as :func:`read_preset` gives it, and nothing in it is wrong.
 
     Raises:
-        ConfigError: as :func:`read_preset`; a fault of its graph (every fault is named).
+        ConfigError: as :func:`read_preset`; an error of its graph (every error is named).
     """
-    return without_faults(read_preset(path, overrides, library=library), str(path))
+    return validated(read_preset(path, overrides, library=library), str(path))
 
 
-def without_faults(config: RunConfig, source: str) -> RunConfig:
+def validated(config: RunConfig, source: str) -> RunConfig:
     """``config``, which ``source`` describes, if its graph is sound.
 
     Raises:
-        ConfigError: it is not; with every fault.
+        ConfigError: it is not; with every error.
     """
-    if faults := config.faults:
-        raise refusal(faults, source)
+    if errors := config.errors:
+        raise refusal(errors, source)
     return config
 
 
 def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
-    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have faults.
+    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have errors.
 
     A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
     the folder ``library``: tables are merged key by key, everything else (lists too) is replaced. ``without`` lists
@@ -146,7 +146,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
         _drop_old_licence(document, changed)
     _require_present_names(changed, kinds_in(changed), where=str(path), fix="name the present keys with --set")
     document = changed
-    _leave_out(document, _key_list(document, "without", path), where=str(path))
+    _drop_keys(document, _key_list(document, "without", path), where=str(path))
     _require(document, _key_list(document, "requires", path), where=str(path))
     return build(RunConfig, document, source=str(path))
 
@@ -162,7 +162,7 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     _require_present_names(document, kinds_in(inherited, document), where=str(path), fix=fix)
     if base_path is None:
         return _located(document, path, library, document)
-    _leave_out(inherited, _key_list(document, "without", path), where=str(path))
+    _drop_keys(inherited, _key_list(document, "without", path), where=str(path))
     merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
     own = document.get("model")
     if not isinstance(own, Mapping) or "license" not in own:
@@ -242,12 +242,12 @@ def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) ->
 def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
     """The document with its paths as they are from here; ``merged`` has the model's source, if a base names it."""
     if library is not None and path.parent.resolve() == library.resolve():
-        return anchored(document, path.parent, source=None, is_shipped=True)
+        return resolve_paths(document, path.parent, source=None, is_shipped=True)
     model = merged.get("model")
-    return anchored(document, path.parent, source=model.get("source") if isinstance(model, Mapping) else None)
+    return resolve_paths(document, path.parent, source=model.get("source") if isinstance(model, Mapping) else None)
 
 
-def _leave_out(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:
+def _drop_keys(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:
     """Take keys such as ``stages.ppo`` out of a document."""
     for key in keys:
         *parents, leaf = key.split(".")

@@ -1,4 +1,4 @@
-"""What a stage is given of a preset: the sections that it has declared, and no other.
+"""The sections of a preset that a stage has declared, and no other.
 
 What a stage is given is also what its key counts, but for an engine: that counts by the numbers that it gives. Where
 an engine runs, how many servers share its work and how weights reach them change no result, so a run that goes on
@@ -32,12 +32,12 @@ class Sections:
             f"the stage has not declared the section {name!r}, so its key does not count it; declare it in its Stage"
         )
 
-    def counted(self) -> dict[str, Any]:
-        """What a key counts of each section, as JSON values."""
+    def for_key(self) -> dict[str, Any]:
+        """Return the part of each section that counts in a cache key, as JSON values."""
         return {name: _counted(value) for name, value in self.declared.items()}
 
     def files(self) -> dict[str, str]:
-        """Where the files lie that the sections name, by the keys that name them: a key counts their names alone."""
+        """Return the files that the sections name, by their keys: a cache key counts their names alone."""
         return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
 
 

@@ -23,7 +23,7 @@ def data_of(stage: StageConfig) -> tuple[str, ...]:
     return tuple(getattr(stage, stage.data_key)) if stage.data_key else ()
 
 
-def anchors_of(stage: StageConfig) -> tuple[str, ...]:
+def gold_pairs_of(stage: StageConfig) -> tuple[str, ...]:
     """The data sets that a stage is judged on and does not learn from; none for most kinds."""
     found: tuple[str, ...] = getattr(stage, "gold_pairs", ())
     return found
@@ -36,7 +36,7 @@ def shares_of(stage: StageConfig) -> Mapping[str, float]:
 
 
 def sampling_of(stage: StageConfig) -> SamplingConfig | None:
-    """How a stage samples completions; None where it samples none."""
+    """Return the sampling settings of a stage; None if it samples nothing."""
     found: SamplingConfig | None = getattr(stage.settings, "sampling", None)
     return found
 
@@ -48,7 +48,7 @@ def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
 
 
 def judge_of(stage: StageConfig) -> JudgeConfig | None:
-    """Who compares the answers that a stage samples; None where nobody does."""
+    """Return the judge that compares the answers of a stage; None if it has none."""
     found: JudgeConfig | None = getattr(stage.settings, "judge", None)
     return found
 
@@ -88,7 +88,7 @@ def named_start(stage: StageConfig) -> str:
     return found
 
 
-def draw_of(stage: StageConfig) -> DrawConfig | None:
+def curriculum_of(stage: StageConfig) -> DrawConfig | None:
     """How a stage draws its prompts; None where all come equally often."""
     found: DrawConfig | None = getattr(stage, "curriculum", None)
     return found

@@ -1,4 +1,4 @@
-"""Which rollouts of an RL run become traces: the best, the worst and the most changed, then one of either end."""
+"""Choice of the rollouts that become traces: the best, the worst and the most changed, then one of either end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.tasks.drawing.found import Folders, rl_runs
+from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.report.run_data import Pairs, changed_samples
 from rlcore.tasks.store.storage import read_table
 from rlcore.tasks.tracking.traces import Trace

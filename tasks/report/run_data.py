@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
+from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
-from rlcore.tasks.drawing.found import Folders, rl_runs
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
-from rlcore.tasks.report.run_facts import held_out_shape
+from rlcore.tasks.report.run_info import held_out_shape
 from rlcore.tasks.steps.rows import read_prompts
 from rlcore.tasks.store.storage import read_json, read_table
 
@@ -59,7 +59,7 @@ def curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[
             if (points := _points(history, name, confidence))
         ]
         if series:
-            said = note.format(level=level(confidence))
+            said = note.format(level=format_level(confidence))
             found.append({"title": title, "note": said, "metric": name, "svg": line_chart(series, title=title)})
     return found
 
@@ -198,7 +198,7 @@ def gates(folders: Folders) -> list[dict[str, Any]]:
 
 
 def health(folders: Folders) -> list[dict[str, Any]]:
-    """What the health rules found in each run."""
+    """Return the findings of the health rules in each run."""
     return [{"label": name, **read_json(folder / "health.json")} for name, folder in rl_runs(folders).items()]
 
 

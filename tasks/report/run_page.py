@@ -11,19 +11,19 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.tasks.drawing.found import rl_runs, win_rates
-from rlcore.tasks.drawing.head_to_head import standings
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.artifact_kinds import rl_runs, win_rates
+from rlcore.tasks.drawing.head_to_head import eval_points
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.kinds.compare.page import accuracy_table
 from rlcore.tasks.kinds.compare.step import evaluations_in
-from rlcore.tasks.pipeline.bridge import current_flow_run, report_link, report_markdown
+from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.report import run_data as data
-from rlcore.tasks.report import run_facts as facts
+from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
-from rlcore.tasks.report.run_facts import Origin
+from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.report.settings import from_defaults, from_preset
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
@@ -39,7 +39,7 @@ Refs = Mapping[str, ArtifactRef]
 
 @dataclass(frozen=True, kw_only=True)
 class StageLine:
-    """What one stage was and cost. ``was_run``: this run computed it; else it was cached, with its original cost.
+    """Result and cost of one stage. ``was_run``: this run computed it; else it was cached, with its original cost.
 
     ``tokens`` and ``memory_gib`` are None where the stage measures none, ``cost`` where there is no price. ``versions``
     of the libraries that it was made with.
@@ -136,7 +136,7 @@ def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str
 
 
 def hourly_price(config: RunConfig) -> float:
-    """What an hour of this run costs: of its GPU, or of its processor cores; 0 without a price."""
+    """Return the price of an hour of this run: of its GPU, or of its processor cores; 0 without a price."""
     device, _ = choose_device_and_dtype(config.hardware)
     if device.type == "cuda":
         return config.report.price_per_gpu_hour
@@ -171,11 +171,11 @@ def render(
 
 
 def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> dict[str, Any]:
-    """What the run was made of."""
+    """Collect the inputs of the run."""
     data_sets = [config.data[name] for name in evaluated_data(config)]
     return {
         "origin": origin,
-        "level": level(config.evaluation.confidence),
+        "level": format_level(config.evaluation.confidence),
         "explain": facts.explain,
         "facts": facts.model_facts(config, folders) | facts.machine_facts(config),
         "stages": facts.stage_facts(config),
@@ -187,7 +187,7 @@ def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> di
 
 
 def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """What came of it."""
+    """Collect the results of the run."""
     histories, confidence = data.histories_of(folders), config.evaluation.confidence
     return {
         "accuracies": data.accuracies(folders),
@@ -199,7 +199,7 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
         "curves": data.curves(histories, confidence=confidence),
         "data_curves": data.data_curves(histories, confidence=confidence),
         "parts": data.reward_parts(histories, confidence=confidence),
-        "standings": {label: final[-1] for label, history in histories.items() if (final := standings(history))},
+        "standings": {label: final[-1] for label, history in histories.items() if (final := eval_points(history))},
         "samples": data.changed_samples(folders, contrasts(config)),
         "extremes": data.extreme_rollouts(folders),
         "gates": data.gates(folders),

@@ -1,11 +1,11 @@
-"""Which settings of a run differ: from their defaults, and from those of the preset that it extends."""
+"""Settings of a run that differ from their defaults, and from those of the preset that it extends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlcore.tasks.presets.described import REQUIRED, Key, describe
+from rlcore.tasks.presets.key_reference import REQUIRED, Key, describe
 from rlcore.tasks.presets.run import RunConfig
 
 
@@ -13,7 +13,7 @@ from rlcore.tasks.presets.run import RunConfig
 class Change:
     """A setting by its dotted name, with its value, and what it would be otherwise: empty where there is nothing.
 
-    Values are those of :mod:`rlcore.tasks.presets.described`: as TOML writes them.
+    Values are those of :mod:`rlcore.tasks.presets.key_reference`: as TOML writes them.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a run leaves on the terminal: seconds per stage, the comparison, where to look."""
+"""The summary of a run on the terminal: seconds per stage, the comparison, links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from rlcore.tasks.pipeline.pages import page_folder
-from rlcore.tasks.report.outcome import place_lines, rl_lines
+from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.markdown import on_terminal
@@ -81,7 +81,7 @@ def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> lis
 
 
 def _reports(home: Home, preset: str) -> list[str]:
-    """Where the newest report of the preset's runs lies."""
+    """Return the path of the newest report of the preset's runs."""
     title = f"<title>{escape(preset)}: run report</title>"
     found: list[Path] = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime)
     own = [path for path in found if title in path.read_text(encoding="utf-8")[:_TITLE_WITHIN]]

@@ -1,4 +1,4 @@
-"""What an engine is asked and what it gives: token ids in, pieces of text out, whichever engine it is."""
+"""The interface of an engine: token ids in, pieces of text out."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(Exception):
-    """A request that is refused: ``message`` says why, ``param`` names the parameter that is at fault, if one is."""
+    """A request that is refused: ``message`` says why, ``param`` names the parameter that is invalid, if one is."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)

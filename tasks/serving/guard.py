@@ -1,4 +1,4 @@
-"""Who may ask and how much: token, Host header, size of the body, time, number of requests at once.
+"""Limits on requests: token, Host header, size of the body, time, number of requests at once.
 
 Pure ASGI around the application, so that nothing is read and nothing is computed before a request is let in.
 """
@@ -84,7 +84,7 @@ class Guard:
 
 
 class _Body:
-    """What a request sends, counted."""
+    """The body of a request, counted."""
 
     def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> None:
         self._receive, self._headers, self._limits = receive, headers, limits

@@ -184,7 +184,7 @@ class _Writer:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """How many last characters may still change: the rest of a character to come, the beginning of a stop text."""
+    """Count the last characters that may still change: an incomplete character, or the beginning of a stop text."""
     begun = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
     return max([len(text) - len(text.rstrip("\ufffd")), *begun])
 

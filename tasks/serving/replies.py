@@ -29,7 +29,7 @@ class Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What all parts of one answer have in common: ``id`` and ``created`` (seconds since 1970)."""
+    """Common fields of all parts of one answer: ``id`` and ``created`` (seconds since 1970)."""
 
     request: ChatRequest | CompletionRequest
     id: str
@@ -50,7 +50,7 @@ def whole_answer(head: Head, choices: Mapping[int, Gathered], prompt_tokens: int
 
 
 def opening_chunks(head: Head, num_choices: int) -> list[dict[str, Any]]:
-    """What a stream begins with: in a chat, the role of each choice."""
+    """Return the first chunks of a stream: in a chat, the role of each choice."""
     if not head.is_chat:
         return []
     return [_chunk(head, index, {"role": "assistant", "content": ""}, None, None) for index in range(num_choices)]

@@ -31,7 +31,7 @@ _NEUTRAL_COMPLETION = {**_NEUTRAL, "echo": (False,), "best_of": (1,), "suffix": 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What both kinds of request ask for; ``max_tokens`` None: as many as the model's positions allow."""
+    """Common fields of both kinds of request; ``max_tokens`` None: as many as the model's positions allow."""
 
     model: str
     max_tokens: int | None

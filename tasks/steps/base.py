@@ -1,4 +1,4 @@
-"""What every step receives, and what it returns beside its files."""
+"""Input and output of every step."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ MODEL = "model"  # the checkpoint's folder inside an artifact
 RECORDS = "records.parquet"  # what a checkpoint made of each document of a benchmark
 
 
-def prepared(data: str) -> str:
+def prepare_stage_name(data: str) -> str:
     """The stage that prepares the data set ``data``."""
     return f"prepare_{data}"
 
 
-class Advance(Protocol):
+class ProgressReporter(Protocol):
     """Shows how far a loop is: ``done`` of ``total`` turns, with the metrics of the last."""
 
     def __call__(self, label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None: ...
 
 
-class Turn(Protocol):
+class TaskRunner(Protocol):
     """Does one turn of a loop, as its own task if the pipeline has tasks, and returns what ``work`` returns."""
 
     def __call__(self, name: str, number: int, work: Callable[[], R]) -> R: ...
@@ -36,12 +36,12 @@ class Turn(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """What a step is given.
+    """The input of a step.
 
     ``stage`` is the name of its stage, which begins the keys that its errors name (``stages.grpo.…``).
     ``folder`` becomes the artifact; ``work`` survives a kill, and a resumed step finds it as it was left; ``inputs``
     are the folders of the upstream artifacts, by the name of their stage, to be read only; ``config`` has the sections
-    that the stage declared; ``tracker`` is the stage's own MLflow run; ``progress`` shows a line to people.
+    that the stage declared; ``tracker`` is the stage's own MLflow run; ``log`` shows a line to people.
     """
 
     stage: str
@@ -53,14 +53,14 @@ class StageContext:
     seed: int
     stage_key: str
     tracker: RunTracker
-    progress: Callable[[str], None]
-    advance: Advance
-    turn: Turn
+    log: Callable[[str], None]
+    report_progress: ProgressReporter
+    run_task: TaskRunner
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """What a step returns beside its files: summary metrics, the number of rows, their contract."""
+    """The result of a step besides its files: summary metrics, the number of rows, their contract."""
 
     metrics: Mapping[str, float]
     rows: int = 0

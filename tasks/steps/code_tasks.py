@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rlcore.data_contracts.contracts.code_tasks import Trial, broken_tests
-from rlcore.data_contracts.gate.row_rules import Screen
+from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.sandbox.base import Limits, Outcome, Verdict
 from rlcore.sandbox.pool import Job, SandboxPool
 
@@ -14,7 +14,7 @@ _LIMITS = Limits(wall_seconds=10.0, cpu_seconds=60)
 
 
 @contextmanager
-def tests_screen() -> Iterator[Screen]:
+def test_suite_filter() -> Iterator[RowFilter]:
     """A look at references: reasons against tasks whose own solution fails, or whose tests a stub passes, in a sandbox.
 
     Raises:
@@ -25,7 +25,9 @@ def tests_screen() -> Iterator[Screen]:
 
 
 def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
-    """Why each program failed: the first test that it did not pass, and what came of it; nothing where it passed."""
+    """Return the reason of each program's failure: the first test that it did not pass, and its outcome; empty if it
+    passed.
+    """
     jobs = [Job(reference=trial.reference, code=trial.code, limits=_LIMITS, stop_early=True) for trial in trials]
     # INFRA here is a row whose tests cannot be run at all: a sandbox that does not work has refused at its start.
     return [_failure(outcomes) for outcomes in sandbox.check_all(jobs)]

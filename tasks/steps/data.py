@@ -22,7 +22,7 @@ from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
 from rlcore.data_contracts.gate.overlap import SharedWords
 from rlcore.data_contracts.gate.reading import Source, joined, read_source, require_file, source_of
-from rlcore.data_contracts.gate.row_rules import Screen
+from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ class TokenView:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What the rest of a preset does with a data set, or with others.
+    """The use of a data set by the rest of a preset.
 
     ``evaluated``: prompts that another data set evaluates on. Where we divide the rows they are held out; a source that
     has them in its own ``train`` split is refused. ``is_graded``: answers are compared with the references, and rows by
@@ -120,7 +120,7 @@ def prepare_source(
 
 
 def is_exact(config: DatasetConfig) -> bool:
-    """Whether every character counts where texts of a data set are compared."""
+    """Return True if every character counts when texts of a data set are compared."""
     adapter = resolve_adapter(config)
     return config.comparison.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
 
@@ -132,7 +132,7 @@ def _prepare(
     *,
     tokens: TokenView,
     folder: Path,
-    screen: Callable[[], AbstractContextManager[Screen | None]],
+    screen: Callable[[], AbstractContextManager[RowFilter | None]],
 ) -> GateReport:
     """Write the snapshot as its rows go by; the report and the refused rows always, the rows if the gate has passed."""
     with ExitStack() as stack, _contract_errors():

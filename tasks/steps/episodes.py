@@ -17,11 +17,11 @@ from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import closure_digest
 
 
-def environment_faults(config: EpisodeConfig, path: str) -> list[str]:
-    """What is wrong with the environment of a section, each fault with its full key; ``path``: the section's."""
+def environment_errors(config: EpisodeConfig, path: str) -> list[str]:
+    """Return the errors in the environment of a section, each with its full key; ``path``: the section's."""
     if not config.environment:
         return []
-    faults = [
+    errors = [
         f"{path}.files.{number} = {file!r}: no such file"
         for number, file in enumerate(config.files)
         if not Path(file).is_file()
@@ -29,8 +29,8 @@ def environment_faults(config: EpisodeConfig, path: str) -> list[str]:
     try:
         import_environment(config.environment, config.options)
     except ConfigError as error:
-        faults.append(f"{path}.environment: {error.what}; {error.fix}")
-    return faults
+        errors.append(f"{path}.environment: {error.what}; {error.fix}")
+    return errors
 
 
 def episodes_of(config: RunConfig) -> EpisodeConfig:
@@ -40,7 +40,9 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
 
 
 def evaluation_sections(config: RunConfig) -> Sections:
-    """What an evaluation reads: its settings, the machine's and its engine's, and the episodes of the RL runs."""
+    """Select the sections of an evaluation: its settings, the machine's and its engine's, and the episodes of the RL
+    runs.
+    """
     evaluation, hardware = (section_of(config, name) for name in ("evaluation", "hardware"))
     engine, episodes = config.engine_of(config.evaluation), episodes_of(config)
     return Sections({"evaluation": evaluation, "hardware": hardware, "engine": engine, "episodes": episodes})

@@ -22,7 +22,7 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*in_rewards, *([rl.critic.init_from] if in_critic else [])]))
 
 
-def outside(config: Sections) -> str:
+def external_digest(config: Sections) -> str:
     """Digest of what a stage that samples and scores depends on outside of this code.
 
     The user's own rewards with all that is the user's own of what they import, the files that they and judges read, the

@@ -23,7 +23,7 @@ OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a stage needs of the device. ``engine``: bytes that a vLLM server takes there for itself.
+    """Memory that a stage needs on the device. ``engine``: bytes that a vLLM server takes there for itself.
 
     ``fixes``: settings that lower what is held all the time.
     """
@@ -57,7 +57,7 @@ class Need:
 
 
 def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: str = "", rank: int = 0) -> Need:
-    """What a supervised stage needs, of which ``found`` is on one device.
+    """Return the memory of a supervised stage, of which ``found`` is on one device.
 
     ``adapter``: the key of its LoRA rank within the stage, empty where it can have none; ``rank``: its value.
     """
@@ -73,7 +73,7 @@ def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: 
 
 
 def of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
-    """What a rank's device holds of it: its part of what is in shards, and nothing of them where they rest elsewhere.
+    """Return the part on a rank's device: its part of the shards, and nothing of them if they rest elsewhere.
 
     An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.
     """

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.steps.base import StageContext, prepared
+from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.steps.rows import PairRow, read_pairs
-from rlcore.tasks.steps.texts import tokenize_pairs
+from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 
@@ -34,7 +34,7 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
     pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
     for name, config in data.items():
         for split in rows:
-            found = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
+            found = read_pairs(context.inputs[prepare_stage_name(name)] / f"{split}.parquet")
             rows[split] += found
             pairs[split] += tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
     for split, number in (("train", "num_train"), ("eval", "num_eval")):
@@ -56,7 +56,7 @@ def read_anchors(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenP
     found: list[TokenPair] = []
     for name in context.config.stage.gold_pairs:
         for split in ("train", "eval"):
-            rows = read_pairs(context.inputs[prepared(name)] / f"{split}.parquet")
+            rows = read_pairs(context.inputs[prepare_stage_name(name)] / f"{split}.parquet")
             found += tokenize_pairs(rows, tokenizer, max_tokens=context.config.data[name].max_tokens)
     if context.config.stage.gold_pairs and not found:
         raise DataError(

@@ -44,7 +44,7 @@ def open_supervised(
     if not placement.is_shared:
         yield here()
         return
-    with RANKS[placement.backend](placement, runtime, context.progress) as ranks:
+    with RANKS[placement.backend](placement, runtime, context.log) as ranks:
         make_plan, make_group = PLANS[placement.backend], groups[placement.backend]
         plan = make_plan(start=checkpoint, config=context.config.stage.settings, seed=context.seed)
         with closing(make_group(plan, placement, runtime, ranks)) as group:

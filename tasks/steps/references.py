@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from rlcore.data_contracts.gate.row_rules import Screen
+from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.rewards.references import plain_fault, reference_faults
 
 MAX_TRIED = 100_000
@@ -13,7 +13,7 @@ MAX_TRIED = 100_000
 
 
 @contextmanager
-def references_screen() -> Iterator[Screen]:
+def references_screen() -> Iterator[RowFilter]:
     """A look at references: reasons against those that grade no answer, each tried once.
 
     Raises:

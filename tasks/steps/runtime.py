@@ -1,4 +1,4 @@
-"""Where and in which precision a stage computes."""
+"""Device and precision of a stage."""
 
 from __future__ import annotations
 

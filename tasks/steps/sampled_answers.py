@@ -28,12 +28,12 @@ from rlcore.seeding import derive_seed, shuffled
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
-from rlcore.tasks.steps.rl_records import write_rollouts
+from rlcore.tasks.steps.rl_recorder import write_rollouts
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
 from rlcore.tasks.steps.workload import Workload
-from rlcore.tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json
+from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 
@@ -41,7 +41,7 @@ PROMPTS_PER_CHUNK = 64
 CALLS = ".calls.json"  # beside a chunk's table, where policies call tools
 
 
-class Answered(NamedTuple):
+class SampledAnswers(NamedTuple):
     """The prompts that were asked, every answer to them, and the tokenizer of both."""
 
     prompts: Sequence[Prompt]
@@ -49,7 +49,7 @@ class Answered(NamedTuple):
     tokenizer: ChatTokenizer
 
 
-def answered_prompts(context: StageContext, policy: str) -> Answered:
+def answered_prompts(context: StageContext, policy: str) -> SampledAnswers:
     """The chosen training prompts, and the scored answers of the checkpoint of the stage ``policy``.
 
     Raises:
@@ -60,7 +60,7 @@ def answered_prompts(context: StageContext, policy: str) -> Answered:
     prompts = chosen_prompts(context, tokenizer)
     sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
-    return Answered(prompts, candidates, tokenizer)
+    return SampledAnswers(prompts, candidates, tokenizer)
 
 
 def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prompt]:
@@ -82,9 +82,9 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     config: AnswersConfig = context.config.stage.settings
     kind: str = context.config.stage.kind
     paths = chunk_paths(context, len(prompts))
-    intact = {path for path in paths if is_as_noted(path) and not _has_other_calls(path)}
+    intact = {path for path in paths if matches_digest(path) and not _has_other_calls(path)}
     if intact:
-        context.progress(f"goes on with {len(intact)} of {len(paths)} chunks")
+        context.log(f"goes on with {len(intact)} of {len(paths)} chunks")
     key = f"stages.{context.stage}.sampling.max_new_tokens"
     check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:
@@ -102,11 +102,11 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
                     max_tokens=longest(prompts, config.sampling.max_new_tokens),
                 ),
                 runtime=runtime,
-                progress=context.progress,
+                progress=context.log,
             )
         )
         sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
-        if context.config.stage.makes == "demonstrations":
+        if context.config.stage.produces == "demonstrations":
             refuse_changed_prompts(context, sampler, "demonstrations cannot hold such a prompt")
         for number, path in enumerate(paths):
             if path in intact:
@@ -121,7 +121,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
                 note_digest(path.with_suffix(CALLS))
             write_rollouts(path, number, groups)
             note_digest(path)
-            context.advance(f"{kind} chunks", number + 1, len(paths))
+            context.report_progress(f"{kind} chunks", number + 1, len(paths))
 
 
 def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) -> None:
@@ -143,7 +143,7 @@ def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) ->
 
 def _has_other_calls(path: Path) -> bool:
     calls = path.with_suffix(CALLS)
-    return calls.exists() and not is_as_noted(calls)
+    return calls.exists() and not matches_digest(calls)
 
 
 def sample_groups(
@@ -217,5 +217,5 @@ def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer:
 
 
 def is_usable(text: str, controls: Sequence[str]) -> bool:
-    """Whether the contract would take the text: a policy may answer nothing, or spell out a control token."""
+    """Return True if the contract accepts the text: a policy may answer nothing, or spell out a control token."""
     return has_visible(text) and "\0" not in text and not any(control in text for control in controls)

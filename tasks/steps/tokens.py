@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlcore.errors import ConfigError
-from rlcore.tasks.steps.base import StageContext, prepared
+from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.steps.rows import PromptRow, read_prompts
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
@@ -44,7 +44,7 @@ def read_prompt_sets(
     """The prompts of a split of each data set, at most ``limit`` of each; of several, ids begin with the set's name."""
     found: list[Prompt] = []
     for name in names:
-        rows = read_prompts(context.inputs[prepared(name)] / f"{split}.parquet")[:limit]
+        rows = read_prompts(context.inputs[prepare_stage_name(name)] / f"{split}.parquet")[:limit]
         found += tokenize_prompts(rows, tokenizer, dataset=name, is_one_of_several=len(names) > 1)
     return found
 

@@ -81,7 +81,7 @@ class Placement:
 
 
 def place(config: EngineConfig, cards: Cards, device: torch.device, *, num_bytes: int, can_send: bool) -> Placement:
-    """Where servers go, for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
+    """Assign servers to GPUs, for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
 
     Raises:
         ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
@@ -125,7 +125,7 @@ def server_specs(
 
 
 def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: Cards) -> ServerSpec:
-    """What one server would serve that has all of the work."""
+    """Return the spec of one server that has all of the work."""
     return ServerSpec(
         model=model.resolve(),
         exchange=Path(),  # of servers alone

@@ -12,7 +12,7 @@ from rlcore.hardware.runtime import Runtime
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """What a stage asks of its engine, which is sized for it.
+    """The work of an engine in a stage, by which it is sized.
 
     ``max_tokens``: of the longest prompt and its completion. ``learns``: a learner computes beside the engine, and
     ``learns_meanwhile``, while it samples. ``adapter``: the shape of the policy's, on the checkpoint that is served.

@@ -103,9 +103,9 @@ class ArtifactStore:
         except OSError as error:
             raise _refusal(folder, error) from error
 
-    def faults(self, ref: ArtifactRef) -> tuple[str, ...]:
-        """What is wrong with the files of ``ref``, found by hashing all of them; empty when they are intact."""
-        return _folder_faults(self.root / ref.uri, ref.sha256)
+    def errors(self, ref: ArtifactRef) -> tuple[str, ...]:
+        """Return the errors in the files of ``ref``, found by hashing all of them; empty if they are intact."""
+        return _folder_errors(self.root / ref.uri, ref.sha256)
 
     def path(self, ref: ArtifactRef) -> Path:
         """The folder of ``ref``.
@@ -124,7 +124,7 @@ class ArtifactStore:
 
     def _place(self, folder: Path, target: Path, digest: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and _folder_faults(target, digest):
+        if target.exists() and _folder_errors(target, digest):
             aside = target.with_name(f".damaged-{digest[:12]}-{uuid.uuid4().hex[:8]}")
             target.rename(aside)
             shutil.rmtree(aside)
@@ -132,7 +132,7 @@ class ArtifactStore:
             folder.rename(target)
         except OSError:
             # A folder that is not empty cannot be replaced: it holds this very content, perhaps since a moment ago.
-            if _folder_faults(target, digest):
+            if _folder_errors(target, digest):
                 raise
             shutil.rmtree(folder)
         sync(target.parent)
@@ -154,7 +154,7 @@ def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
     return listed
 
 
-def file_faults(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
+def file_errors(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
     """Errors of the files of a folder, whose digests are listed by path; its manifest counts for none."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not _is_folder(path)}
     found.pop(MANIFEST, None)
@@ -215,11 +215,11 @@ def _digest(files: list[dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def _folder_faults(folder: Path, digest: str) -> tuple[str, ...]:
+def _folder_errors(folder: Path, digest: str) -> tuple[str, ...]:
     if not (folder / MANIFEST).exists():
         return ("the artifact is missing",)
     try:
-        return file_faults(folder, listed_files(folder / MANIFEST, digest))
+        return file_errors(folder, listed_files(folder / MANIFEST, digest))
     except StorageError as error:
         return (error.what,)
 

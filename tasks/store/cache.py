@@ -1,4 +1,4 @@
-"""Which key gave which result: a record for each finished stage, with everything that the result was made from."""
+"""The cache of results: a record for each finished stage, with everything that its key covers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import read_json, write_json
 
-Ingredients = Mapping[str, Any]
+KeyInputs = Mapping[str, Any]
 
 _FORMAT = 3
 
@@ -29,7 +29,7 @@ class Record:
 
     key: str
     ref: ArtifactRef
-    ingredients: Ingredients
+    ingredients: KeyInputs
     metrics: Mapping[str, float]
     code: str
     environment: str

@@ -1,4 +1,4 @@
-"""Which of our code a stage runs, and a digest of it that formatting and comments do not change.
+"""The code that a stage runs, and a digest of it that formatting and comments do not change.
 
 The closure of a module is found without importing it: every import statement is followed, at the top of a file or
 inside a function, as long as it leads into the same top-level packages.
@@ -146,7 +146,7 @@ def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
 
 
 def is_own(top: str) -> bool:
-    """Whether a top-level module or package is the user's own: neither Python's nor an installed distribution's."""
+    """Return True if a top-level module is the user's own: neither Python's nor an installed distribution's."""
     if top in sys.stdlib_module_names or top == OWN:
         return False
     path = _foreign(top)
@@ -168,7 +168,7 @@ def _source(module: str, root: Path | None) -> Path | None:
 
 
 def _foreign(top: str) -> Path | None:
-    """Where a top-level module or package outside ours lies, without its suffix."""
+    """Return the path of a top-level module or package outside ours, without its suffix."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # __main__ of an interactive session

@@ -1,4 +1,4 @@
-"""What is on the disk for sure, and what a full one looks like, whoever was writing: the system, SQLite, Arrow."""
+"""Durable writes, and errors of a full disk from any writer: the system, SQLite, Arrow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIXES = {
 }
 
 
-def refusal(verb: str, path: Path, error: OSError) -> StorageError:
+def to_storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     """The error of a file that the system lets nobody read, write or make, with what to do about it."""
     reason = error.strerror or str(error)
     return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
@@ -39,7 +39,7 @@ def sync(path: Path) -> None:
 
 
 @contextmanager
-def full_disk_named(folder: Path) -> Iterator[None]:
+def raise_on_full_disk(folder: Path) -> Iterator[None]:
     """Let an error of the block whose reason is a full disk be one of ours, which says so.
 
     Raises:
@@ -60,7 +60,7 @@ def full_disk_named(folder: Path) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether the error, or one that it arose from, says that there is no space."""
+    """Return True if the error, or one of its causes, says that there is no space."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

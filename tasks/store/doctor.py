@@ -1,4 +1,4 @@
-"""What this machine can do, line by line, and what to do where something is missing: ``rlcore doctor``."""
+"""Checks of this machine, line by line, with a fix for each missing part: ``rlcore doctor``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State = Literal["ok", "absent", "missing"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class DoctorCheck:
     """One line. ``absent``: some recipes need it, the demo does not; ``missing``: the demo needs it."""
 
     subject: str
@@ -42,9 +42,9 @@ class Finding:
     fix: str = ""
 
 
-def examine(home: Home) -> Iterator[Finding]:
+def run_checks(home: Home) -> Iterator[DoctorCheck]:
     """Every finding, as it is found; what is needed for the demo first."""
-    checks: tuple[Callable[[], Finding], ...] = (
+    checks: tuple[Callable[[], DoctorCheck], ...] = (
         python,
         packages,
         device,
@@ -61,37 +61,39 @@ def examine(home: Home) -> Iterator[Finding]:
     return map(_tried, checks)
 
 
-def _tried(check: Callable[[], Finding]) -> Finding:
+def _tried(check: Callable[[], DoctorCheck]) -> DoctorCheck:
     try:
         return check()
     except (ImportError, RlcoreError) as error:
-        return Finding(subject="this environment", state="missing", text=str(error), fix=_INSTALL)
+        return DoctorCheck(subject="this environment", state="missing", text=str(error), fix=_INSTALL)
 
 
-def lines(finding: Finding) -> str:
+def lines(finding: DoctorCheck) -> str:
     """A finding for a terminal: one line, and what to do in a second."""
     fix = f"\n{'':<29}{finding.fix}" if finding.fix and finding.state != "ok" else ""
     return f"{_MARKS[finding.state]:<9}{finding.subject:<20}{finding.text}{fix}"
 
 
-def python() -> Finding:
+def python() -> DoctorCheck:
     """The interpreter and the operating system."""
     text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {sys.executable}"
     is_old = sys.version_info < (3, 11)
-    return Finding(subject="python", state="missing" if is_old else "ok", text=text, fix="take Python 3.11 or newer")
+    return DoctorCheck(
+        subject="python", state="missing" if is_old else "ok", text=text, fix="take Python 3.11 or newer"
+    )
 
 
-def packages() -> Finding:
+def packages() -> DoctorCheck:
     """The libraries that everything needs, against what rlcore asks for."""
-    faults = [fault for text in _required() if (fault := _fault_of(Requirement(text)))]
-    if faults:
-        return Finding(subject="packages", state="missing", text="; ".join(faults), fix=_INSTALL)
+    errors = [error for text in _required() if (error := _error_of(Requirement(text)))]
+    if errors:
+        return DoctorCheck(subject="packages", state="missing", text="; ".join(errors), fix=_INSTALL)
     shown = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "prefect", "mlflow"))
-    return Finding(subject="packages", state="ok", text=shown)
+    return DoctorCheck(subject="packages", state="ok", text=shown)
 
 
-def device(config: HardwareConfig | None = None) -> Finding:
-    """What computes with ``device = "auto"``, in which precision, with which instructions."""
+def device(config: HardwareConfig | None = None) -> DoctorCheck:
+    """Report the device of ``device = "auto"``, its precision and instructions."""
     import torch
 
     from rlcore.hardware.machine import find_machine
@@ -99,21 +101,21 @@ def device(config: HardwareConfig | None = None) -> Finding:
     try:
         found = find_machine(config or HardwareConfig())
     except ConfigError as error:
-        return Finding(subject="device", state="missing", text=error.what, fix=error.fix)
+        return DoctorCheck(subject="device", state="missing", text=error.what, fix=error.fix)
     text = describe_machine(to_dict(found))
     if found.device == "cuda":
         sizes = [torch.cuda.get_device_properties(card).total_memory for card in range(torch.cuda.device_count())]
-        return Finding(subject="device", state="ok", text=f"{text}; {len(sizes)} x {min(sizes) / GIB:.0f} GiB")
-    return Finding(subject="device", state="ok", text=f"{text}; {_half_precision()}")
+        return DoctorCheck(subject="device", state="ok", text=f"{text}; {len(sizes)} x {min(sizes) / GIB:.0f} GiB")
+    return DoctorCheck(subject="device", state="ok", text=f"{text}; {_half_precision()}")
 
 
-def cores() -> Finding:
+def cores() -> DoctorCheck:
     """Processor cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Finding(subject="cores", state="ok", text=f"{usable} usable of {os.cpu_count()}")
+    return DoctorCheck(subject="cores", state="ok", text=f"{usable} usable of {os.cpu_count()}")
 
 
-def memory() -> Finding:
+def memory() -> DoctorCheck:
     """Memory that is free, as far as kernel and container let us."""
     import torch
 
@@ -121,39 +123,41 @@ def memory() -> Finding:
 
     free = free_bytes(torch.device("cpu"))
     if free is None:
-        return Finding(subject="memory", state="ok", text="unknown on this system")
+        return DoctorCheck(subject="memory", state="ok", text="unknown on this system")
     is_short = free < MEMORY_GIB * GIB
     fix = f"the demo takes up to {MEMORY_GIB:g} GiB: end other programs, or raise the container's limit"
-    return Finding(subject="memory", state="missing" if is_short else "ok", text=f"{free / GIB:.1f} GiB free", fix=fix)
+    return DoctorCheck(
+        subject="memory", state="missing" if is_short else "ok", text=f"{free / GIB:.1f} GiB free", fix=fix
+    )
 
 
-def disk(home: Home) -> Finding:
-    """Whether the state folder can be written, and how much room there is."""
+def disk(home: Home) -> DoctorCheck:
+    """Check that the state folder can be written, and report its free space."""
     place = next(path for path in (home.root, *home.root.parents) if path.exists())
     free = shutil.disk_usage(place).free
     text = f"{free / GIB:.1f} GiB free in {home.root}"
     if not os.access(place, os.W_OK | os.X_OK):
-        return Finding(
+        return DoctorCheck(
             subject="disk", state="missing", text=f"{place} cannot be written", fix="set RLCORE_HOME to another folder"
         )
     is_short = free < DISK_GIB * GIB
     fix = f"the demo writes up to {DISK_GIB:g} GiB: make room, or set RLCORE_HOME to a larger disk"
-    return Finding(subject="disk", state="missing" if is_short else "ok", text=text, fix=fix)
+    return DoctorCheck(subject="disk", state="missing" if is_short else "ok", text=text, fix=fix)
 
 
-def flow_engine() -> Finding:
-    """What runs the flows."""
+def flow_engine() -> DoctorCheck:
+    """Report the engine of the flows."""
     try:
-        return Finding(subject="flow engine", state="ok", text=f"{engine_name()} (RLCORE_ENGINE=prefect|inline)")
+        return DoctorCheck(subject="flow engine", state="ok", text=f"{engine_name()} (RLCORE_ENGINE=prefect|inline)")
     except ConfigError as error:
-        return Finding(subject="flow engine", state="missing", text=error.what, fix=f"{error.where}: {error.fix}")
+        return DoctorCheck(subject="flow engine", state="missing", text=error.what, fix=f"{error.where}: {error.fix}")
 
 
-def server(name: str, variable: str, without: str) -> Finding:
-    """Whether the server that a variable of the environment names answers; ``without`` says what there is else."""
+def server(name: str, variable: str, without: str) -> DoctorCheck:
+    """Check that the server of an environment variable answers; ``without``: the text if the variable is not set."""
     url = os.environ.get(variable, "")
     if not url.startswith("http"):
-        return Finding(subject=f"{name} server", state="ok", text=url or without)
+        return DoctorCheck(subject=f"{name} server", state="ok", text=url or without)
     import httpx
 
     fix = f"start it (make services), or unset {variable} for the embedded one"
@@ -164,12 +168,12 @@ def server(name: str, variable: str, without: str) -> Finding:
         if answer.is_success:
             answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=_user(name))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return Finding(subject=f"{name} server", state="missing", text=f"{url} does not answer: {error}", fix=fix)
+        return DoctorCheck(subject=f"{name} server", state="missing", text=f"{url} does not answer: {error}", fix=fix)
     if answer.status_code in (401, 403):
         text, fix = f"{url} does not let us in ({answer.status_code})", "source clients.env, which make services names"
-        return Finding(subject=f"{name} server", state="missing", text=text, fix=fix)
+        return DoctorCheck(subject=f"{name} server", state="missing", text=text, fix=fix)
     state: State = "ok" if answer.is_success else "missing"
-    return Finding(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
+    return DoctorCheck(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
 
 
 def _user(name: str) -> tuple[str, str]:
@@ -180,8 +184,8 @@ def _user(name: str) -> tuple[str, str]:
     return os.environ.get("MLFLOW_TRACKING_USERNAME", ""), os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
 
 
-def sandbox() -> Finding:
-    """Whether untrusted programs can be isolated: boxes are started, and their walls attacked."""
+def sandbox() -> DoctorCheck:
+    """Check that untrusted programs can be isolated: sandboxes are started and attacked."""
     from rlcore.sandbox.pool import SandboxPool
 
     try:
@@ -189,34 +193,36 @@ def sandbox() -> Finding:
             pool.run("pass")
     except SandboxError as error:
         text = f"{error.what}; rewards that run programs and the Python tool need it"
-        return Finding(subject="sandbox", state="absent", text=text, fix=error.fix)
-    return Finding(subject="sandbox", state="ok", text="bubblewrap; its self-test has passed")
+        return DoctorCheck(subject="sandbox", state="absent", text=text, fix=error.fix)
+    return DoctorCheck(subject="sandbox", state="ok", text="bubblewrap; its self-test has passed")
 
 
-def rollout_engine() -> Finding:
-    """Where vLLM would be started from; the native sampler is always there."""
+def rollout_engine() -> DoctorCheck:
+    """Report the environment that has vLLM; the native sampler is always there."""
     own = Path(".venv-engine/bin/python")
     if importlib.util.find_spec("vllm"):
-        return Finding(subject="rollout engines", state="ok", text="native; vLLM in this environment")
+        return DoctorCheck(subject="rollout engines", state="ok", text="native; vLLM in this environment")
     if own.exists():
-        return Finding(subject="rollout engines", state="ok", text=f"native; vLLM by engine.python = {str(own)!r}")
+        return DoctorCheck(subject="rollout engines", state="ok", text=f"native; vLLM by engine.python = {str(own)!r}")
     text = "native alone; engine.kind = 'vllm' needs vLLM in an environment of its own"
-    return Finding(subject="rollout engines", state="absent", text=text, fix="make engine, then engine.python names it")
+    return DoctorCheck(
+        subject="rollout engines", state="absent", text=text, fix="make engine, then engine.python names it"
+    )
 
 
-def extras() -> Finding:
+def extras() -> DoctorCheck:
     """The optional libraries of pyproject.toml that recipes ask for."""
     known: Mapping[str, str] = {"peft": "lora", "bitsandbytes": "bnb", "gguf": "gguf"}
     missing = [name for name in known if importlib.util.find_spec(name) is None]
     there = ", ".join(name for name in known if name not in missing)
     if not missing:
-        return Finding(subject="extras", state="ok", text=there)
+        return DoctorCheck(subject="extras", state="ok", text=there)
     fix = f"pip install 'rlcore[{','.join(known[name] for name in missing)}]'"
-    return Finding(subject="extras", state="absent", text=f"{', '.join(missing)} not installed", fix=fix)
+    return DoctorCheck(subject="extras", state="absent", text=f"{', '.join(missing)} not installed", fix=fix)
 
 
 def _half_precision() -> str:
-    """Which half precisions this processor computes at a usual speed."""
+    """Name the half precisions that this processor computes at a usual speed."""
     from rlcore.hardware.machine import find_machine, why_slow
 
     fast = [
@@ -232,7 +238,7 @@ def _required() -> list[str]:
         raise RlcoreError("rlcore is not installed in this environment") from error
 
 
-def _fault_of(requirement: Requirement) -> str:
+def _error_of(requirement: Requirement) -> str:
     if requirement.marker and not requirement.marker.evaluate():
         return ""
     try:

@@ -47,7 +47,9 @@ def imported_packages(source: str) -> frozenset[str]:
 # Cached by the text itself and not by time of change, which is too coarse for two edits in one tick.
 @lru_cache(maxsize=1024)
 def _read(source: str, package: str) -> tuple[frozenset[str], _Rows]:
-    """What a module imports whatever is chosen, and for each row of its tables the setting, the row, its imports."""
+    """Return the imports of a module whatever is chosen, and for each row of its tables the setting, the row, its
+    imports.
+    """
     tree: ast.Module = _WithoutTypeChecking().visit(syntax_tree(source))
     tables = {statement: table for statement in tree.body if (table := _table(statement))}
     if not tables:
@@ -97,7 +99,7 @@ def _from(statement: ast.ImportFrom, alias: ast.alias) -> ast.ImportFrom:
 def _reached(
     nodes: Iterable[ast.AST], package: str, named: Mapping[str, frozenset[str]], helpers: Mapping[str, ast.stmt]
 ) -> frozenset[str]:
-    """What nodes import, with the private functions and classes of the module that they name."""
+    """Return the imports of nodes, with the private functions and classes of the module that they name."""
     waiting, seen, found = list(nodes), set[str](), set[str]()
     while waiting:
         for node in ast.walk(waiting.pop()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcore.tasks.store.disk import refusal
+from rlcore.tasks.store.disk import to_storage_error
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: Tru
         hidden.rename(path)
     except OSError as error:
         hidden.unlink(missing_ok=True)
-        raise refusal("write", path, error) from error
+        raise to_storage_error("write", path, error) from error
     _held.add(descriptor)
     try:
         yield
@@ -98,7 +98,7 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise refusal("make", path, error) from error
+            raise to_storage_error("make", path, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

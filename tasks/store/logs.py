@@ -1,4 +1,4 @@
-"""What the logs of Prefect and MLflow say of an error that a user can mend."""
+"""Log lines of Prefect and MLflow about errors that a user can fix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class UserErrors(logging.Filter):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"{type(error).__name__}: {error}", ()
         elif record.name == _STORE and "database is locked" in str(error):
-            return False  # its waiter reports it (rlcore.tasks.tracking.patience)
+            return False  # its waiter reports it (rlcore.tasks.tracking.retry)
         elif error is not None and is_full_disk(error):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"the disk is full ({type(error).__name__})", ()

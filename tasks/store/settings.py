@@ -1,4 +1,4 @@
-"""Where state lives (one folder), and what the environment says before Prefect and MLflow are imported.
+"""The state folder, and the environment that Prefect and MLflow need before they are imported.
 
 This module imports neither: both read their settings when they are imported, so it has to come first.
 """
@@ -88,7 +88,7 @@ class Home:
 
     @property
     def tracking_uri(self) -> str:
-        """Where MLflow keeps runs unless ``MLFLOW_TRACKING_URI`` says otherwise."""
+        """The URI of MLflow's runs unless ``MLFLOW_TRACKING_URI`` names another."""
         return f"sqlite:///{self.root / 'mlflow.db'}"
 
 
@@ -129,7 +129,7 @@ def prepare_environment(home: Home) -> None:
 
 
 def _embedded_access() -> dict[str, str]:
-    """What lets this process, and no page in a browser, into the Prefect server that it embeds: drawn for it alone."""
+    """Draw the password that lets this process, and no page in a browser, into its embedded Prefect server."""
     names = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
     if os.environ.get("PREFECT_API_URL"):
         return {}  # a server of somebody's own, who says how to be let in
@@ -138,7 +138,7 @@ def _embedded_access() -> dict[str, str]:
 
 
 def engine_name() -> Engine:
-    """What runs the flows: ``RLCORE_ENGINE``, ``prefect`` when it is not set.
+    """Return the engine of the flows: ``RLCORE_ENGINE``, or ``prefect`` if it is not set.
 
     Raises:
         ConfigError: an unknown engine.

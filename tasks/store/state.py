@@ -1,4 +1,4 @@
-"""Which versions wrote a home's state, and whether those that are installed can go on with it.
+"""Versions that wrote a home's state, and their compatibility with the installed ones.
 
 MLflow and Prefect bring an older database up to their own schema by themselves, and no older version opens it any more.
 So a home notes in ``versions.json`` what wrote it, and is opened only with databases of the installed schema. An older
@@ -179,7 +179,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _read(note: Path) -> dict[str, Any]:
-    """What is noted in a home; nothing where that is damaged, so that its databases are looked at."""
+    """Return the versions noted in a home; empty if the note is damaged, so that the databases are checked."""
     try:
         known = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.disk import refusal, sync
+from rlcore.tasks.store.disk import sync, to_storage_error
 
 GROUP_ROWS = 16_384  # of a table that is written in parts
 
@@ -113,7 +113,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise refusal("read", path, error) from error
+        raise to_storage_error("read", path, error) from error
     except ValueError as error:
         raise StorageError(f"not a JSON file: {error}", where=str(path), fix="run the stage that wrote it") from error
 
@@ -137,8 +137,8 @@ def note_digest(path: Path) -> None:
     write_bytes(file_sha256(path).encode(), _digest_file(path))
 
 
-def is_as_noted(path: Path) -> bool:
-    """Whether a file is there and still what :func:`note_digest` has noted."""
+def matches_digest(path: Path) -> bool:
+    """Return True if a file exists and is unchanged since :func:`note_digest`."""
     try:
         return _digest_file(path).read_text(encoding="utf-8") == file_sha256(path)
     except (OSError, ValueError):
@@ -161,7 +161,7 @@ def link_or_copy(source: Path, target: Path) -> None:
         except OSError:
             shutil.copyfile(source, target)
     except OSError as error:
-        raise refusal("write", target, error) from error
+        raise to_storage_error("write", target, error) from error
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
         sync(path.parent)
     except OSError as error:
-        raise refusal("write", path, error) from error
+        raise to_storage_error("write", path, error) from error
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowInvalid) as error:
         if isinstance(error, OSError) and error.strerror:
-            raise refusal("read", path, error) from error
+            raise to_storage_error("read", path, error) from error
         # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
         raise StorageError(
             f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"

@@ -9,8 +9,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """What ``read`` gives, or None when MLflow has no such thing."""
+def none_if_missing(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """Return the result of ``read``, or None if MLflow has no such thing."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -21,7 +21,7 @@ def or_none(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None
         raise
 
 
-def unless_exists(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+def ignore_existing(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
     """Call ``create``; it is no error when the thing is there already, perhaps since a moment ago."""
     from mlflow.exceptions import MlflowException
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: from a version's tags through the records of stages to the digests of the raw rows.
+"""The lineage of a model: from a version's tags through the records of stages to the digests of the raw rows.
 
 Everything but the alias is read from our own files: records in ``cache/``, reports in ``artifacts/``. A stage of which
 this home has no record (made elsewhere, or cleaned away) stands in the tree by its digest alone.
@@ -76,7 +76,7 @@ def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancesto
 
 
 def is_import(record: Record) -> bool:
-    """Whether a stage brought in a model that was registered before, instead of making one."""
+    """Return True if a stage imported a registered model instead of making one."""
     return "uri" in record.ingredients["arguments"]
 
 

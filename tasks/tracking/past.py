@@ -1,4 +1,4 @@
-"""What a version was made from, kept beside it in MLflow: what later data are compared with, whatever a home has lost.
+"""The inputs of a version, kept in MLflow so that later data can be compared with them without the home.
 
 ``past.json``: the nearest artifact of each stage, the digest of the recipe, and digests of the other files. For each
 data set there is ``<artifact>/report.json`` with the digest and the sketches of its rows, and for preference pairs
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import DataError, StorageError
-from rlcore.tasks.store.artifacts import file_faults, file_sha256
+from rlcore.tasks.store.artifacts import file_errors, file_sha256
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import link_or_copy, read_json, write_json
@@ -31,8 +31,8 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Past:
-    """What a version was made from: the nearest artifact of each stage by its name, and the digest of its recipe.
+class ChampionLineage:
+    """The inputs of a version: the nearest artifact of each stage by its name, and the digest of its recipe.
 
     ``datasets``: the artifacts whose sketches are kept; ``paired``: those of preference pairs, whose prompts are.
     """
@@ -43,7 +43,7 @@ class Past:
     paired: tuple[str, ...] = ()
 
 
-def write_past(past: Past, folder: Path) -> str:
+def write_past(past: ChampionLineage, folder: Path) -> str:
     """Write the account of what lies in ``folder``; its digest."""
     files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in _files(folder)}
     write_json({"format": _FORMAT, **asdict(past), "files": files}, folder / _ACCOUNT)
@@ -56,7 +56,7 @@ def add_past(tracker: Tracker, version: ModelVersion, folder: Path, digest: str)
     set_tags(tracker, version, {PAST: digest})
 
 
-def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> Past:
+def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> ChampionLineage:
     """The account of a version; its files lie in the home's folder ``past`` then, by the digest of their data set.
 
     Raises:
@@ -89,21 +89,21 @@ def _downloaded(version: ModelVersion, folder: Path) -> Path:
         raise StorageError(f"MLflow has no such files: {error}") from error
 
 
-def _taken_up(home: Home, folder: Path, digest: str) -> Past:
+def _taken_up(home: Home, folder: Path, digest: str) -> ChampionLineage:
     account = folder / _ACCOUNT
     if not account.is_file() or file_sha256(account) != digest:
         raise StorageError(f"{_ACCOUNT} is damaged or missing")
     told: dict[str, Any] = read_json(account)
     if told.pop("format") != _FORMAT:
         raise StorageError(f"{_ACCOUNT} was written by a newer rlcore")
-    if faults := file_faults(folder, {**told.pop("files"), _ACCOUNT: digest}):
-        raise StorageError("; ".join(faults[:4]))
+    if errors := file_errors(folder, {**told.pop("files"), _ACCOUNT: digest}):
+        raise StorageError("; ".join(errors[:4]))
     for path in _files(folder):
         place = home.past / path.relative_to(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         link_or_copy(path, place)
-    return Past(**{**told, "paired": tuple(told["paired"])})
+    return ChampionLineage(**{**told, "paired": tuple(told["paired"])})
 
 
 def _files(folder: Path) -> list[Path]:

@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlparse
 
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking.errors import unless_exists
-from rlcore.tasks.tracking.packaged import Package, write_package
+from rlcore.tasks.tracking.errors import ignore_existing
+from rlcore.tasks.tracking.mlflow_model import Package, write_package
 from rlcore.tasks.tracking.registry import ModelVersion, as_version
 from rlcore.tasks.tracking.runs import RunTracker
 
@@ -43,7 +43,7 @@ def register_model(
     if model.model_id not in {output.model_id for output in _outputs(run)}:
         client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
     run.log_model_metrics(model.model_id, metrics or {})
-    unless_exists(client.create_registered_model, name)
+    ignore_existing(client.create_registered_model, name)
     version = client.create_model_version(
         name,
         f"models:/{model.model_id}",

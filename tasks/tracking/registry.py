@@ -22,8 +22,8 @@ from rlcore.errors import ModelError, PromotionError
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
-from rlcore.tasks.tracking.errors import or_none
-from rlcore.tasks.tracking.packaged import checkpoint_in, verified_checkpoint
+from rlcore.tasks.tracking.errors import none_if_missing
+from rlcore.tasks.tracking.mlflow_model import checkpoint_in, verified_checkpoint
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:
@@ -88,20 +88,20 @@ def _resolved(tracker: Tracker, uri: str) -> tuple[str, Mapping[str, str]]:
 
 def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:
     """The version that carries an alias (``champion``), or None."""
-    model = or_none(tracker.client.get_registered_model, name)
+    model = none_if_missing(tracker.client.get_registered_model, name)
     version = model.aliases.get(alias) if model else None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
 def last_champion(tracker: Tracker, name: str) -> str:
     """The version that was made champion last, whether or not the alias is there; empty where none ever was."""
-    model = or_none(tracker.client.get_registered_model, name)
+    model = none_if_missing(tracker.client.get_registered_model, name)
     return model.tags.get(CHAMPION) or model.aliases.get(PREVIOUS, "") if model else ""
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
     """Version ``number`` of a registered model, or None."""
-    version = or_none(tracker.client.get_model_version, name, number) if number.isdecimal() else None
+    version = none_if_missing(tracker.client.get_model_version, name, number) if number.isdecimal() else None
     return as_version(version) if version else None
 
 
@@ -151,7 +151,7 @@ def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
 
 
 def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str) -> int:
-    """Which look at the held-out prompts this comparison is, from 1; the same pair at the same prompts keeps its look.
+    """Return the number of this look at the held-out prompts, from 1; the same pair at the same prompts keeps its look.
 
     Looks of all registered models count together, as trying ten models under ten names finds a "better" one as easily.
     Kept as tags of the registered model ``name``: ``look.<data>.<pair>``, digests cut by the caller.

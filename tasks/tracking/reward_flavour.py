@@ -42,5 +42,5 @@ class Scorer:
 
 
 def _load_pyfunc(path: str) -> Scorer:
-    """What MLflow calls with the folder of the registered files."""
+    """Load the model of a folder of registered files for MLflow."""
     return Scorer(Path(path) / _FOLDER)

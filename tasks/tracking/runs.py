@@ -25,9 +25,9 @@ from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.database import make_database
 from rlcore.tasks.tracking.datasets import LoggedDataset, describe_dataset
-from rlcore.tasks.tracking.errors import or_none, unless_exists
-from rlcore.tasks.tracking.moved import follow_move
-from rlcore.tasks.tracking.patience import patient_client, patiently
+from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
+from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.retry import patient_client, retry_while_unavailable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,10 +54,10 @@ def open_tracker(home: Home) -> Tracker:
         if uri == home.tracking_uri:
             make_database(home)
         # The client opens the database as soon as it is made, and would make the tables where they are missing.
-        client = patient_client(patiently(MlflowClient, tracking_uri=uri, registry_uri=uri))
+        client = patient_client(retry_while_unavailable(MlflowClient, tracking_uri=uri, registry_uri=uri))
         client.search_experiments(max_results=1)
         if uri == home.tracking_uri:
-            patiently(follow_move, home)
+            retry_while_unavailable(rewrite_artifact_paths, home)
     return Tracker(client, uri, None if uri.startswith("http") else home.mlartifacts.as_uri())
 
 
@@ -81,7 +81,7 @@ class Tracker:
         It counts how often that was, in the tag ``restarts``. Metrics of steps that it has already are dropped from now
         on: MLflow would keep both.
         """
-        run = or_none(self.client.get_run, run_id)
+        run = none_if_missing(self.client.get_run, run_id)
         if run is None:
             return None
         nested = {PARENT_TAG: parent} if parent else {}
@@ -91,9 +91,9 @@ class Tracker:
         self.client.update_run(run_id, status="RUNNING")
         return again
 
-    def known_run(self, run_id: str) -> RunTracker | None:
+    def find_run(self, run_id: str) -> RunTracker | None:
         """A run as it is, to add to; None when MLflow has none of that id."""
-        run = or_none(self.client.get_run, run_id) if run_id else None
+        run = none_if_missing(self.client.get_run, run_id) if run_id else None
         return RunTracker(self.client, run) if run else None
 
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
@@ -106,12 +106,12 @@ class Tracker:
 
     def run_metrics(self, run_id: str) -> Mapping[str, float]:
         """The last value of every metric of a run; none when MLflow no longer has it."""
-        run = or_none(self.client.get_run, run_id) if run_id else None
+        run = none_if_missing(self.client.get_run, run_id) if run_id else None
         return dict(run.data.metrics) if run else {}
 
     def kill_runs(self, run_id: str) -> int:
         """Mark a dead pipeline's run, and its stages' runs, as killed where they are said to run; how many were."""
-        run = or_none(self.client.get_run, run_id)
+        run = none_if_missing(self.client.get_run, run_id)
         if run is None:
             return 0
         children = self.client.search_runs([run.info.experiment_id], f"tags.`{PARENT_TAG}` = '{run_id}'")
@@ -126,7 +126,7 @@ class Tracker:
             return str(known.experiment_id)
         location = f"{self._artifact_root}/{name}" if self._artifact_root else None
         kind = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on curves, not on traces
-        unless_exists(self.client.create_experiment, name, artifact_location=location, tags=kind)
+        ignore_existing(self.client.create_experiment, name, artifact_location=location, tags=kind)
         return self._experiment_id(name)
 
 
@@ -296,5 +296,5 @@ class RunTracker:
         return step > self._last_steps[name]
 
     def _last_point(self, name: str) -> Metric | None:
-        history = or_none(self.client.get_metric_history, self.run_id, name) or []
+        history = none_if_missing(self.client.get_metric_history, self.run_id, name) or []
         return max(history, key=lambda point: point.step, default=None)

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlcore.tasks.tracking.errors import or_none
-from rlcore.tasks.tracking.patience import patiently
+from rlcore.tasks.tracking.errors import none_if_missing
+from rlcore.tasks.tracking.retry import retry_while_unavailable
 from rlcore.tasks.tracking.runs import Tracker
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     They stand at the run's end, whatever the clock says now. One costs tens of milliseconds of processor time, so they
     are a few, and belong behind a run and not into it. A run that MLflow does not have gets none.
     """
-    run = or_none(tracker.client.get_run, run_id) if run_id and traces else None
+    run = none_if_missing(tracker.client.get_run, run_id) if run_id and traces else None
     if run is None:
         return
     known = _stored(tracker, run)
@@ -50,7 +50,7 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
         warnings.simplefilter("ignore")  # MLflow warns of type hints of its own, when its tracing is imported
         for name, (trace, moment) in missing.items():
             if name not in known:
-                patiently(_store, tracker, run, name, trace, moment)
+                retry_while_unavailable(_store, tracker, run, name, trace, moment)
 
 
 def _id(run_id: str, trace: Trace) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.architecture.source_files import ROOT, imported, modules
 
 _TRACKING = (
-    "runs", "packaged", "registry", "registration", "errors", "traces", "database", "datasets", "patience", "past"
+    "runs", "mlflow_model", "registry", "registration", "errors", "traces", "database", "datasets", "retry", "past"
 )  # fmt: skip
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
     "mlflow": {f"tasks/tracking/{name}.py" for name in _TRACKING},

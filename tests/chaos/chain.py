@@ -9,7 +9,7 @@ from tests.chaos.killer import VARIABLE
 from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm
 
-COMMAND, TOY, TABLES = "rlcore.flows.command.app:main", "tests.chaos.toy:main", "tests.chaos.tables:main"
+COMMAND, TOY, TABLES = "rlcore.flows.cli.app:main", "tests.chaos.toy:main", "tests.chaos.tables:main"
 KILLED = -9
 
 

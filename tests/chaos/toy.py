@@ -11,7 +11,7 @@ from prefect import flow
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.bridge import call_flow
+from rlcore.tasks.pipeline.prefect_bridge import call_flow
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -65,7 +65,7 @@ def draw(result: Result, folder: Path) -> str:
 
 
 STAGES = (
-    Stage(name="data", version=1, kind="dataset", run=prepare, sections=no_sections, draw=draw),
+    Stage(name="data", version=1, kind="dataset", run=prepare, sections=no_sections, render_page=draw),
     Stage(
         name="train",
         version=1,
@@ -73,10 +73,12 @@ STAGES = (
         run=train,
         sections=no_sections,
         inputs=("data",),
-        model="policy",
-        draw=draw,
+        registered_as="policy",
+        render_page=draw,
     ),
-    Stage(name="judge", version=1, kind="verdict", run=judge, sections=no_sections, inputs=("train",), draw=draw),
+    Stage(
+        name="judge", version=1, kind="verdict", run=judge, sections=no_sections, inputs=("train",), render_page=draw
+    ),
 )
 
 

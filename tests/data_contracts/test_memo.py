@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlcore.data_contracts import text
 from rlcore.data_contracts.drift import sketches
 from rlcore.data_contracts.gate.records import canonical_json, canonical_row
-from rlcore.data_contracts.gate.strict_json import _strictly, _surely, parse_object
-from rlcore.data_contracts.memo import Remembered
+from rlcore.data_contracts.gate.strict_json import _parse_fast, _strictly, parse_object
+from rlcore.data_contracts.memo import BoundedMemo
 from tests.reference import data_gate as slow
 
 MARKS = st.sampled_from([*"abI09 .,;:!?'\"`()-+*/&_#\n\t\x00\x0b\u200b", " '", "&amp;", "ß", "漢", "а", "é", "２", "²"])
@@ -33,7 +33,7 @@ LINES = [
 
 def test_a_text_is_worked_out_once_and_all_is_forgotten_when_it_is_full() -> None:
     asked: list[str] = []
-    found = Remembered(lambda one: asked.append(one) or len(one), most=2)  # type: ignore[func-returns-value]
+    found = BoundedMemo(lambda one: asked.append(one) or len(one), most=2)  # type: ignore[func-returns-value]
     assert list(map(found.__getitem__, ["a", "bb", "a", "bb"])) == [1, 2, 1, 2]
     assert asked == ["a", "bb"]
     assert found["ccc"] == 3
@@ -62,7 +62,7 @@ def test_a_line_that_the_two_parsers_may_read_differently_is_left_to_the_strict_
 
 
 def test_a_usual_row_is_read_by_the_fast_parser() -> None:
-    assert _surely(b'{"a": "say \\"b\\"\\n", "c": [{"d": 1.5}, 2, null]}') == {
+    assert _parse_fast(b'{"a": "say \\"b\\"\\n", "c": [{"d": 1.5}, 2, null]}') == {
         "a": 'say "b"\n',
         "c": [{"d": 1.5}, 2, None],
     }

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlcore.data_contracts.text import looks, normalise, prompt_hash, prompt_key, question_text, word_ngrams
+from rlcore.data_contracts.text import normalise, prompt_hash, prompt_key, question_text, visible_form, word_ngrams
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -97,4 +97,4 @@ def test_what_typing_adds_is_left_out_at_once(text: str) -> None:
     ],
 )
 def test_answers_look_the_same_where_a_reader_cannot_tell_them_apart(one: str, other: str, same: bool) -> None:
-    assert (looks(one) == looks(other)) is same
+    assert (visible_form(one) == visible_form(other)) is same

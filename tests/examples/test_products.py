@@ -7,9 +7,9 @@ import random
 import pandas as pd
 import pytest
 
-from rlcore.data_contracts.adapters.fields import ask
+from rlcore.data_contracts.adapters.fields import single_question
 from rlcore.data_contracts.contracts import demonstrations
-from rlcore.data_contracts.contracts.contract import complaints, require
+from rlcore.data_contracts.contracts.contract import require, violations
 from rlcore.data_contracts.text import prompt_hash
 from rlcore.examples import products
 
@@ -39,8 +39,10 @@ def test_pairs_prefer_a_call_to_a_wrong_guess() -> None:
 
 
 def test_what_the_assistant_did_does_not_make_another_question() -> None:
-    assert prompt_hash([*ask("3*4"), CALL, SAID]) == prompt_hash(ask("3*4"))
-    assert prompt_hash([*ask("3*4"), CALL, SAID, *ask("3*4")]) != prompt_hash(ask("3*4"))
+    assert prompt_hash([*single_question("3*4"), CALL, SAID]) == prompt_hash(single_question("3*4"))
+    assert prompt_hash([*single_question("3*4"), CALL, SAID, *single_question("3*4")]) != prompt_hash(
+        single_question("3*4")
+    )
 
 
 def demonstration(messages: list[dict[str, str]]) -> pd.DataFrame:
@@ -50,7 +52,7 @@ def demonstration(messages: list[dict[str, str]]) -> pd.DataFrame:
 
 @pytest.mark.parametrize("num_calls", range(4))
 def test_a_demonstration_may_call_tools_after_the_users_last_turn(num_calls: int) -> None:
-    require(demonstration([*ask("3*4"), *[CALL, SAID] * num_calls]), demonstrations.CONTRACT)
+    require(demonstration([*single_question("3*4"), *[CALL, SAID] * num_calls]), demonstrations.CONTRACT)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +68,5 @@ def test_a_demonstration_may_call_tools_after_the_users_last_turn(num_calls: int
     ],
 )
 def test_turns_that_are_no_tool_calls_are_refused(turns: list[dict[str, str]]) -> None:
-    (found,) = complaints(demonstration([*ask("3*4"), *turns]), demonstrations.CONTRACT)
+    (found,) = violations(demonstration([*single_question("3*4"), *turns]), demonstrations.CONTRACT)
     assert found.field == "messages"

@@ -14,7 +14,7 @@ from rlcore.data_contracts.contracts.difficulties import check_difficulties
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.metrics import check_names
-from rlcore.tasks.presets.graph import asked_for, checkpoints, needed_stages
+from rlcore.tasks.presets.graph import checkpoints, needed_stages, required_by
 from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.curriculum_rewards import DIE, is_odd
@@ -144,7 +144,7 @@ def test_the_graph_has_the_stage_before_the_run_that_draws_by_it_and_makes_no_ch
     config = open_preset("curriculum")
     assert needed_stages(config)["grpo"] == ("sft", "difficulty")
     assert "difficulty" not in checkpoints(config)
-    assert set(asked_for(config, ["grpo"])[0]) == {"sft", "difficulty", "grpo"}
+    assert set(required_by(config, ["grpo"])[0]) == {"sft", "difficulty", "grpo"}
 
 
 @pytest.mark.parametrize(

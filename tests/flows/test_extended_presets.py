@@ -121,11 +121,11 @@ def test_a_project_of_files_beside_its_preset_runs_to_the_comparison(project: Pa
     """From another folder: its paths are its own."""
     done = run_warm(["run", "--preset", str(project / "my_chat.toml")], environment(tmp_path), ROOT)
     assert done.returncode == 0, done.stderr
-    assert "prepare_prompts: 30 for training, 6 held out, 0 over, 0 quarantined (prompts/v1)" in done.stderr
+    assert "prepare_prompts: 30 for training, 6 held out, 0 unused, 0 quarantined (prompts/v1)" in done.stderr
     assert "warning: there are fewer rows than were asked for" in done.stderr
     card = folder(tmp_path, "import_sft") / "model" / "model_card.json"
     assert json.loads(card.read_text())["licence"] == "MIT"
     (page,) = tmp_path.glob("pages/mine/prepare_prompts/*/data.md")
-    assert page.read_text().startswith("**30 for training, 6 held out, 0 over, 0 quarantined**")
+    assert page.read_text().startswith("**30 for training, 6 held out, 0 unused, 0 quarantined**")
     (comparison,) = tmp_path.glob("pages/mine/compare/*/comparison.md")
     assert "grpo" in comparison.read_text()

@@ -12,8 +12,8 @@ import torch
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import promotion_stages, stages
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.keys import function_of, key_of
-from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.pipeline.cache_keys import function_of, key_of
+from rlcore.tasks.pipeline.stages import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
@@ -30,7 +30,7 @@ def keys(config: RunConfig) -> Mapping[str, tuple[str, bool]]:
     """Key of each stage, apart from its inputs and files outside, and whether it has a machine."""
     found = {}
     for stage in stages(config):
-        ingredients = {**ingredients_of(stage, config, {}), "external": ""}
+        ingredients = {**key_inputs(stage, config, {}), "external": ""}
         found[stage.name] = (key_of(ingredients), bool(ingredients["machine"]))
     return found
 

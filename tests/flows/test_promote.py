@@ -13,15 +13,15 @@ import pytest
 
 from rlcore.errors import ConfigError, DataError, PromotionError
 from rlcore.flows.presets import open_preset
-from rlcore.flows.run import run_promotion, run_roll_back
+from rlcore.flows.run import run_promotion, run_rollback
 from rlcore.tasks.kinds.promote.figures import (
     compared,
     compared_by_wins,
     comparison_digest,
     greedy_rows,
+    judge_check,
     limits_of,
     require_tasks,
-    trust,
     wins_of,
 )
 from rlcore.tasks.kinds.promote.step import prompt_set
@@ -104,7 +104,7 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert verdict(tracked_home, run(tmp_path, (0, 41), mine))["sentence"].startswith("Promoted: the first champion")
     assert verdict(tracked_home, run(tmp_path, (0, 51), mine))["look"] == 3  # at the same prompts, under another name
 
-    assert run_roll_back(NAME, 2, "rude").endswith("version 1 is champion again")
+    assert run_rollback(NAME, 2, "rude").endswith("version 1 is champion again")
     with pytest.raises(PromotionError, match="has been rolled back"):
         run(tmp_path, RIGHT)
     assert aliases(tracked_home)[CHAMPION] == 1
@@ -310,9 +310,9 @@ def test_by_a_win_rate_accuracy_is_a_guard_where_there_are_references_and_all_an
 
 
 def test_a_judge_that_is_not_trusted_breaks_the_promotion_and_says_why() -> None:
-    assert trust([]).passed
-    assert trust(["it likes the first"]).sentence == "the judge is not trusted: it likes the first"
-    assert not trust(["it likes the first"]).passed
+    assert judge_check([]).passed
+    assert judge_check(["it likes the first"]).sentence == "the judge is not trusted: it likes the first"
+    assert not judge_check(["it likes the first"]).passed
 
 
 def test_a_promotion_by_a_stage_that_is_no_win_rate_is_refused() -> None:

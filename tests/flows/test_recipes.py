@@ -12,7 +12,7 @@ import pytest
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.metrics import check_names
-from rlcore.tasks.presets.graph import contrasts, opponents, rl_stages
+from rlcore.tasks.presets.graph import contrasts, rl_stages, same_start_runs
 from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record
@@ -121,7 +121,7 @@ def test_three_algorithms_from_one_start_are_compared_with_each_other_under_thei
     page = comparison(home)
     for contrast in ("grpo - sft", "ppo - sft", "dapo - sft", "ppo - grpo", "dapo - grpo", "dapo - ppo"):
         assert f"| {contrast} |" in page
-    assert opponents(open_preset("three_way")) == (("grpo", "ppo", "dapo"),)
+    assert same_start_runs(open_preset("three_way")) == (("grpo", "ppo", "dapo"),)
     assert "## grpo against ppo against dapo at equal samples" in page
     assert [rl.algorithm for rl in rl_stages(open_preset("three_way")).values()] == [
         "grpo",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ModelError
-from rlcore.flows.command.app import main
+from rlcore.flows.cli.app import main
 from rlcore.flows.reproduce import run_reproduce
 from rlcore.flows.run import run_targets
 from rlcore.tasks.store.cache import StageCache

@@ -34,7 +34,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
 ) -> None:
     told: list[tuple[str, int]] = []  # inline there is no server to tell
     monkeypatch.setattr(
-        rlcore.tasks.pipeline.promotion, "tell_of_refusal", lambda model, version, text: told.append((model, version))
+        rlcore.tasks.pipeline.promotion, "emit_rejection", lambda model, version, text: told.append((model, version))
     )
     data = write_data(tmp_path / "data")
 
@@ -170,7 +170,7 @@ def likes_the_right_answer(body: Mapping[str, Any]) -> str:
 def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_champion(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rlcore.tasks.pipeline.promotion, "tell_of_refusal", lambda *told: None)
+    monkeypatch.setattr(rlcore.tasks.pipeline.promotion, "emit_rejection", lambda *told: None)
     preset = tmp_path / "judged.toml"
     preset.write_text(JUDGED, encoding="utf-8")
     with serving(likes_the_right_answer) as (state, url):

@@ -10,8 +10,8 @@ import pytest
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.keys import function_of, key_of
-from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.pipeline.cache_keys import function_of, key_of
+from rlcore.tasks.pipeline.stages import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.code_hash import closure
@@ -34,7 +34,7 @@ def closures(preset: str, *overrides: str) -> dict[str, frozenset[str]]:
 def keys(preset: str, *overrides: str) -> dict[str, str]:
     """The key of each stage, as for inputs that stay."""
     config = open_preset(preset, overrides)
-    return {stage.name: key_of(ingredients_of(stage, config, {})) for stage in stages(config)}
+    return {stage.name: key_of(key_inputs(stage, config, {})) for stage in stages(config)}
 
 
 def changed(*overrides: str, start: tuple[str, ...] = ()) -> set[str]:
@@ -102,8 +102,8 @@ def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_o
 
 def test_a_stage_that_draws_by_pass_rates_counts_how_and_one_that_draws_evenly_does_not() -> None:
     found = closures("curriculum")
-    assert {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.drawn_prompts"} <= found["grpo"]
-    assert not {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.drawn_prompts"} & found["uniform"]
+    assert {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.curriculum"} <= found["grpo"]
+    assert not {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.curriculum"} & found["uniform"]
     assert "rlcore.tasks.kinds.difficulty.step" not in found["grpo"]
 
 

@@ -13,7 +13,7 @@ from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.metrics import check_names
-from rlcore.tasks.presets.graph import asked_for, checkpoints
+from rlcore.tasks.presets.graph import checkpoints, required_by
 from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import environment
 from tests.flows.homes import folder, record
@@ -144,7 +144,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
     (stage,) = (each for each in stages(config) if each.name == "win_rate")
     assert set(stage.inputs) == {"grpo", "prepare_prompts", "prepare_preferences", "reward_model", "sft"}
     assert "win_rate" not in checkpoints(config)
-    assert "preferences" in asked_for(config, ["win_rate"])[1]
+    assert "preferences" in required_by(config, ["win_rate"])[1]
     other = open_preset(PRESET, ["stages.win_rate.baseline=models:/mine@champion"])
     (stage,) = (each for each in stages(other) if each.name == "win_rate")
     assert "reference_win_rate" in stage.inputs

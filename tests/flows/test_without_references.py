@@ -12,9 +12,9 @@ from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import every_target, plan_memory, run_promotion, run_targets
 from rlcore.flows.stages import stages
-from rlcore.tasks.pipeline.keys import key_of
+from rlcore.tasks.pipeline.cache_keys import key_of
 from rlcore.tasks.pipeline.pages import page_folder
-from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.pipeline.stages import key_inputs
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table
 
@@ -120,7 +120,7 @@ def test_a_helper_or_a_data_file_of_a_users_reward_runs_its_stage_again_and_no_o
     config = open_preset(preset)
 
     def keys() -> dict[str, str]:
-        return {stage.name: key_of(ingredients_of(stage, config, {})) for stage in stages(config)}
+        return {stage.name: key_of(key_inputs(stage, config, {})) for stage in stages(config)}
 
     before = keys()
     path = Path(preset).with_name(file)
@@ -132,6 +132,6 @@ def test_a_helper_or_a_data_file_of_a_users_reward_runs_its_stage_again_and_no_o
 def test_words_beside_the_code_of_a_users_helper_run_nothing_again(home: Home, preset: str) -> None:
     config = open_preset(preset)
     (brief,) = (stage for stage in stages(config) if stage.name == "brief")
-    before = key_of(ingredients_of(brief, config, {}))
+    before = key_of(key_inputs(brief, config, {}))
     Path(preset).with_name("my_words.py").write_text('"""Words."""\n' + WORDS + "# a comment\n")
-    assert key_of(ingredients_of(brief, config, {})) == before
+    assert key_of(key_inputs(brief, config, {})) == before

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What a run imports, the last of it only when it is used.
 NEEDED = (
-    "rlcore.flows.command.app",
+    "rlcore.flows.cli.app",
     "rlcore.flows.post_train",
     "tests.chaos.toy",
     "rlcore.tasks.pipeline.live_view",
@@ -65,7 +65,7 @@ class Request(TypedDict):
 
 
 def run_warm(
-    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, *, call: str = "rlcore.flows.command.app:main"
+    arguments: Sequence[str], env: Mapping[str, str], cwd: Path, *, call: str = "rlcore.flows.cli.app:main"
 ) -> subprocess.CompletedProcess[str]:
     """``python -m rlcore.flows ARGUMENTS`` in a fork of the warm process, or another function of arguments."""
     server = _start()
@@ -123,7 +123,7 @@ def _look_ahead() -> None:
 
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.keys import function_of
+    from rlcore.tasks.pipeline.cache_keys import function_of
     from rlcore.tasks.store.code_hash import closure_digests
     from rlcore.tasks.store.environment import pins
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from prefect.utilities.callables import parameter_schema
 
-from infra.services.automations import BLOCK, WEBHOOK, fill, read_automations, webhook_url
+from infra.services.automations import BLOCK, WEBHOOK, read_automations, resolve_ids, webhook_url
 from infra.services.layout import CODE, POOL, QUEUE
 from rlcore.errors import ConfigError
 from rlcore.tasks.pipeline import events
@@ -60,14 +60,14 @@ def test_every_flow_has_a_deployment() -> None:
 
 @pytest.mark.parametrize("automation", AUTOMATIONS, ids=lambda each: each["name"])
 def test_prefect_takes_an_automation(automation: dict[str, Any]) -> None:
-    made = fill(automation, IDS)
+    made = resolve_ids(automation, IDS)
     assert made is not None
     assert made.enabled
     assert automation["description"]
 
 
 def test_names_of_a_deployment_and_of_the_webhook_become_their_ids() -> None:
-    filled = {each["name"]: fill(each, IDS) for each in AUTOMATIONS}
+    filled = {each["name"]: resolve_ids(each, IDS) for each in AUTOMATIONS}
     (retraining,) = filled["a new snapshot of preferences starts retrain"].actions  # type: ignore[union-attr]
     (calling,) = filled["a failed gate or canary calls the webhook"].actions  # type: ignore[union-attr]
     assert (retraining.deployment_id, calling.block_document_id) == (UUID(int=1), UUID(int=9))  # type: ignore[union-attr]
@@ -78,7 +78,7 @@ def test_names_of_a_deployment_and_of_the_webhook_become_their_ids() -> None:
 
 def test_without_the_webhooks_address_nobody_is_told_and_nothing_else_changes() -> None:
     without = {name: number for name, number in IDS.items() if name != BLOCK}
-    left_out = [each["name"] for each in AUTOMATIONS if fill(each, without) is None]
+    left_out = [each["name"] for each in AUTOMATIONS if resolve_ids(each, without) is None]
     assert left_out == ["a failed gate or canary calls the webhook"]
 
 

@@ -21,7 +21,7 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     monkeypatch.delenv(WEBHOOK, raising=False)
     made = find_layout(tmp_path)
     made.root.mkdir()
-    provision.told(made).write_text(provision._digest())
+    provision.stamp_path(made).write_text(provision._digest())
     return made
 
 
@@ -54,7 +54,7 @@ def test_what_the_server_lacks_is_named_and_it_counts_as_not_told(
 ) -> None:
     monkeypatch.setattr(provision, "ask", answers)
     assert provision.missing(layout) == lacking
-    assert provision.is_told(layout) == (not lacking)
+    assert provision.is_configured(layout) == (not lacking)
 
 
 def test_the_webhooks_automation_is_promised_where_its_address_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from infra.services.commands import bring_up, take_down
 from infra.services.layout import MARK, Layout, find_layout, save_layout
-from infra.services.leftovers import end_leftovers
-from infra.services.supervisor import Keeper
+from infra.services.orphans import stop_orphans
+from infra.services.supervisor import ServiceProcess
 from infra.services.table import Service
 from rlcore.errors import ServiceError
 
@@ -29,23 +29,23 @@ def layout(tmp_path: Path) -> Layout:
     return made
 
 
-def keeper_of(layout: Layout, code: str) -> Keeper:
+def keeper_of(layout: Layout, code: str) -> ServiceProcess:
     """A service that runs a line of Python."""
     row = Service(name="toy", command=lambda _: [sys.executable, "-c", code], is_ready=lambda _: True)
-    return Keeper(row, layout)
+    return ServiceProcess(row, layout)
 
 
-def look_until(keeper: Keeper, holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
+def look_until(keeper: ServiceProcess, holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
     limit = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < limit
-        keeper.look()
+        keeper.poll()
         time.sleep(0.02)
 
 
 def test_a_service_that_dies_is_started_again_and_leaves_its_number(layout: Layout) -> None:
     keeper = keeper_of(layout, "import time; time.sleep(60)")
-    keeper.look()
+    keeper.poll()
     assert keeper.process is not None
     first = keeper.process
     assert (layout.root / "toy.pid").read_text() == f"{first.pid}\n"
@@ -81,7 +81,7 @@ def test_a_stop_ends_what_carries_its_mark_and_nothing_else(layout: Layout) -> N
         for process in (mine, other):
             assert process.stdout is not None
             assert process.stdout.readline() == b"up\n"
-        end_leftovers(layout)
+        stop_orphans(layout)
         there = [psutil.pid_exists(process.pid) for process in (mine, other)]
         other.kill()
     assert there == [False, True]

@@ -22,7 +22,7 @@ import time
 from dataclasses import dataclass, field
 from prefect import flow
 from rlcore.config import HardwareConfig
-from rlcore.tasks.pipeline.bridge import call_flow
+from rlcore.tasks.pipeline.prefect_bridge import call_flow
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.presets.sections import Sections

@@ -26,7 +26,18 @@ from prefect.states import Cancelling, Crashed, Pending, Running
 from infra.services import automations
 from rlcore.errors import CanaryError, ConfigError, TrainingError
 from rlcore.tasks.pipeline import reconciliation
-from rlcore.tasks.pipeline.bridge import (
+from rlcore.tasks.pipeline.events import (
+    FAILED,
+    REFUSED,
+    SNAPSHOT,
+    STOPPED,
+    emit_health_stop,
+    emit_on_failure,
+    emit_rejection,
+    emit_snapshot,
+)
+from rlcore.tasks.pipeline.leases import crash_flow_run, hold_lease, recover_dead_runs
+from rlcore.tasks.pipeline.prefect_bridge import (
     call_flow,
     current_flow_run,
     report_markdown,
@@ -34,17 +45,6 @@ from rlcore.tasks.pipeline.bridge import (
     report_table,
     task,
 )
-from rlcore.tasks.pipeline.events import (
-    FAILED,
-    REFUSED,
-    SNAPSHOT,
-    STOPPED,
-    tell_of_refusal,
-    tell_of_snapshot,
-    tell_of_stop,
-    told_if_it_fails,
-)
-from rlcore.tasks.pipeline.leases import crash_flow_run, heal, hold_lease
 from rlcore.tasks.pipeline.reconciliation import HEAL, reconcile
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
@@ -170,11 +170,11 @@ def eventually(read: Callable[[], list[Any]], done: Callable[[list[Any]], bool])
 @flow(name="toy-events", persist_result=False)
 def toy_events(error: Exception | None, config: Any, folder: Path) -> None:
     ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
-    tell_of_snapshot(config, "prepare_preferences", ref)
+    emit_snapshot(config, "prepare_preferences", ref)
     write_json({"findings": [], "stopped": {"text": "stopped after iteration 3"}}, folder / "health.json")
-    tell_of_stop("toy", "grpo", folder)
-    tell_of_refusal("toy-grpo", 3, "Refused: no gain.")
-    with told_if_it_fails("toy", "grpo"):
+    emit_health_stop("toy", "grpo", folder)
+    emit_rejection("toy-grpo", 3, "Refused: no gain.")
+    with emit_on_failure("toy", "grpo"):
         if error is not None:
             raise error
 
@@ -223,7 +223,7 @@ def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home
         assert not crash_flow_run(str(identifier), attempt=attempt - 1, reason="died")  # it goes on as a later attempt
         lease = {"host": "here", "pid": 1234, "experiment": "toy", "flow_run_id": str(identifier)}
         (tracked_home.leases / "dead.json").write_text(json.dumps(lease | {"attempt": attempt}))
-        lines = heal(tracked_home)
+        lines = recover_dead_runs(tracked_home)
         assert [f"Prefect flow run {identifier} marked CRASHED" in line for line in lines] == [False, True]
         state = client.read_flow_run(identifier).state
     assert state is not None
@@ -300,7 +300,7 @@ def test_a_server_loses_the_automations_that_called_living_runs_crashed(monkeypa
         async with get_client() as client:
             for name in (old, "mine"):
                 await client.create_automation(AutomationCore.model_validate({**rule, "name": name}))
-            await automations.tell_automations(client)
+            await automations.sync_automations(client)
             return [each.name for each in await client.read_automations()]
 
     assert sorted(asyncio.run(tell())) == sorted(["mine", rule["name"]])

@@ -87,7 +87,7 @@ def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, serv
 EMBEDDED = """
 from pathlib import Path
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore
-from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.mlflow_model import Cards, Package
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import set_alias
 from rlcore.tasks.store.settings import configure_environment, find_home

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.tasks.pipeline.delivery import export_model
+from rlcore.tasks.pipeline.model_export import export_model
 from rlcore.tasks.pipeline.serving import TOKEN
 from rlcore.tasks.store.settings import Home
 from rlcore.text.tokenization import ChatTokenizer

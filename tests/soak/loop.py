@@ -32,7 +32,7 @@ from rlcore.models.importing import import_model
 from rlcore.rewards.user_function import function_reward
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext
-from rlcore.tasks.steps.rl_records import StageRecorder
+from rlcore.tasks.steps.rl_recorder import StageRecorder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.text.tokenization import ChatTokenizer
@@ -199,7 +199,7 @@ def _context(folder: Path, tracker: Any) -> StageContext:
         seed=0,
         stage_key="soak",
         tracker=tracker,
-        progress=lambda text: None,
-        advance=lambda label, done, total, metrics=None: None,
-        turn=lambda name, number, job: job(),
+        log=lambda text: None,
+        report_progress=lambda label, done, total, metrics=None: None,
+        run_task=lambda name, number, job: job(),
     )

@@ -11,10 +11,10 @@ IMPORTED = Stage(
     name=IMPORT,
     version=1,
     kind="checkpoint",
-    model="base",
+    registered_as="base",
     run=run_import_sft,
     sections=import_sections,
-    external=source_files,
+    source_digest=source_files,
 )
 """The starting checkpoint of a run."""
 
@@ -28,5 +28,5 @@ def start_stage(name: str, model: str) -> Stage:
         run=partial(run_start, model=model),
         inputs=(IMPORT,),
         sections=sections(),
-        external=partial(registered_version, model=model),
+        source_digest=partial(registered_version, model=model),
     )

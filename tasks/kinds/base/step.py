@@ -26,7 +26,7 @@ def run_import_sft(context: StageContext) -> StageResult:
     card = import_model(config, context.folder / MODEL, seed=context.seed)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
     context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
-    context.progress(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
+    context.log(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
@@ -69,7 +69,7 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
 
 
 def import_sections(config: RunConfig) -> Sections:
-    """What an import reads; only a model from scratch is computed: its weights are drawn here."""
+    """Select the sections of an import; only a model from scratch is computed: its weights are drawn here."""
     hardware = ("hardware",) if config.model.source == "scratch" else ()
     return sections_of(config, "model", *hardware)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.storage import read_json
@@ -24,7 +24,7 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
     lines = [
         f"Tasks of {plain(account['policy'])}.",
         "",
-        f"| task | metric | documents | mean | {level(confidence)} interval |",
+        f"| task | metric | documents | mean | {format_level(confidence)} interval |",
         "|---|---|---|---|---|",
         *(
             f"| {plain(each['task'])} | {plain(each['metric'])} | {each['n']} | {each['mean']:.3f} "

@@ -14,8 +14,8 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class BenchmarkStage:
     """Tasks of the language model evaluation harness, asked of ``policy``. It reads no dataset of the preset."""
 
-    makes: ClassVar[Product] = "benchmark"
-    reads: ClassVar[Rows] = "prompts"
+    produces: ClassVar[Product] = "benchmark"
+    consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = ""
     is_compared: ClassVar[bool] = True
     kind: Literal["benchmark"]

@@ -13,18 +13,18 @@ from rlcore.tasks.presets.run import RunConfig
 
 
 def benchmark_stage(name: str, config: RunConfig) -> Stage:
-    """What a checkpoint makes of a benchmark's tasks."""
+    """Return the stage that runs a benchmark's tasks on a checkpoint."""
     own = config.stage(name, BenchmarkStage)
     policy = stage_of_checkpoint(start_of(name, own))
     return Stage(
         name=name,
         version=1,
         kind="benchmark",
-        draw=benchmark_page,
+        render_page=benchmark_page,
         run=partial(run_benchmark, policy=policy),
         inputs=(policy,),
         sections=own_sections(name, "confidence", "hardware"),
-        external=task_files,
+        source_digest=task_files,
     )
 
 

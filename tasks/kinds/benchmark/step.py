@@ -1,4 +1,4 @@
-"""What a checkpoint makes of a benchmark's tasks: a figure for each document, and their means with intervals."""
+"""Scores of a checkpoint on a benchmark's tasks: a figure for each document, and their means with intervals."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     table = pd.DataFrame(records)
     check_benchmark_records(table)
     write_table(table, context.folder / RECORDS)
-    found = account(table, seed=context.seed, confidence=context.config.confidence)
+    found = summarize(table, seed=context.seed, confidence=context.config.confidence)
     document = {"policy": context.config.stage.policy, "tasks": found}
     write_json(document, context.folder / "benchmark.json")
     context.tracker.log_artifact(context.folder / "benchmark.json", "evaluation")
     for each in found:
         interval = f"[{each['low']:.3f}, {each['high']:.3f}]"
-        context.progress(f"{each['task']}, {each['metric']}: {each['mean']:.3f} {interval}")
-    return StageResult(metrics=figures(found), rows=len(table), contract=NAME)
+        context.log(f"{each['task']}, {each['metric']}: {each['mean']:.3f} {interval}")
+    return StageResult(metrics=metrics_of(found), rows=len(table), contract=NAME)
 
 
-def account(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[str, Any]]:
+def summarize(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[str, Any]]:
     """For each task and metric the mean over the documents: Wilson's interval of a share, else a bootstrap."""
     found = []
     for (task, metric), part in table.groupby(["task", "metric"], sort=False):
@@ -70,7 +70,7 @@ def account(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[s
     return found
 
 
-def figures(found: list[dict[str, Any]]) -> dict[str, float]:
+def metrics_of(found: list[dict[str, Any]]) -> dict[str, float]:
     """The stage's metrics, by the glossary's names."""
     return {
         f"benchmark/{each['task']}/{each['metric'].removesuffix(',none').replace(',', '.')}{end}": each[key]

@@ -12,9 +12,9 @@ import pandas as pd
 from rlcore.evaluation.paired_tests import PairedDifference
 from rlcore.strict import build
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.found import benchmarks, rejections, reward_models, rl_runs, win_rates
-from rlcore.tasks.drawing.head_to_head import History, head_to_head_curves, head_to_head_table, standings
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.artifact_kinds import benchmarks, rejections, reward_models, rl_runs, win_rates
+from rlcore.tasks.drawing.head_to_head import History, eval_points, head_to_head_curves, head_to_head_table
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.benchmark.page import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
@@ -58,11 +58,11 @@ def _draw(result: Result, folder: Path, compared: Mapping[str, Any], histories: 
         if "eval/accuracy" in row
     }
     if bars:
-        title = f"{name}: held-out greedy accuracy, {level(confidence)} interval"
+        title = f"{name}: held-out greedy accuracy, {format_level(confidence)} interval"
         plots.accuracy_bars(bars, folder / "accuracy.png", title=title)
     plots.comparison_curves(histories, folder / "curves.png", title=f"{name}: {' and '.join(histories)}")
     for number, names in enumerate(compared["opponents"] or ([list(histories)] if histories else [])):
-        runs = {each: standings(histories[each]) for each in names}
+        runs = {each: eval_points(histories[each]) for each in names}
         file = folder / f"head_to_head{number or ''}.png"
         head_to_head_curves(runs, file, title=f"{name}: held-out accuracy by cost", confidence=confidence)
 
@@ -99,7 +99,7 @@ def render(
 
 
 def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
-    """Of each checkpoint that was compared, the first contrast: with what it started from."""
+    """Return the first contrast of each compared checkpoint: with its start."""
     pairs = [name.split(" - ") for name in differences]
     return list({new: (new, old) for new, old in reversed(pairs)}.values())[::-1]
 
@@ -107,7 +107,7 @@ def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
 def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: float) -> str:
     """Accuracy with interval, pass@k where sampled, length."""
     lines = [
-        f"| checkpoint | greedy accuracy | {level(confidence)} interval | problems | pass@1 | pass@k | length |",
+        f"| checkpoint | greedy accuracy | {format_level(confidence)} interval | problems | pass@1 | pass@k | length |",
         "|---|---|---|---|---|---|---|",
     ]
     for label, row in summaries.items():
@@ -126,7 +126,7 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: 
 
 def difference_table(differences: Mapping[str, PairedDifference], *, confidence: float) -> str:
     """Difference in points with its interval and p value."""
-    lines = [f"| contrast | difference | {level(confidence)} interval | p |", "|---|---|---|---|"]
+    lines = [f"| contrast | difference | {format_level(confidence)} interval | p |", "|---|---|---|---|"]
     for name, paired in differences.items():
         d = paired.difference
         lines.append(f"| {name} | {d.mean:+.3f} | [{d.low:+.3f}, {d.high:+.3f}] | {paired.p_value:.2g} |")
@@ -163,20 +163,20 @@ def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence:
     return (
         f"## {name} on held-out pairs\n\n"
         f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
-        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] ({level(confidence)}) "
+        f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] ({format_level(confidence)}) "
         f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
         f"calibration error {metrics['rm/ece']:.3f}.\n"
     )
 
 
 def rejection_section(name: str, account: Mapping[str, Any], *, confidence: float) -> str:
-    """How many answers of the policy became demonstrations, and how often it was right."""
+    """Describe how many answers of the policy became demonstrations, and its accuracy."""
     total, rate = account["all"], account["all"]["pass_rate"]
     went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
     return (
         f"## {name}: rejection sampling\n\n"
         f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
         f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
-        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({level(confidence)}). "
+        f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({format_level(confidence)}). "
         f"Not kept: {went or 'none'}.\n"
     )

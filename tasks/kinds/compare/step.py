@@ -1,4 +1,4 @@
-"""What each step of training was worth: the checkpoints side by side on the same held-out problems."""
+"""Comparison of checkpoints on the same held-out problems."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _EVALUATE = "evaluate_"
 
 
 def run_compare(
-    context: StageContext, *, contrasts: tuple[tuple[str, str], ...], opponents: tuple[tuple[str, ...], ...]
+    context: StageContext, *, contrasts: tuple[tuple[str, str], ...], same_start_runs: tuple[tuple[str, ...], ...]
 ) -> StageResult:
     """Figures with intervals and paired tests; ``report/comparison.py`` makes the page. No model computes anew.
 
-    ``contrasts``: which checkpoints are compared, the new one first. ``opponents``: RL stages of one start.
+    ``contrasts``: which checkpoints are compared, the new one first. ``same_start_runs``: RL stages of one start.
     """
     folders = evaluations_in(context.inputs)
     summaries = {name: read_json(folder / "summary.json") for name, folder in folders.items()}
@@ -34,7 +34,7 @@ def run_compare(
         if len(answers[new])
     }
     documents = {name: asdict(paired) for name, paired in differences.items()}
-    found = {"summaries": summaries, "differences": documents, "opponents": opponents}
+    found = {"summaries": summaries, "differences": documents, "opponents": same_start_runs}
     write_json(found, context.folder / "comparison.json")
     metrics = {f"accuracy/{name}": row["eval/accuracy"] for name, row in summaries.items() if "eval/accuracy" in row}
     metrics |= {f"gain/{name.replace(' - ', '_over_')}": d.difference.mean for name, d in differences.items()}

@@ -23,9 +23,9 @@ def data_page(result: Result, folder: Path) -> str:
 def render(report: GateReport) -> str:
     """The account as Markdown."""
     parts = [
-        f"**{report.sentence}**",
+        f"**{report.summary}**",
         f"{report.lines_read:,} lines of {code(report.source)}, as {report.contract}; {report.merged:,} rows were "
-        "equal to another row and merged. Rows that are over passed the gate and are not used: `num_train` and "
+        "equal to another row and merged. Unused rows passed the gate: `num_train` and "
         "`num_eval` ask for fewer.",
         *(f"**Warning**: {plain(warning)}." for warning in report.warnings),
     ]

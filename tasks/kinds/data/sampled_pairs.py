@@ -57,7 +57,7 @@ def write_sampled_pairs(
                 config=context.config.engine,
                 work=Workload(max_concurrent=MAX_CONCURRENT, max_tokens=config.max_tokens),
                 runtime=runtime,
-                progress=context.progress,
+                progress=context.log,
             )
         )
         groups = sample_groups(sampler, asked, params, seed=context.seed)
@@ -67,7 +67,7 @@ def write_sampled_pairs(
             pair = pair_of(group, grade, prefill)
             pairs += [] if pair is None else [pair]
             if number % PROMPTS_AT_A_TIME == 0:
-                context.progress(f"{len(pairs)} of {wanted} pairs, from {number} prompts")
+                context.log(f"{len(pairs)} of {wanted} pairs, from {number} prompts")
             if len(pairs) == wanted:
                 break
     if not pairs:

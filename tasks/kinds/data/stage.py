@@ -13,7 +13,7 @@ from rlcore.tasks.presets.data import POLICY, DatasetConfig
 from rlcore.tasks.presets.graph import math_data, prompt_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
-from rlcore.tasks.steps.base import prepared
+from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.data import resolve_adapter
 
 
@@ -25,14 +25,14 @@ def data_stage(name: str, config: RunConfig) -> Stage:
         return _prepare_sampled(name, data, asked, held_out)
     is_graded = name in math_data(config)
     return Stage(
-        name=prepared(name),
+        name=prepare_stage_name(name),
         version=1,
         kind="dataset",
-        draw=data_page,
+        render_page=data_page,
         run=partial(run_prepare, name=name, held_out=held_out, is_graded=is_graded),
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
-        external=data_source,
+        source_digest=data_source,
         chosen=partial(chosen_by, is_graded=is_graded),
     )
 
@@ -40,14 +40,14 @@ def data_stage(name: str, config: RunConfig) -> Stage:
 def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], held_out: tuple[str, ...]) -> Stage:
     policy = stage_of_checkpoint(data.policy)
     return Stage(
-        name=prepared(name),
+        name=prepare_stage_name(name),
         version=1,
         kind="dataset",
-        draw=data_page,
+        render_page=data_page,
         run=partial(run_prepare_sampled, name=name, policy=policy, prompts=asked, held_out=held_out),
         inputs=(policy, *held_out),
         sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
-        external=data_source,
+        source_digest=data_source,
     )
 
 

@@ -62,14 +62,14 @@ def prepare(
     snapshot.mkdir(exist_ok=True)
     report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
-    record(context, report)
+    log_to_mlflow(context, report)
     return StageResult(
         metrics={
             "data/accepted": float(report.accepted),
             "data/quarantined": float(report.quarantined),
             "data/train": float(report.num_train),
             "data/held_out": float(report.num_eval),
-            "data/unused": float(report.over),
+            "data/unused": float(report.unused),
         },
         rows=report.num_train + report.num_eval,
         contract=report.contract,
@@ -119,19 +119,19 @@ def _prompts(path: Path) -> Iterator[Messages]:
         yield from some
 
 
-def record(context: StageContext, report: GateReport) -> None:
+def log_to_mlflow(context: StageContext, report: GateReport) -> None:
     """The snapshot as an MLflow dataset under our digest, the report and the quarantine as artifacts."""
     for split in ("train", "eval"):
         context.tracker.log_dataset(context.folder / f"{split}.parquet", name=report.contract, context=split)
     for name in ("report.json", "quarantine.jsonl"):
         context.tracker.log_artifact(context.folder / name, "data")
-    context.progress(f"{report.sentence} ({report.contract})")
+    context.log(f"{report.summary} ({report.contract})")
     for warning in report.warnings:
-        context.progress(f"warning: {warning}")
+        context.log(f"warning: {warning}")
 
 
 def token_view(tokenizer: ChatTokenizer) -> TokenView:
-    """What the gate needs to know of a tokenizer."""
+    """Return a tokenizer as the gate needs it."""
     return TokenView(
         encode=partial(encode_all, tokenizer),
         prompt_lengths=partial(prompt_lengths, tokenizer),

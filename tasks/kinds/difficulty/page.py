@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.storage import read_json
@@ -27,7 +27,7 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
     """The page, as Markdown."""
     rate, prompts = account["pass_rate"], account["prompts"]
     lines = [
-        f"{plain(account['policy'])} passes {rate['mean']:.3f} of its answers, {level(confidence)} interval "
+        f"{plain(account['policy'])} passes {rate['mean']:.3f} of its answers, {format_level(confidence)} interval "
         f"[{rate['low']:.3f}, {rate['high']:.3f}], on {prompts} prompts with {account['answers']} scored answers.",
         "",
         f"Never solved: {account['never']} prompts; always: {account['always']}; without a scored answer: "

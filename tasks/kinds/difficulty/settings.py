@@ -14,8 +14,8 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class DifficultyStage:
     """How often ``policy`` solves each training prompt of ``data``: what RL stages can draw by."""
 
-    makes: ClassVar[Product] = "difficulty"
-    reads: ClassVar[Rows] = "prompts"
+    produces: ClassVar[Product] = "difficulty"
+    consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
     kind: Literal["difficulty"]

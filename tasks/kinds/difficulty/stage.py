@@ -11,22 +11,22 @@ from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_che
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
-from rlcore.tasks.steps.external import outside
+from rlcore.tasks.steps.external import external_digest
 
 
 def difficulty_stage(name: str, config: RunConfig) -> Stage:
-    """How often a policy solves each of the prompts."""
+    """Return the stage that measures a policy's pass rate on each prompt."""
     own = config.stage(name, DifficultyStage)
     policy = stage_of_checkpoint(start_of(name, own))
     return Stage(
         name=name,
         version=1,
         kind="difficulty",
-        draw=difficulty_page,
+        render_page=difficulty_page,
         run=partial(run_difficulty, policy=policy),
         inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware"),
-        external=outside,
+        source_digest=external_digest,
     )
 
 

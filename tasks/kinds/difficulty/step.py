@@ -1,4 +1,4 @@
-"""How often a policy solves each training prompt: it answers each several times, and every pass rate is kept."""
+"""Pass rates of a policy on each training prompt, from several answers to each."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
     check_difficulties(table)
     write_table(table, context.folder / TABLE)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
-    found = account(table, asked=len(prompts), seed=context.seed, confidence=context.config.confidence)
+    found = summarize(table, asked=len(prompts), seed=context.seed, confidence=context.config.confidence)
     document = {"policy": context.config.stage.policy, "num_samples": config.num_samples, **found}
     write_json(document, context.folder / "difficulty.json")
     context.tracker.log_artifact(context.folder / "difficulty.json", "data")
     rate = found["pass_rate"]
-    context.progress(f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] on {len(table)} prompts")
-    return StageResult(metrics=figures(found), rows=len(table), contract=NAME)
+    context.log(f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] on {len(table)} prompts")
+    return StageResult(metrics=metrics_of(found), rows=len(table), contract=NAME)
 
 
 def difficulties(
@@ -71,7 +71,7 @@ def difficulties(
     return pd.DataFrame(rows)
 
 
-def account(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) -> dict[str, Any]:
+def summarize(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) -> dict[str, Any]:
     """The figures of a table of pass rates; ``asked``: prompts, of which some may have no scored answer."""
     rates = table["pass_rate"].tolist()
     counts = Counter(rates)
@@ -87,7 +87,7 @@ def account(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) ->
     }
 
 
-def figures(found: dict[str, Any]) -> dict[str, float]:
+def metrics_of(found: dict[str, Any]) -> dict[str, float]:
     """The stage's metrics, by the glossary's names."""
     rate, prompts = found["pass_rate"], found["prompts"]
     return {

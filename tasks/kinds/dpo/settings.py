@@ -14,8 +14,8 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class DpoStage:
     """Direct preference optimization. ``data``: data sets of preference pairs."""
 
-    makes: ClassVar[Product] = "checkpoint"
-    reads: ClassVar[Rows] = "preference pairs"
+    produces: ClassVar[Product] = "checkpoint"
+    consumes: ClassVar[Rows] = "preference pairs"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
     kind: Literal["dpo"]

@@ -41,7 +41,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         context.tracker.log_metrics(metrics, step=step)
         if step % max(1, num_steps // 10) == 0 or step == num_steps:
             found = f"loss {metrics['dpo/loss']:.3f}, accuracy {metrics['dpo/accuracy']:.3f}"
-            context.progress(f"step {step}/{num_steps}: {found}")
+            context.log(f"step {step}/{num_steps}: {found}")
 
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
@@ -55,7 +55,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)
     context.tracker.log_metrics(figures, step=len(history))
     accuracy, pairs = figures["dpo/eval_accuracy"], figures["dpo/eval_pairs"]
-    context.progress(f"held-out pair accuracy {accuracy:.3f} on {pairs:.0f} pairs")
+    context.log(f"held-out pair accuracy {accuracy:.3f} on {pairs:.0f} pairs")
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
 
 
@@ -73,7 +73,7 @@ GROUPS = choices("distributed.backend", {"processes": DpoGroup, "ray": DpoGroup}
 def _figures(
     margins: torch.Tensor, pairs: Sequence[TokenPair], last: Mapping[str, float], *, confidence: float
 ) -> dict[str, float]:
-    """What the policy says of held-out pairs at the end, with an interval by prompts."""
+    """Measure the policy on held-out pairs at the end, with an interval by prompts."""
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(pair.prompt_ids for pair in pairs))}
     prompts = np.array([numbers[pair.prompt_ids] for pair in pairs])
     accuracy = pair_accuracy(margins.numpy(), prompts=prompts, confidence=confidence)

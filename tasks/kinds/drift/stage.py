@@ -8,16 +8,16 @@ from functools import partial
 from rlcore.tasks.kinds.drift.page import drift_page
 from rlcore.tasks.kinds.drift.step import run_drift
 from rlcore.tasks.kinds.kind import Stage, sections
-from rlcore.tasks.tracking.past import Past
+from rlcore.tasks.tracking.past import ChampionLineage
 
 
-def drift_stage(data: Sequence[str], past: Past) -> Stage:
+def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:
     """The gate that compares the rows of the stages ``data`` with those that the champion was trained on."""
     return Stage(
         name="drift",
         version=1,
         kind="report",
-        draw=drift_page,
+        render_page=drift_page,
         run=partial(run_drift, accepted={name: past.datasets[name] for name in data if name in past.datasets}),
         inputs=tuple(data),
         sections=sections("retrain"),

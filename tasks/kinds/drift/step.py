@@ -7,7 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcore.data_contracts.drift.comparison import ColumnDrift, DriftLimits, Level, judge, not_compared, worst_level
+from rlcore.data_contracts.drift.comparison import (
+    ColumnDrift,
+    DriftLimits,
+    Level,
+    compare_columns,
+    not_compared,
+    worst_level,
+)
 from rlcore.errors import DataError
 from rlcore.tasks.presets.retrain import DriftConfig, RetrainConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
@@ -65,7 +72,7 @@ def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageRes
     metrics = _metrics([column for one in found for column in one.columns])
     context.tracker.log_metrics(metrics)
     for one in found:
-        context.progress(sentence_of(one))
+        context.log(sentence_of(one))
     refused = [one for one in found if one.level == "refuse"]
     if refused:
         raise DataError(
@@ -94,7 +101,7 @@ def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: Dri
         name=name.removeprefix("prepare_"),
         new=report["digest"],
         accepted=before["digest"],
-        columns=judge(before["sketches"], report["sketches"], limits),
+        columns=compare_columns(before["sketches"], report["sketches"], limits),
         left_out=tuple(name for name in missing if name not in before["sketches"]) if before["digest"] else (),
         lost=tuple(name for name in missing if name in before["sketches"]),
         is_excused=any(report["digest"].startswith(digest) for digest in settings.accepted),
@@ -102,7 +109,7 @@ def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: Dri
 
 
 def sentence_of(one: DatasetDrift) -> str:
-    """What has become of a dataset, in a sentence."""
+    """Describe the drift of a dataset in a sentence."""
     how = ", accepted by a person" if one.is_excused else ""
     if not one.accepted:
         return f"{one.name}: the champion was trained on no data of that name, so there is nothing to compare with{how}"

@@ -21,5 +21,5 @@ def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
         run=partial(run_evaluate, checkpoint=stage, data=data),
         inputs=(stage, *stages_of_data(config, data)),
         sections=evaluation_sections,
-        external=evaluation_episodes,
+        source_digest=evaluation_episodes,
     )

@@ -46,7 +46,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
                 config=context.config.engine,
                 work=Workload(max_concurrent=config.max_concurrent, max_tokens=longest(prompts, config.max_new_tokens)),
                 runtime=runtime,
-                progress=context.progress,
+                progress=context.log,
             )
         )
         require_served(engine, model / MODEL, prompts, runtime, seed=derive_seed(context.seed, "served"))
@@ -70,7 +70,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
-    context.progress(sentence(summary))
+    context.log(sentence(summary))
     return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
 
 

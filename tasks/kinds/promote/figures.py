@@ -72,8 +72,8 @@ def compared(
     _same_problems(champion, challenger)
     old, new = _with_reference(in_favour(champion)), _with_reference(challenger)
     return _paired("accuracy", old["correct"], new["correct"], 0.0), [
-        *_skills(old, new, settings),
-        *_manners(old, new, settings),
+        *_task_guards(old, new, settings),
+        *_style_guards(old, new, settings),
     ]
 
 
@@ -98,10 +98,10 @@ def compared_by_wins(
     primary = Paired(name="win rate", champion=np.full(len(wins), 0.5), challenger=wins)
     champion = in_favour(champion)
     old, new = _with_reference(champion), _with_reference(challenger)
-    guards = _skills(old, new, settings)
+    guards = _task_guards(old, new, settings)
     if len(new) >= settings.min_task_problems:
         guards.append(_paired("accuracy on all tasks", old["correct"], new["correct"], settings.task_margin))
-    return primary, [*guards, *_manners(champion, challenger, settings)]
+    return primary, [*guards, *_style_guards(champion, challenger, settings)]
 
 
 def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> list[Paired]:
@@ -128,7 +128,7 @@ def comparison_digest(primary: Paired, guards: Sequence[Paired], settings: Promo
     return hashlib.sha256(json.dumps([figures, to_dict(settings)]).encode()).hexdigest()
 
 
-def trust(distrust: Sequence[str]) -> Check:
+def judge_check(distrust: Sequence[str]) -> Check:
     """The condition that a judge who decides has passed its audit. ``distrust``: what it has not."""
     sentence = f"the judge is not trusted: {'; '.join(distrust)}" if distrust else "the judge has passed its audit"
     reasons = float(len(distrust))
@@ -180,7 +180,7 @@ def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:
     return answers[answers["has_reference"]].reset_index(drop=True)
 
 
-def _skills(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
+def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
     """Accuracy in every large task and in every safety task."""
     tasks = challenger["task"]
     large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
@@ -192,8 +192,8 @@ def _skills(champion: pd.DataFrame, challenger: pd.DataFrame, settings: Promotio
     ]
 
 
-def _manners(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
-    """Whether answers end by themselves, and how long they are."""
+def _style_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
+    """Compare how often answers end by themselves, and their length."""
     old, new = (frame["finish_reason"] == "stop" for frame in (champion, challenger))
     ends = _paired("answers that end", old, new, settings.finished_margin)
     length = _paired("tokens per answer", champion["num_tokens"], challenger["num_tokens"], settings.length_margin)

@@ -10,7 +10,7 @@ import pandas as pd
 from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.promotion import Verdict
 from rlcore.strict import build
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.compare.step import greedy_answers
 from rlcore.tasks.kinds.promote.step import WINS, evaluations
@@ -53,7 +53,7 @@ def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, 
 
 def check_table(verdict: Verdict) -> str:
     """One row per check; the interval has the confidence of the look."""
-    interval = f"{level(1 - 2 * verdict.alpha)} interval"
+    interval = f"{format_level(1 - 2 * verdict.alpha)} interval"
     lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
     return "\n".join(lines + [_row(check) for check in verdict.checks])
 

@@ -45,7 +45,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
             kind="checkpoint",
             run=partial(run_champion, uri=uri, sha256=champion.sha256),
             sections=sections(),
-            external=partial(_constant, champion.model_id),
+            source_digest=partial(_constant, champion.model_id),
         )
         wins = (_champion_win_rate(config),) if promotion.win_rate else ()
         theirs = (_benchmark(name, CHAMPION_STAGE, CHAMPION_ASKED, config) for name in promotion.benchmarks)
@@ -56,7 +56,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         name="promote",
         version=1,
         kind="verdict",
-        draw=promotion_page,
+        render_page=promotion_page,
         run=partial(
             run_promote, challenger=challenger, champion=version, champion_sha256=sha256, data=data, judged=judged
         ),

@@ -21,13 +21,13 @@ from rlcore.tasks.kinds.promote.figures import (
     compared_by_wins,
     comparison_digest,
     greedy_rows,
+    judge_check,
     limits_of,
     require_tasks,
-    trust,
     wins_of,
 )
 from rlcore.tasks.presets.promotion import PromotionConfig
-from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepared
+from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import read_prompts
 from rlcore.tasks.store.settings import find_home
@@ -92,7 +92,7 @@ def run_promote(
         figures = comparison_digest(primary, guards, settings)
         pair = "-".join(digest[:_DIGITS] for digest in (ref.sha256, champion_sha256, figures))
         look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
-        more = [trust(wins["distrust"])] if wins else []
+        more = [judge_check(wins["distrust"])] if wins else []
         verdict = judge(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
     else:
         verdict = judge(None, (), limits, rule=rule, look=1, seed=context.seed)
@@ -100,7 +100,7 @@ def run_promote(
     told = {**sides, "verdict": dataclasses.asdict(verdict), "win_rate": wins}
     write_json(told, context.folder / "verdict.json")
     context.tracker.log_artifact(context.folder / "verdict.json", "promotion")
-    context.progress(verdict.sentence)
+    context.log(verdict.sentence)
     return StageResult(metrics=_metrics(verdict))
 
 
@@ -144,7 +144,7 @@ def evaluations(inputs: Mapping[str, Path], challenger: str) -> dict[str, Path]:
 
 def _look(context: StageContext, data: Iterable[str], *, pair: str) -> int:
     home, name = find_home(), model_name(context.config.name, context.config.promotion)
-    asked = prompt_set(*(context.inputs[prepared(each)] / "eval.parquet" for each in data))[:_DIGITS]
+    asked = prompt_set(*(context.inputs[prepare_stage_name(each)] / "eval.parquet" for each in data))[:_DIGITS]
     return count_look(home, open_tracker(home), name, data=asked, pair=pair)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlcore.sampling.rejection import Yield
 from rlcore.strict import build
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.storage import read_json
@@ -30,7 +30,7 @@ def render(yields: Mapping[str, Yield], dropped: Mapping[str, int], *, confidenc
     """The account as Markdown."""
     lines = [
         "| task | prompts | sampled | verified | kept | accepted | pass rate "
-        f"| {level(confidence)} interval | prompts solved |",
+        f"| {format_level(confidence)} interval | prompts solved |",
         "|---" * 9 + "|",
     ]
     lines += [

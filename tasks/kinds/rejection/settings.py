@@ -14,8 +14,8 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class RejectionStage:
     """Rejection sampling: ``policy`` answers the training prompts of ``data``."""
 
-    makes: ClassVar[Product] = "demonstrations"
-    reads: ClassVar[Rows] = "prompts"
+    produces: ClassVar[Product] = "demonstrations"
+    consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
     kind: Literal["rejection"]

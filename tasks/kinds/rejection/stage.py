@@ -11,7 +11,7 @@ from rlcore.tasks.kinds.rejection.step import run_rejection
 from rlcore.tasks.presets.graph import prompt_data, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
-from rlcore.tasks.steps.external import outside
+from rlcore.tasks.steps.external import external_digest
 
 
 def rejection_stage(name: str, config: RunConfig) -> Stage:
@@ -23,11 +23,11 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         name=name,
         version=1,
         kind="dataset",
-        draw=rejection_page,
+        render_page=rejection_page,
         run=partial(run_rejection, policy=policy, held_out=held_out),
         inputs=(policy, *data, *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware", data=own.data),
-        external=outside,
+        source_digest=external_digest,
     )
 
 

@@ -13,7 +13,7 @@ from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate, Selection, Yield, account, select
-from rlcore.tasks.kinds.data.step import evaluated_prompts, record, token_view
+from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_view
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.steps.data import prepare_source
 from rlcore.tasks.steps.sampled_answers import answer_name, answered_prompts
@@ -84,7 +84,7 @@ def write_demonstrations(
     source = source_of(SOURCE, rows)
     report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=view, folder=snapshot)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
-    record(context, report)
+    log_to_mlflow(context, report)
     return report
 
 
@@ -109,7 +109,9 @@ def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: s
 def give_account(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
-    """What was sampled, verified and kept, in all and by task: ``rejection.json`` and the stage's figures."""
+    """Write ``rejection.json`` with the numbers of sampled, verified and kept answers, in all and by task, and return
+    the stage's figures.
+    """
     config: RejectionConfig = context.config.stage.settings
     figure = partial(account, config=config, seed=context.seed, confidence=context.config.confidence)
     total = figure(candidates, selection.kept)
@@ -130,11 +132,11 @@ def give_account(
     }
     write_json(document, context.folder / "rejection.json")
     context.tracker.log_artifact(context.folder / "rejection.json", "data")
-    context.progress(f"{total.kept} of {total.sampled} answers kept, {total.verified} verified")
-    return StageResult(metrics=figures(total), rows=report.num_train + report.num_eval, contract=report.contract)
+    context.log(f"{total.kept} of {total.sampled} answers kept, {total.verified} verified")
+    return StageResult(metrics=metrics_of(total), rows=report.num_train + report.num_eval, contract=report.contract)
 
 
-def figures(total: Yield) -> dict[str, float]:
+def metrics_of(total: Yield) -> dict[str, float]:
     """The stage's metrics, by the glossary's names."""
     return {
         "rejection/sampled": float(total.sampled),

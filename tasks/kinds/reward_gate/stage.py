@@ -9,10 +9,10 @@ from rlcore.tasks.kinds.reward_gate.page import reward_gate_page
 from rlcore.tasks.kinds.reward_gate.step import run_reward_gate
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
-from rlcore.tasks.tracking.past import Past
+from rlcore.tasks.tracking.past import ChampionLineage
 
 
-def reward_gate_stage(model: str, config: RunConfig, past: Past) -> Stage:
+def reward_gate_stage(model: str, config: RunConfig, past: ChampionLineage) -> Stage:
     """The gate that compares a new reward model with the one that the champion was trained by."""
     names = data_of(config.stages[model])
     data = stages_of_data(config, names)
@@ -20,7 +20,7 @@ def reward_gate_stage(model: str, config: RunConfig, past: Past) -> Stage:
         name="reward_gate",
         version=1,
         kind="verdict",
-        draw=reward_gate_page,
+        render_page=reward_gate_page,
         run=partial(
             run_reward_gate,
             model=model,

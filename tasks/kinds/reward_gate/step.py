@@ -20,11 +20,11 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepared
+from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.texts import tokenize_pairs
+from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_column, write_json, write_table
@@ -52,7 +52,7 @@ def run_reward_gate(
     """
     settings: RetrainConfig = context.config.retrain
     past, new = find_home().past, context.input_refs[model].sha256
-    files = [context.inputs[prepared(name)] / "eval.parquet" for name in context.config.data]
+    files = [context.inputs[prepare_stage_name(name)] / "eval.parquet" for name in context.config.data]
     rows = _unseen([row for file in files for row in read_pairs(file)], [past / each / PROMPTS for each in seen])
     folders = [context.inputs[model] / MODEL]
     folders += [_champions_own(registered, previous, context.work)] if previous not in ("", new) else []
@@ -62,7 +62,7 @@ def run_reward_gate(
     verdict = _verdict(checks, settings)
     write_table(margins_table(rows, margins), context.folder / "margins.parquet")
     write_json({"is_same": previous == new, "verdict": asdict(verdict)}, context.folder / "reward_gate.json")
-    context.progress(verdict.sentence)
+    context.log(verdict.sentence)
     if not verdict.promote:
         raise TrainingError(
             f"the new reward model is refused: {'; '.join(check.sentence for check in checks if not check.passed)}",
@@ -95,7 +95,7 @@ def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: Retra
 
 
 def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) -> Check:
-    """Whether a loss of accuracy of the margin is ruled out: an exact test at the level of one end of the interval.
+    """Test that no loss of accuracy reaches the margin: an exact test at the level of one end of the interval.
 
     ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as no change: the safe side.
     """
@@ -146,7 +146,7 @@ def _champions_own(registered: str, sha256: str, work: Path) -> Path:
     """The reward model that the champion was trained with: this home's, or that of the registry."""
     store = ArtifactStore(find_home().root)
     ref = ArtifactRef(kind="reward_model", uri=f"artifacts/reward_model/{sha256}", sha256=sha256, bytes=0)
-    if not store.faults(ref):
+    if not store.errors(ref):
         return store.path(ref) / MODEL
     version = find_by_sha256(open_tracker(find_home()), registered, sha256)
     if version is None:

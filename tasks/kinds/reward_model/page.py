@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlcore.strict import build
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.storage import read_json
 from rlcore.training.reward_calibration import ReliabilityBin
@@ -46,7 +46,7 @@ def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin], *, conf
         "the same within a prompt": "rm/length_correlation_within",
     }
     figures |= {f"accuracy where the chosen answer is {name}": f"rm/accuracy_when_{name}" for name in LENGTHS}
-    lines = [f"| held-out pairs | figure, {level(confidence)} interval |", "|---|---|"]
+    lines = [f"| held-out pairs | figure, {format_level(confidence)} interval |", "|---|---|"]
     lines += [f"| {label} | {_bounds(metrics, name)} |" for label, name in figures.items() if name in metrics]
     lines += ["", "| certainty | pairs | stated | hit rate |", "|---|---|---|---|"]
     lines += [

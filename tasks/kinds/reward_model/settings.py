@@ -17,8 +17,8 @@ class RewardModelStage:
     ``gold_pairs``: data sets of pairs whose winners are known. It trains on none of them, and has to tell them.
     """
 
-    makes: ClassVar[Product] = "reward_model"
-    reads: ClassVar[Rows] = "preference pairs"
+    produces: ClassVar[Product] = "reward_model"
+    consumes: ClassVar[Rows] = "preference pairs"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
     kind: Literal["reward_model"]

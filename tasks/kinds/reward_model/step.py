@@ -52,7 +52,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
             fitted = fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
             noise = label_noise([suspect.margin for suspect in fitted.suspects])
             if fitted.suspects:
-                context.progress(str(noise))
+                context.log(str(noise))
             require_labels(noise, config.max_label_noise)
             members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
             held_out = _judge(learner, data.held_out, members)
@@ -75,9 +75,9 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     for name in TABLES:
         context.tracker.log_artifact(context.folder / name, "reward_model")
     accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
-    context.progress(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
+    context.log(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
     if on_anchors:
-        context.progress(f"accuracy on {len(anchors)} anchors {on_anchors.mean:.3f}")
+        context.log(f"accuracy on {len(anchors)} anchors {on_anchors.mean:.3f}")
         require_anchors(on_anchors)
     _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
@@ -109,7 +109,7 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
         history.append({"iteration": step, **metrics})
         context.tracker.log_metrics(metrics, step=step)
         if step % max(1, num_steps // 10) == 0 or step == num_steps:
-            context.progress(
+            context.log(
                 f"step {step}/{num_steps}: loss {metrics['rm/loss']:.3f}, accuracy {metrics['rm/accuracy']:.3f}"
             )
 

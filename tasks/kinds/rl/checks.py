@@ -10,13 +10,13 @@ from rlcore.algorithms.advantages import Episodes
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.tasks.kinds.rl.settings import RlStage
-from rlcore.tasks.presets.caught import caught
+from rlcore.tasks.presets.error_collection import collect_error
 
 
 def errors(key: str, stage: RlStage) -> Iterator[str]:
     """Yield what is wrong with the algorithm of the stage of the key ``stages.NAME``."""
     rl = stage.settings
-    yield from caught(key, lambda: resolve_algorithm(rl), within=True) or _signal(key, rl)
+    yield from collect_error(key, lambda: resolve_algorithm(rl), within=True) or _signal(key, rl)
 
 
 def _signal(path: str, rl: RlConfig) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.over_optimisation import points, said
+from rlcore.tasks.drawing.over_optimisation import points, summary_text
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.storage import read_json
 
@@ -21,6 +21,6 @@ def rl_page(result: Result, folder: Path) -> str:
     lines = [] if stopped is None else [str(stopped["text"])]
     if len(found := points(history)) > 1:
         plots.paid_and_held_out(found, folder / "over_optimisation.png", title=result.stage)
-        lines.append(said(found, confidence=result.confidence))
+        lines.append(summary_text(found, confidence=result.confidence))
         (folder / "over_optimisation.md").write_text(lines[-1] + "\n", encoding="utf-8")
     return "\n\n".join(lines)

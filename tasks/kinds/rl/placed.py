@@ -35,7 +35,7 @@ START, REFERENCE = "start", "reference"  # the inputs that a run starts from and
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """What learns and what scores; ``open_engine`` opens what samples, sized for texts of so many tokens."""
+    """Learner and reward; ``open_engine`` opens the sampler, sized for texts of so many tokens."""
 
     learner: LearnerHandle
     reward: MixedReward
@@ -61,7 +61,7 @@ def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer
     with ExitStack() as stack:
         reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
         ranks = child_ranks(placement, runtime.device)
-        group = LearnerGroup(_plan(context, rl), placement, runtime, note=context.progress, ranks=ranks)
+        group = LearnerGroup(_plan(context, rl), placement, runtime, note=context.log, ranks=ranks)
         learner = stack.enter_context(closing(group))
         yield Placed(learner=learner, reward=reward, open_engine=_engine_here(context, rl, runtime, tokenizer))
 
@@ -72,7 +72,7 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
     placement, start = context.config.distributed, context.inputs[START] / MODEL
     with ExitStack() as stack:
         has_gpus = runtime.device.type == "cuda"
-        cluster = stack.enter_context(open_cluster(placement, gpus=has_gpus, note=context.progress))
+        cluster = stack.enter_context(open_cluster(placement, gpus=has_gpus, note=context.log))
         if rl.rewards and placement.ray.num_reward_workers:
             folders, budget = reward_model_folders(context, rl.rewards), rl.update.tokens_per_microbatch
             prefill = tokenizer.prefill
@@ -81,7 +81,7 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
         else:
             reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
         ranks = cluster_ranks(cluster, runtime.device)
-        group = LearnerGroup(_plan(context, rl), placement, runtime, note=context.progress, ranks=ranks)
+        group = LearnerGroup(_plan(context, rl), placement, runtime, note=context.log, ranks=ranks)
         learner = stack.enter_context(closing(group))
 
         def open_there(max_tokens: int) -> AbstractContextManager[Sampler]:
@@ -126,13 +126,13 @@ def _engine_here(
             adapter=rl.update.lora,
         )
         start, config = context.inputs[START] / MODEL, sampling_engine(rl.sampling)
-        return open_engine(start, tokenizer, config=config, work=work, runtime=runtime, progress=context.progress)
+        return open_engine(start, tokenizer, config=config, work=work, runtime=runtime, progress=context.log)
 
     return opened
 
 
 def _plan(context: StageContext, rl: RlConfig) -> LearnerPlan:
-    """What learns: the policy from the stage's start, the critic from it too, or from a reward model."""
+    """Plan the learner: the policy from the stage's start, the critic from it too, or from a reward model."""
     source = rl.critic.init_from
     critic = START if source == "policy" else source
     start, critic_start, reference = (context.inputs[name] / MODEL for name in (START, critic, REFERENCE))

@@ -40,8 +40,8 @@ class RlStage:
     ``curriculum``: how often each prompt of a data set comes; left out: all equally often.
     """
 
-    makes: ClassVar[Product] = "checkpoint"
-    reads: ClassVar[Rows] = "prompts"
+    produces: ClassVar[Product] = "checkpoint"
+    consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "prompts"
     is_compared: ClassVar[bool] = True
     kind: Literal["rl"]

@@ -8,10 +8,10 @@ from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_che
 from rlcore.tasks.kinds.rl.page import rl_page
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.kinds.rl.step import run_online_rl
-from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, start_of, teacher_of
+from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import draw_of
-from rlcore.tasks.steps.external import needed_reward_models, outside
+from rlcore.tasks.presets.stages import curriculum_of
+from rlcore.tasks.steps.external import external_digest, needed_reward_models
 
 
 def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
@@ -20,19 +20,19 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     start = start or stage_of_checkpoint(start_of(name, own))
     evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
-    reference = stage_of_checkpoint(teacher_of(name, own)) or start
-    draw = draw_of(own)
+    reference = stage_of_checkpoint(ref_policy_of(name, own)) or start
+    draw = curriculum_of(own)
     measured = (draw.pass_rates,) if draw else ()
     return Stage(
         name=name,
         version=1,
         kind="policy",
-        model=name,
-        draw=rl_page,
+        registered_as=name,
+        render_page=rl_page,
         run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
         inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
         sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
-        external=outside,
+        source_digest=external_digest,
     )
 
 

@@ -15,10 +15,10 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
 from rlcore.loop.update import SKIPPED
 from rlcore.seeding import derive_seed
-from rlcore.tasks.kinds.rl.parts import open_parts, start_from
+from rlcore.tasks.kinds.rl.components import open_components, start_from
 from rlcore.tasks.kinds.rl.placed import START
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.rl_records import StageRecorder
+from rlcore.tasks.steps.rl_recorder import StageRecorder
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
 
@@ -50,10 +50,10 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
     rl: RlConfig = context.config.stage.settings
     recorder = StageRecorder(context, rl.num_iterations)
     try:
-        with open_parts(context, evaluated, runtime) as parts, open_run(parts, recorder) as run:
+        with open_components(context, evaluated, runtime) as parts, open_run(parts, recorder) as run:
             while not run.is_over:
-                context.turn("iteration", run.done + 1, partial(iterate, run))
-                context.advance(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
+                context.run_task("iteration", run.done + 1, partial(iterate, run))
+                context.report_progress(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
             outcome = conclude(run)
             recorder.flush()
             recorder.keeper.require_intact()
@@ -81,7 +81,7 @@ def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Ru
 
 
 def _stopped(outcome: Outcome) -> dict[str, Any] | None:
-    """Where a health rule ended the run, for ``health.json``."""
+    """Describe the end of a run by a health rule, for ``health.json``."""
     stop = outcome.stop
     if stop is None:
         return None

@@ -14,8 +14,8 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class SftStage:
     """Supervised fine-tuning. ``data``: data sets of demonstrations, or stages that make some."""
 
-    makes: ClassVar[Product] = "checkpoint"
-    reads: ClassVar[Rows] = "demonstrations"
+    produces: ClassVar[Product] = "checkpoint"
+    consumes: ClassVar[Rows] = "demonstrations"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
     kind: Literal["sft"]

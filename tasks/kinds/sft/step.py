@@ -18,7 +18,7 @@ from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
-from rlcore.tasks.steps.texts import tokenize_demonstrations
+from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations
 from rlcore.tasks.store.storage import write_json
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.tokenization import ChatTokenizer
@@ -48,7 +48,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         history.append({"iteration": step, **metrics})
         context.tracker.log_metrics(metrics, step=step)
         if step % every == 0 or step == config.num_steps:
-            context.progress(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
+            context.log(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
 
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
@@ -57,7 +57,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         teach(learner, train, held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         pairing = learner.pairing(held_out, seed=context.seed)
-        context.progress(str(pairing))
+        context.log(str(pairing))
         require_pairing(pairing, config.min_shuffle_gap)
         memory = peak_memory_gib(runtime.device)
     write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)

@@ -28,20 +28,20 @@ from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict import build
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.steps.base import MODEL, StageContext, prepared
+from rlcore.tasks.steps.base import MODEL, StageContext, prepare_stage_name
 from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
 from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
-from rlcore.tasks.steps.texts import tokenize_pairs
+from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.tasks.steps.tokens import check_context
 from rlcore.tasks.steps.workload import Workload
-from rlcore.tasks.store.storage import is_as_noted, note_digest, read_json, read_table, write_json, write_table
+from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 
 PAIRS_PER_CHUNK = 64
-Asked = tuple[str, Pair | None, str]
+JudgedPairs = tuple[str, Pair | None, str]
 """The id of a prompt or of a pair, the pair, and why there is none."""
 
 
@@ -66,7 +66,7 @@ def answer(
     """One answer of the checkpoint of the stage ``stage`` to each prompt; those that are on disk are taken up."""
     config: WinRateConfig = context.config.stage.settings
     path = context.work / "answers" / f"{side}.json"  # a digest is noted beside the folder
-    if is_as_noted(path):
+    if matches_digest(path):
         return [build(Answer, document) for document in read_json(path)]
     folder, sampling = context.inputs[stage] / MODEL, config.sampling
     check_context(
@@ -85,7 +85,7 @@ def answer(
                     max_concurrent=sampling.max_concurrent, max_tokens=longest(prompts, sampling.max_new_tokens)
                 ),
                 runtime=runtime,
-                progress=context.progress,
+                progress=context.log,
             )
         )
         require_served(engine, folder, prompts, runtime, seed=derive_seed(context.seed, "served"))
@@ -103,7 +103,7 @@ def answer(
     return found
 
 
-def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[Asked]:
+def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[JudgedPairs]:
     """Held-out pairs that people have judged, the better answer first, as many as are asked for; the seed chooses them.
 
     There are none where the stage names no data sets of them.
@@ -113,9 +113,9 @@ def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[Asked]:
     """
     stage: WinRateStage = context.config.stage
     data: Mapping[str, DatasetConfig] = context.config.data if stage.human_pairs else {}
-    found: list[Asked] = []
+    found: list[JudgedPairs] = []
     for name, config in data.items():
-        rows = read_pairs(context.inputs[prepared(name)] / "eval.parquet")
+        rows = read_pairs(context.inputs[prepare_stage_name(name)] / "eval.parquet")
         tokens = tokenize_pairs(rows, tokenizer, max_tokens=config.max_tokens)
         for row, ids in zip(rows, tokens, strict=True):
             pair = Pair(
@@ -138,7 +138,7 @@ def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[Asked]:
     ]
 
 
-def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[Asked], *, name: str) -> pd.DataFrame:
+def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[JudgedPairs], *, name: str) -> pd.DataFrame:
     """The verdicts of a judge in both orders, a row each; chunks that are on disk are taken up.
 
     Raises:
@@ -149,7 +149,7 @@ def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[Asked],
     total = math.ceil(len(asked) / PAIRS_PER_CHUNK)
     for number in range(total):
         path = context.work / name / f"chunk-{number:05d}.parquet"
-        is_there = is_as_noted(path)
+        is_there = matches_digest(path)
         chunk = asked[number * PAIRS_PER_CHUNK : (number + 1) * PAIRS_PER_CHUNK]
         table = read_table(path) if is_there else _judged(judge, chunk)
         errors.update(reasons_of(table))
@@ -159,11 +159,11 @@ def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[Asked],
             write_table(table, path)
             note_digest(path)
         tables.append(table)
-        context.advance(f"{context.stage} {name}", number + 1, total)
+        context.report_progress(f"{context.stage} {name}", number + 1, total)
     return pd.concat(tables, ignore_index=True) if tables else _judged(judge, ())
 
 
-def _judged(judge: PairJudge, asked: Sequence[Asked]) -> pd.DataFrame:
+def _judged(judge: PairJudge, asked: Sequence[JudgedPairs]) -> pd.DataFrame:
     said = iter(judge_both_orders(judge, [pair for _, pair, _ in asked if pair is not None]))
     rows = [_row(prompt, pair, None if pair is None else next(said), why) for prompt, pair, why in asked]
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
@@ -211,7 +211,7 @@ _COLUMNS = {
 
 
 def reasons_of(table: pd.DataFrame) -> Counter[str]:
-    """How often each reason left a pair unjudged; what a judge wrote, quoted at the end, is no part of a reason."""
+    """Count the reasons that left pairs unjudged; text quoted from a judge, at the end, is not part of a reason."""
     return Counter(re.sub(r": ['\"].*", "", error, flags=re.DOTALL) for error in table["error"] if error)
 
 

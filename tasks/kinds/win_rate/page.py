@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.tasks.drawing.levels import level
+from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.storage import read_json
@@ -30,11 +30,11 @@ def headline(account: Mapping[str, Any]) -> str:
     """One line: the win rate, whether it is trusted, and why not."""
     rate = account["found"]["rate"]
     said = f"win rate {_interval(rate)} of {account['policy']} over {account['reference']} on {rate['n']} prompts"
-    return f"{said}, judged by {account['judge']}{distrust(account)}"
+    return f"{said}, judged by {account['judge']}{distrust_reason(account)}"
 
 
-def distrust(account: Mapping[str, Any]) -> str:
-    """Why the judge is not trusted, as the end of a sentence; empty where it is."""
+def distrust_reason(account: Mapping[str, Any]) -> str:
+    """Return the reason to distrust the judge, as the end of a sentence; empty if it is trusted."""
     return f"; NOT TRUSTED: {'; '.join(account['distrust'])}" if account["distrust"] else ""
 
 
@@ -46,7 +46,7 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
         "at equal length": found["length_controlled"],
         "verdicts that depend on the order": found["order_dependent"],
     }
-    lines = [plain(headline(account)), "", f"| figure | {level(confidence)} interval |", "|---|---|"]
+    lines = [plain(headline(account)), "", f"| figure | {format_level(confidence)} interval |", "|---|---|"]
     lines += [f"| {label} | {_interval(interval)} |" for label, interval in rows.items()]
     lines += [
         "",
@@ -57,7 +57,10 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
     lines += [f"Unjudged, {count} times: {plain(reason)}" for reason, count in unjudged.items()]
     lines += ["", f"Judge: {plain(account['judge'])}.", ""]
     if audit:
-        lines += [f"| on {audit['agreement']['n']} held-out human pairs | {level(confidence)} interval |", "|---|---|"]
+        lines += [
+            f"| on {audit['agreement']['n']} held-out human pairs | {format_level(confidence)} interval |",
+            "|---|---|",
+        ]
         lines += [f"| {label} | {_interval(audit[name])} |" for name, label in _AUDIT.items()]
         lines += [
             f"| agreement where people prefer the {name} answer | {_interval(part)} |"

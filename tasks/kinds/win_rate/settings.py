@@ -17,8 +17,8 @@ class WinRateStage:
     ``human_pairs``: data sets of preference pairs, on whose held-out rows the judge is audited; none: not audited.
     """
 
-    makes: ClassVar[Product] = "win_rate"
-    reads: ClassVar[Rows] = "prompts"
+    produces: ClassVar[Product] = "win_rate"
+    consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
     kind: Literal["win_rate"]

@@ -8,26 +8,26 @@ from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_che
 from rlcore.tasks.kinds.win_rate.page import win_rate_page
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.kinds.win_rate.step import run_win_rate
-from rlcore.tasks.presets.graph import start_of, teacher_of
+from rlcore.tasks.presets.graph import ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
-from rlcore.tasks.steps.external import outside
+from rlcore.tasks.steps.external import external_digest
 
 
 def win_rate_stage(name: str, config: RunConfig) -> Stage:
-    """How often a judge prefers a checkpoint's answers to another's."""
+    """Return the stage in which a judge compares a checkpoint's answers with another's."""
     own = config.stage(name, WinRateStage)
-    policy, reference = (stage_of_checkpoint(each) for each in (start_of(name, own), teacher_of(name, own)))
+    policy, reference = (stage_of_checkpoint(each) for each in (start_of(name, own), ref_policy_of(name, own)))
     data = stages_of_data(config, dict.fromkeys((*own.data, *own.human_pairs)))
     return Stage(
         name=name,
         version=1,
         kind="win_rate",
-        draw=win_rate_page,
+        render_page=win_rate_page,
         run=partial(run_win_rate, policy=policy, reference=reference),
         inputs=tuple(dict.fromkeys((policy, reference, *data, *reward_models_of(own)))),
         sections=own_sections(name, "confidence", "hardware", data=own.human_pairs),
-        external=outside,
+        source_digest=external_digest,
     )
 
 

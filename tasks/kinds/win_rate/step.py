@@ -29,7 +29,7 @@ from rlcore.types import Prompt
 
 
 def run_win_rate(context: StageContext, *, policy: str, reference: str) -> StageResult:
-    """How often answers of the checkpoint of the stage ``policy`` are preferred to those of ``reference``.
+    """Measure how often a judge prefers answers of the stage ``policy`` to those of ``reference``.
 
     The artifact has every verdict (``verdicts.parquet``, ``audit.parquet``) and the figures (``win_rate.json``).
 
@@ -110,12 +110,12 @@ def give_account(
         "cost": float(both["cost"].sum()),
     }
     write_json(document, context.folder / "win_rate.json")
-    metrics = figures(document, audited)
+    metrics = metrics_of(document, audited)
     context.tracker.log_metrics(metrics, step=0)
     context.tracker.log_artifact(context.folder / "win_rate.json", "win_rate")
     rate, doubts = found.rate, f"; not trusted: {'; '.join(reasons)}" if reasons else ""
     interval = f"{rate.mean:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
-    context.progress(f"win rate {interval} over {stage.baseline} on {rate.n} prompts{doubts}")
+    context.log(f"win rate {interval} over {stage.baseline} on {rate.n} prompts{doubts}")
     return StageResult(metrics=metrics, rows=len(table))
 
 
@@ -126,7 +126,7 @@ def judge_name(stage: WinRateStage) -> str:
     return f"{judge.kind} {judge.stage or model}".strip()
 
 
-def figures(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]:
+def metrics_of(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]:
     """The stage's metrics, by the glossary's names."""
     found, audit = document["found"], document["audit"]
     metrics = {

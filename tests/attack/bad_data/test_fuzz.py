@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
-from rlcore.data_contracts.contracts.contract import complaints
-from rlcore.data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.contracts.contract import violations
+from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.reading import read_source
 from tests.attack.bad_data.case import CONTRACTS as NAMES
 from tests.attack.bad_data.case import Contract, rows
@@ -107,9 +107,9 @@ def test_an_adapter_names_the_fault_of_a_row_or_makes_rows_that_can_be_judged(
     for kind in ADAPTERS[adapter].rows:
         try:
             made = convert.row_function(adapter, kind)(row)
-        except RowFault as fault:
+        except RowError as fault:
             assert fault.field
             assert fault.reason
             continue
         frame = pd.DataFrame([{"split": "train", **one} for one in made], columns=list(CONTRACTS[kind].columns))
-        assert all(one.row >= 0 and one.reason for one in complaints(frame, convert.contract_of(adapter, kind)))
+        assert all(one.row >= 0 and one.reason for one in violations(frame, convert.contract_of(adapter, kind)))

@@ -14,8 +14,8 @@ import pytest
 
 from rlcore.data_contracts.adapters.livecodebench import livecodebench_prompts
 from rlcore.data_contracts.contracts.code_tasks import CONTRACT
-from rlcore.data_contracts.contracts.contract import complaints
-from rlcore.data_contracts.errors import RowFault
+from rlcore.data_contracts.contracts.contract import violations
+from rlcore.data_contracts.errors import RowError
 
 
 def made_tests(kind: str, *pairs: tuple[str, str]) -> str:
@@ -61,7 +61,7 @@ def test_a_method_is_called_with_an_argument_a_line() -> None:
 @pytest.mark.parametrize("source", [SCRIPT, METHOD])
 def test_such_a_row_fulfils_the_contract_without_a_solution(source: dict[str, Any]) -> None:
     rows = [{**row, "split": "train"} for row in livecodebench_prompts(source)]
-    assert complaints(pd.DataFrame(rows), CONTRACT) == []
+    assert violations(pd.DataFrame(rows), CONTRACT) == []
 
 
 class Evil:
@@ -75,7 +75,7 @@ class Evil:
 def test_a_pickle_of_anything_but_a_text_is_refused_and_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "owned"
     for value in (Evil(mark), ["[]"], b"[]", 7, ("[]", "[]")):
-        with pytest.raises(RowFault, match="holds no tests"):
+        with pytest.raises(RowError, match="holds no tests"):
             livecodebench_prompts({**SCRIPT, "private_test_cases": packed(value)})
     assert not mark.exists()
 
@@ -94,7 +94,7 @@ def test_a_pickle_of_anything_but_a_text_is_refused_and_not_run(tmp_path: Path) 
     ],
 )
 def test_a_row_without_sound_tests_is_refused(change: dict[str, str]) -> None:
-    with pytest.raises(RowFault):
+    with pytest.raises(RowError):
         livecodebench_prompts({**SCRIPT, **change})
 
 
@@ -102,5 +102,5 @@ def test_a_row_without_sound_tests_is_refused(change: dict[str, str]) -> None:
     "change", [{"metadata": "{}"}, {"metadata": "x"}, {"public_test_cases": made_tests("functional", ("a", "1"))}]
 )
 def test_a_method_without_its_name_or_with_other_tests_is_refused(change: dict[str, str]) -> None:
-    with pytest.raises(RowFault):
+    with pytest.raises(RowError):
         livecodebench_prompts({**METHOD, **change})

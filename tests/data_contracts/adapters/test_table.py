@@ -10,8 +10,8 @@ import pytest
 
 from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
-from rlcore.data_contracts.contracts.contract import complaints
-from rlcore.data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.contracts.contract import violations
+from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.reading import Source, read_source, source_of
 from rlcore.data_contracts.gate.stream import Batch
 
@@ -95,7 +95,7 @@ def test_every_adapter_gives_rows_that_fulfil_the_contract(name: str) -> None:
         found = batch_of(source_of("test", [dict(ROWS[name])]), kind, name)
         assert len(found.rows) == len(found.origins) > 0
         assert not found.rejected
-        assert complaints(frame_of(found, kind), convert.contract_of(name, kind)) == []
+        assert violations(frame_of(found, kind), convert.contract_of(name, kind)) == []
 
 
 @pytest.mark.parametrize("name", [name for name, adapter in ADAPTERS.items() if adapter.generators])
@@ -106,7 +106,7 @@ def test_every_generator_makes_rows_that_fulfil_the_contract(name: str) -> None:
         found = batch_of(made, kind, name)
         assert len(found.rows) == 24
         assert not found.rejected
-        assert complaints(frame_of(found, kind), convert.contract_of(name, kind)) == []
+        assert violations(frame_of(found, kind), convert.contract_of(name, kind)) == []
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -116,10 +116,10 @@ def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_wi
             without = {key: value for key, value in ROWS[name].items() if key != field}
             try:
                 adapt(name, kind, without)
-            except RowFault as fault:
+            except RowError as fault:
                 assert fault.field == field
                 assert fault.reason.startswith(f"missing column {field!r}")
-                with pytest.raises(RowFault) as caught:
+                with pytest.raises(RowError) as caught:
                     adapt(name, kind, {**ROWS[name], field: 3.5})
                 assert caught.value.field == field
             else:  # a column that the adapter does not read
@@ -141,7 +141,7 @@ def test_gsm8k_loses_its_calculator_notes_and_the_commas_of_its_answer() -> None
 
 @pytest.mark.parametrize("answer", ["no marker 5", "ends with ####", "#### "])
 def test_gsm8k_without_a_final_answer_is_refused(answer: str) -> None:
-    with pytest.raises(RowFault, match="no final answer"):
+    with pytest.raises(RowError, match="no final answer"):
         adapt("gsm8k", "prompts", {**GSM8K, "answer": answer})
 
 
@@ -175,7 +175,7 @@ def test_a_humaneval_task_asks_for_the_whole_function_and_is_tested_with_the_hel
     ],
 )
 def test_hh_transcripts_that_do_not_fit_together_are_refused(changed: dict[str, str], reason: str) -> None:
-    with pytest.raises(RowFault, match=reason):
+    with pytest.raises(RowError, match=reason):
         adapt("hh", "preferences", {**HH, **changed})
 
 
@@ -186,24 +186,24 @@ def test_ultrafeedback_scores_become_the_pairs_of_a_ranking() -> None:
         ("good", "bad"),
         ("fair", "bad"),
     ]
-    with pytest.raises(RowFault, match="tied"):
+    with pytest.raises(RowError, match="tied"):
         adapt("ultrafeedback", "preferences", {**ULTRA, "completions": [{"response": "a", "overall_score": 1.0}] * 2})
-    with pytest.raises(RowFault, match="must be finite"):
+    with pytest.raises(RowError, match="must be finite"):
         bad = [{"response": "a", "overall_score": float("nan")}, {"response": "b", "overall_score": 1.0}]
         adapt("ultrafeedback", "preferences", {**ULTRA, "completions": bad})
 
 
 def test_binarized_conversations_must_share_all_but_their_end() -> None:
     other = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "bad"}]
-    with pytest.raises(RowFault, match="does not share its context"):
+    with pytest.raises(RowError, match="does not share its context"):
         adapt("ultrafeedback_binarized", "preferences", {**BINARIZED, "rejected": other})
-    with pytest.raises(RowFault, match="does not end with an assistant's answer"):
+    with pytest.raises(RowError, match="does not end with an assistant's answer"):
         adapt("ultrafeedback_binarized", "preferences", {**BINARIZED, "rejected": other[:1] * 2})
 
 
 def test_a_fault_inside_a_conversation_is_named_by_its_path() -> None:
     bad = [*ASK, {"role": "user", "content": None}]
-    with pytest.raises(RowFault) as caught:
+    with pytest.raises(RowError) as caught:
         adapt("preferences", "preferences", {**PAIR, "messages": bad})
     assert (caught.value.field, caught.value.reason) == ("messages.1.content", "must be a text, not null")
 
@@ -212,7 +212,7 @@ def test_a_fault_inside_a_conversation_is_named_by_its_path() -> None:
     ("change", "field"), [({"margin": True}, "margin"), ({"margin": "1"}, "margin"), ({"split": "test"}, "split")]
 )
 def test_nothing_is_converted(change: dict[str, Any], field: str) -> None:
-    with pytest.raises(RowFault) as caught:
+    with pytest.raises(RowError) as caught:
         adapt("preferences", "preferences", {**PAIR, **change})
     assert caught.value.field == field
 
@@ -233,7 +233,7 @@ def test_nothing_is_converted(change: dict[str, Any], field: str) -> None:
 def test_a_misspelt_field_that_may_be_left_out_is_not_lost_in_silence(
     adapter: str, kind: Kind, field: str, meant: str
 ) -> None:
-    with pytest.raises(RowFault, match=f"'{meant}' is: rename it") as caught:
+    with pytest.raises(RowError, match=f"'{meant}' is: rename it") as caught:
         adapt(adapter, kind, {**ROWS[adapter], field: 0.75})
     assert (caught.value.field, caught.value.value) == (field, 0.75)
 
@@ -248,20 +248,20 @@ def test_a_row_that_names_another_contract_or_version_is_refused(name: str) -> N
     (kind,) = ADAPTERS[name].rows
     own = {"preferences": "preference_pairs/v2"}.get(name, f"{name}/v1")
     assert adapt(name, kind, {**ROWS[name], "contract": own}) == adapt(name, kind, ROWS[name])
-    with pytest.raises(RowFault, match=f"these rows are read as {own}") as caught:
+    with pytest.raises(RowError, match=f"these rows are read as {own}") as caught:
         adapt(name, kind, {**ROWS[name], "contract": own.replace("/v", "/v9")})
     assert caught.value.field == "contract"
 
 
 def test_a_ranking_with_a_blank_or_with_too_many_answers_gives_no_pair() -> None:
     row = ROWS["ranked_sets"]
-    with pytest.raises(RowFault, match="must not be blank") as caught:
+    with pytest.raises(RowError, match="must not be blank") as caught:
         adapt("ranked_sets", "preferences", {**row, "completions": ["bad", "\u200b"]})
     assert caught.value.field == "completions.1"
     many = {"completions": [str(number) for number in range(64)], "ranks": list(range(64))}
     assert len(adapt("ranked_sets", "preferences", {**row, **many})) == 64 * 63 // 2
     many = {"completions": [str(number) for number in range(65)], "ranks": list(range(65))}
-    with pytest.raises(RowFault, match="65 completions are more than 64"):
+    with pytest.raises(RowError, match="65 completions are more than 64"):
         adapt("ranked_sets", "preferences", {**row, **many})
 
 
@@ -281,7 +281,7 @@ def test_generated_rows_fulfil_their_contract_for_every_generator_and_kind() -> 
         for kind in adapter.generators:
             source = convert.generate(kind, name, num_train=2, num_eval=1, seed=0, options={})
             found = frame_of(batch_of(source, kind, name), kind)
-            assert complaints(found, CONTRACTS[kind]) == []
+            assert violations(found, CONTRACTS[kind]) == []
             assert sorted(found["split"]) == ["eval", "train", "train"]
 
 

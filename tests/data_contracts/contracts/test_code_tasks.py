@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rlcore.data_contracts.contracts.code_tasks import CONTRACT, Trial, broken_tests, stub
-from rlcore.data_contracts.contracts.contract import complaints
+from rlcore.data_contracts.contracts.contract import violations
 
 CALL = {
     "style": "call",
@@ -26,7 +26,7 @@ def reasons(reference: Any) -> list[str]:
     text = reference if isinstance(reference, str) else json.dumps(reference)
     question = [{"role": "user", "content": "Add."}]
     row = {"prompt_id": "1", "messages": question, "reference": text, "task": "code", "split": "train"}
-    return [one.reason for one in complaints(pd.DataFrame([row]), CONTRACT)]
+    return [one.reason for one in violations(pd.DataFrame([row]), CONTRACT)]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_malformed_task_is_refused(task: Any) -> None:
 
 def test_the_columns_of_prompts_are_checked_too() -> None:
     row = {"prompt_id": " ", "messages": [], "reference": json.dumps(CALL), "task": "code", "split": "train"}
-    assert len(complaints(pd.DataFrame([row]), CONTRACT)) == 2
+    assert len(violations(pd.DataFrame([row]), CONTRACT)) == 2
 
 
 def test_a_row_whose_solution_fails_or_whose_stub_passes_is_named() -> None:

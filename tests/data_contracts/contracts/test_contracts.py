@@ -16,8 +16,8 @@ from rlcore.data_contracts.contracts import (
     ranked_sets,
     rollouts,
 )
-from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, complaints, require
-from rlcore.data_contracts.errors import ContractError, RowFault
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, require, violations
+from rlcore.data_contracts.errors import ContractError, RowError
 
 ASK = [{"role": "user", "content": "2 + 3 = ?"}]
 PROMPT = {"prompt_id": "a", "messages": ASK, "reference": "5", "task": "sum", "split": "train"}
@@ -83,13 +83,13 @@ CASES = [
 
 @pytest.mark.parametrize(("contract", "row"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_a_good_row_passes_and_a_missing_or_extra_column_does_not(contract: Contract, row: dict[str, Any]) -> None:
-    assert complaints(pd.DataFrame([row]), contract) == []
+    assert violations(pd.DataFrame([row]), contract) == []
     for name in row:
         (found,) = [
-            one for one in complaints(pd.DataFrame([row]).drop(columns=name), contract) if one.row == WHOLE_FRAME
+            one for one in violations(pd.DataFrame([row]).drop(columns=name), contract) if one.row == WHOLE_FRAME
         ]
         assert (found.value, found.reason) == (name, "a column of the contract is missing")
-    found, *_ = complaints(pd.DataFrame([{**row, "extra": 1}]), contract)
+    found, *_ = violations(pd.DataFrame([{**row, "extra": 1}]), contract)
     assert (found.row, found.value, found.reason) == (WHOLE_FRAME, "extra", "a column that the contract does not know")
 
 
@@ -112,13 +112,13 @@ BAD_MESSAGES: list[Any] = [
 @pytest.mark.parametrize("messages", BAD_MESSAGES, ids=repr)
 def test_a_conversation_that_does_not_wait_for_an_answer_is_refused(messages: Any) -> None:
     frame = pd.DataFrame([PROMPT, {**PROMPT, "prompt_id": "b", "messages": messages}])
-    (found,) = complaints(frame, prompts.CONTRACT)
+    (found,) = violations(frame, prompts.CONTRACT)
     assert (found.row, found.field) == (1, "messages")
 
 
 def test_a_conversation_may_begin_with_a_system_message_and_have_several_turns() -> None:
     turns = [{"role": "system", "content": "be brief"}, *ASK, {"role": "assistant", "content": "5"}, *ASK]
-    assert complaints(pd.DataFrame([{**PROMPT, "messages": turns}]), prompts.CONTRACT) == []
+    assert violations(pd.DataFrame([{**PROMPT, "messages": turns}]), prompts.CONTRACT) == []
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_a_conversation_may_begin_with_a_system_message_and_have_several_turns()
 def test_each_rule_names_the_row_the_field_and_the_reason_once(
     contract: Contract, row: dict[str, Any], change: dict[str, Any], field: str, reason: str
 ) -> None:
-    found = complaints(pd.DataFrame([row, {**row, **change}, row]), contract)
+    found = violations(pd.DataFrame([row, {**row, **change}, row]), contract)
     assert (1, field, reason) in [(one.row, one.field, one.reason) for one in found]
     assert {one.row for one in found} == {1}
     assert len({(one.field, one.reason) for one in found}) == len(found)
 
 
 def test_a_value_of_the_wrong_type_is_refused_and_never_converted() -> None:
-    (found,) = complaints(pd.DataFrame([{**PAIR, "margin": 1}]), preference_pairs.CONTRACT)
+    (found,) = violations(pd.DataFrame([{**PAIR, "margin": 1}]), preference_pairs.CONTRACT)
     assert (found.row, found.field, found.reason) == (WHOLE_FRAME, "margin", "is not of the column's type")
 
 
@@ -244,7 +244,7 @@ def test_a_ranking_of_three_becomes_three_pairs_of_one_set() -> None:
         ("middle", "worst"),
     ]
     assert {(pair["set_id"], pair["weight"]) for pair in pairs} == {("s", 1.0)}
-    assert complaints(pd.DataFrame([{**pair, "split": "train"} for pair in pairs]), preference_pairs.CONTRACT) == []
+    assert violations(pd.DataFrame([{**pair, "split": "train"} for pair in pairs]), preference_pairs.CONTRACT) == []
 
 
 def test_a_tie_gives_no_pair() -> None:
@@ -256,7 +256,7 @@ def test_a_tie_gives_no_pair() -> None:
 def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: list[int]) -> None:
     names = [str(place) for place in range(len(ranks))]
     if len(set(ranks)) == 1:
-        with pytest.raises(RowFault, match="tied"):
+        with pytest.raises(RowError, match="tied"):
             ranked_sets.expand("s", ASK, names, ranks, source="me")
         return
     pairs = ranked_sets.expand("s", ASK, names, ranks, source="me")
@@ -268,5 +268,5 @@ def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: 
 
 
 def test_a_ranking_needs_a_rank_for_each_completion() -> None:
-    with pytest.raises(RowFault, match="1 ranks for 2 completions"):
+    with pytest.raises(RowError, match="1 ranks for 2 completions"):
         ranked_sets.expand("s", ASK, ["a", "b"], [0], source="me")

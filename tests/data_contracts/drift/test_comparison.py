@@ -12,7 +12,7 @@ from rlcore.data_contracts.drift.comparison import (
     ColumnDrift,
     DriftLimits,
     by_chance,
-    judge,
+    compare_columns,
     ks,
     not_compared,
     num_buckets,
@@ -32,14 +32,14 @@ def made(lengths: list[int], names: list[str]) -> dict[str, object]:
 
 
 def column(before: dict[str, object], after: dict[str, object], name: str) -> ColumnDrift:
-    return next(one for one in judge(before, after) if one.column == name)  # type: ignore[arg-type]  # sketches
+    return next(one for one in compare_columns(before, after) if one.column == name)  # type: ignore[arg-type]  # sketches
 
 
 @SLOW
 @given(LENGTHS, NAMES)
 def test_a_dataset_has_not_moved_from_itself(lengths: list[int], names: list[str]) -> None:
     one = made(lengths, names)
-    for found in judge(one, one):  # type: ignore[arg-type]  # sketches
+    for found in compare_columns(one, one):  # type: ignore[arg-type]  # sketches
         assert (found.psi, found.ks, found.level, found.moves) == (0.0, 0.0, "calm", ())
 
 
@@ -123,7 +123,7 @@ def test_names_of_one_population_are_calm_and_chance_is_exceeded_as_often_as_it_
     generator, beyond = np.random.default_rng(0), 0
     for number in range(60):
         before, after = (names_of(chances, size, generator) for size in rows)
-        (found,) = judge(before, after, DriftLimits(chance=0.05))  # type: ignore[arg-type]  # sketches
+        (found,) = compare_columns(before, after, DriftLimits(chance=0.05))  # type: ignore[arg-type]  # sketches
         beyond += found.psi > found.psi_by_chance
         if number < 4:
             assert column(before, after, "source").level == "calm"
@@ -168,7 +168,7 @@ def test_names_that_an_old_report_lost_are_not_compared() -> None:
     old = {"source": {key: value for key, value in sides[0]["source"].items() if key != "buckets"}}
     assert not_compared(sides[0], sides[1]) == ()
     assert not_compared(old, old) == not_compared(old, sides[1]) == ("source",)
-    assert judge(old, sides[1]) == ()
+    assert compare_columns(old, sides[1]) == ()
 
 
 def test_two_samples_of_one_population_are_calm_at_every_size() -> None:
@@ -180,7 +180,7 @@ def test_two_samples_of_one_population_are_calm_at_every_size() -> None:
             for _ in range(2):
                 lengths = generator.geometric(0.05, size).tolist()
                 sides.append(made(lengths, generator.choice(list("aaabbc"), size).tolist()))
-            levels += [one.level for one in judge(sides[0], sides[1])]  # type: ignore[arg-type]  # sketches
+            levels += [one.level for one in compare_columns(sides[0], sides[1])]  # type: ignore[arg-type]  # sketches
     assert len(levels) == 600
     assert sum(level != "calm" for level in levels) <= 3  # 0.6 are expected
 
@@ -206,7 +206,7 @@ def test_a_small_shift_warns_and_thresholds_are_data() -> None:
     # PSI = .15 ln(.5 / .35) + .15 ln(.65 / .5) = .15 · .3566749 + .15 · .2623643 = .0928559, by chance 2 / 1000
     assert column(before, after, "source").psi == pytest.approx(0.0928559 - 0.002, abs=3e-4)
     levels = {
-        warn: worst_level(judge(before, after, DriftLimits(warn_psi=warn, refuse_psi=refuse)))  # type: ignore[arg-type]
+        warn: worst_level(compare_columns(before, after, DriftLimits(warn_psi=warn, refuse_psi=refuse)))  # type: ignore[arg-type]
         for warn, refuse in ((0.1, 0.25), (0.09, 0.25), (0.05, 0.09))
     }
     assert levels == {0.1: "calm", 0.09: "warn", 0.05: "refuse"}
@@ -215,7 +215,7 @@ def test_a_small_shift_warns_and_thresholds_are_data() -> None:
 def test_the_worst_column_comes_first_and_columns_of_other_sketches_are_named() -> None:
     before = sketch(pd.DataFrame({"task": ["a"] * 50, "prompt_tokens": [5] * 50}))
     after = sketch(pd.DataFrame({"task": ["b"] * 50, "prompt_tokens": [5] * 50, "source": ["x"] * 50}))
-    assert [one.column for one in judge(before, after)] == ["task", "prompt_tokens"]
+    assert [one.column for one in compare_columns(before, after)] == ["task", "prompt_tokens"]
     assert not_compared(before, after) == ("source",)
     other = {**before, "prompt_tokens": {**before["prompt_tokens"], "edges": [1, 2]}}
     assert not_compared(before, other) == ("prompt_tokens",)

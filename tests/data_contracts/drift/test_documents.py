@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rlcore.data_contracts.drift.comparison import ColumnDrift, DriftLimits, judge
+from rlcore.data_contracts.drift.comparison import ColumnDrift, DriftLimits, compare_columns
 from rlcore.data_contracts.drift.documents import design_effect
 from rlcore.data_contracts.drift.sketches import Sketch, sketch
 
@@ -52,7 +52,7 @@ def drawn(generator: np.random.Generator, documents: int, size: int, *, longer: 
 
 
 def moved(before: dict[str, Sketch], after: dict[str, Sketch], limits: DriftLimits | None = None) -> list[ColumnDrift]:
-    return [column for column in judge(before, after, limits) if column.level != "calm"]
+    return [column for column in compare_columns(before, after, limits) if column.level != "calm"]
 
 
 @pytest.mark.parametrize(("documents", "size"), [(40, 50), (60, 20), (200, 10), (400, 5)])
@@ -62,7 +62,9 @@ def test_pages_of_one_kind_are_calm(documents: int, size: int) -> None:
     pairs = [(drawn(generator, documents, size), drawn(generator, documents, size)) for _ in range(25)]
     assert [moved(*pair) for pair in pairs] == [[]] * 25
     beyond = sum(
-        column.psi > column.psi_by_chance for pair in pairs for column in judge(*pair, DriftLimits(chance=0.05))
+        column.psi > column.psi_by_chance
+        for pair in pairs
+        for column in compare_columns(*pair, DriftLimits(chance=0.05))
     )
     assert beyond <= 8  # of 50; 2.5 are expected, more than 8 once in 1,000
 

@@ -78,7 +78,7 @@ def test_one_quarantined_row_in_a_hundred_passes_at_one_percent_and_two_do_not()
     rows[7]["chosen"] = ""
     assert gate_rows(rows, max_quarantined=0.01).report.passed
     rows[8]["chosen"] = ""
-    (fault,) = gate_rows(rows, max_quarantined=0.01).report.faults
+    (fault,) = gate_rows(rows, max_quarantined=0.01).report.errors
     assert fault.startswith("2 of 100 rows (2.0%) are quarantined, more than 1.0%: line 8, chosen: must not be blank")
 
 
@@ -129,8 +129,8 @@ def test_a_demonstration_must_fit_whole_with_the_end_of_its_turn() -> None:
 def test_a_control_token_in_text_refuses_the_dataset_whatever_the_rate(changes: dict[str, Any]) -> None:
     result = gate_rows([pair(n) for n in range(50)] + [pair(50, **changes)], max_quarantined=1.0)
     assert not result.report.passed
-    assert "line 51" in result.report.faults[0]
-    assert "control token <|" in result.report.faults[0]
+    assert "line 51" in result.report.errors[0]
+    assert "control token <|" in result.report.errors[0]
     (bad,) = result.quarantine
     assert bad.field in {"messages.0.content", *changes}
 
@@ -148,7 +148,7 @@ def test_text_that_holds_a_control_token_is_never_encoded() -> None:
 
 def test_a_control_token_in_a_reference_refuses_the_dataset() -> None:
     result = gate_rows([prompt(0), prompt(1, reference="<|end|>"), prompt(2)], "prompts")
-    assert result.report.faults[0].startswith("line 2, reference: holds the control token <|end|> as text")
+    assert result.report.errors[0].startswith("line 2, reference: holds the control token <|end|> as text")
 
 
 def test_pairs_that_contradict_each_other_are_both_quarantined() -> None:
@@ -193,16 +193,16 @@ def test_the_prompts_of_a_file_of_pairs_come_once() -> None:
 
 def test_two_rows_with_one_id_refuse_the_dataset() -> None:
     result = gate_rows([pair(0), pair(1), pair(2, pair_id="p1")])
-    assert result.report.faults == ("unique_ids: 1, the first is 'p1' in line 3",)
+    assert result.report.errors == ("unique_ids: 1, the first is 'p1' in line 3",)
 
 
 @pytest.mark.parametrize("num_train", [1, 2, 3, 100])
 def test_what_is_wrong_with_a_file_is_wrong_however_many_of_its_rows_are_asked_for(num_train: int) -> None:
     repeated = [pair(0), pair(1), pair(2), pair(3, pair_id="p1"), pair(5)]
-    assert gate_rows(repeated, num_train=num_train).report.faults == ("unique_ids: 1, the first is 'p1' in line 4",)
+    assert gate_rows(repeated, num_train=num_train).report.errors == ("unique_ids: 1, the first is 'p1' in line 4",)
     leak = pair(0)["messages"]
     leaking = [pair(0), pair(1), pair(2), pair(3, messages=leak), pair(5)]
-    (fault,) = gate_rows(leaking, num_train=num_train).report.faults
+    (fault,) = gate_rows(leaking, num_train=num_train).report.errors
     assert fault == (
         "train_and_eval_share_no_prompt: 1, the first is 'question 0' in line 4, and 'question 0' in line 1 is held out"
     )
@@ -239,7 +239,7 @@ def test_one_prompt_with_one_reference_twice_is_no_contradiction() -> None:
 
 def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_asked() -> None:
     report = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=2).report
-    assert report.sentence == "4 for training, 2 held out, 2 over, 0 quarantined"
+    assert report.summary == "4 for training, 2 held out, 2 unused, 0 quarantined"
     assert not report.warnings
     short = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=3).report
     # 4 + 2 of 4 + 3
@@ -317,7 +317,7 @@ def test_rows_that_share_words_with_a_prompt_of_another_data_set_refuse_this_one
     foreign, action = [asks(f"Is it {RUN}?")], SharedWords(action="refuse")
     result = gate_rows(rows, shared_words=action, evaluated=foreign, max_tokens=64)
     assert not result.report.passed
-    assert result.report.faults == (f"training rows that are refused: 1; each {action.reason}",)
+    assert result.report.errors == (f"training rows that are refused: 1; each {action.reason}",)
     assert "in another data set" in result.quarantine[0].excerpt
     assert result.kept.empty
     assert gate_rows(rows[:9], shared_words=action, evaluated=foreign, max_tokens=64).report.passed
@@ -335,15 +335,15 @@ def test_other_rows_take_the_place_of_those_that_share_words() -> None:
 def test_a_side_without_rows_refuses_the_dataset(number: int) -> None:
     result = gate_rows([pair(number)])
     missing = "eval" if number else "train"
-    assert result.report.faults == (f"both_splits_have_rows: 1, no rows for {missing}",)
+    assert result.report.errors == (f"both_splits_have_rows: 1, no rows for {missing}",)
 
 
 def test_no_rows_refuse_the_dataset() -> None:
-    assert gate_rows([]).report.faults == ("it has no rows",)
+    assert gate_rows([]).report.errors == ("it has no rows",)
 
 
 def test_no_rows_after_the_gate_refuse_the_dataset_even_if_all_may_be_quarantined() -> None:
-    (fault,) = gate_rows([pair(n, chosen="") for n in range(5)], max_quarantined=1.0).report.faults
+    (fault,) = gate_rows([pair(n, chosen="") for n in range(5)], max_quarantined=1.0).report.errors
     assert fault.startswith("none of its 5 rows is left: line 1, chosen: must not be blank")
 
 
@@ -376,7 +376,7 @@ def test_a_report_is_json_and_refuses_wrong_sums() -> None:
 
 def test_a_refused_report_names_three_faults_and_how_many_more() -> None:
     report = GateReport(
-        **{**gate_rows([pair(n) for n in range(8)]).report.__dict__, "faults": ("a", "b", "c", "d", "e")}
+        **{**gate_rows([pair(n) for n in range(8)]).report.__dict__, "errors": ("a", "b", "c", "d", "e")}
     )
     with pytest.raises(ContractError, match=r"breaks preference_pairs/v2: a; b; c \(and 2 more\)"):
         report.require_passed(where="x", fix="y")

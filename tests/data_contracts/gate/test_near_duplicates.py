@@ -7,7 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from rlcore.data_contracts.gate.near_duplicates import MAX_BUCKET, bands_of, candidates, is_near, numbers_of, packed
+from rlcore.data_contracts.gate.near_duplicates import (
+    MAX_BUCKET,
+    bands_of,
+    candidates,
+    is_near_duplicate,
+    numbers_of,
+    packed,
+)
 from rlcore.data_contracts.text import question_text
 
 
@@ -31,8 +38,8 @@ def tokens(text: str) -> list[str]:
     ],
 )
 def test_questions_are_near_by_a_word_and_never_by_a_number_sign_or_variable(one: str, other: str, near: bool) -> None:
-    assert is_near(tokens(one), tokens(other)) is near
-    assert is_near(tokens(other), tokens(one)) is near
+    assert is_near_duplicate(tokens(one), tokens(other)) is near
+    assert is_near_duplicate(tokens(other), tokens(one)) is near
 
 
 def test_the_longer_the_questions_the_more_words_may_differ() -> None:
@@ -40,8 +47,8 @@ def test_the_longer_the_questions_the_more_words_may_differ() -> None:
     text = [word.translate(str.maketrans("0123456789", "abcdefghij")) for word in words]
     # 60 and 60 words: four may be missing or added, so two may be replaced.
     other = ["new", "other", *text[2:]]
-    assert is_near(text, other)
-    assert not is_near(text, ["third", *other[:30], *other[31:]])
+    assert is_near_duplicate(text, other)
+    assert not is_near_duplicate(text, ["third", *other[:30], *other[31:]])
 
 
 def test_nearly_all_questions_with_a_word_more_are_looked_at_and_few_others() -> None:

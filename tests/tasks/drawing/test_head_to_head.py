@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlcore.tasks.drawing.head_to_head import at_equal, head_to_head_curves, head_to_head_table, standings
+from rlcore.tasks.drawing.head_to_head import at_equal_cost, eval_points, head_to_head_curves, head_to_head_table
 
 
 def row(iteration: int, *, samples: int, seconds: float, accuracy: float | None = None) -> Mapping[str, float]:
@@ -26,21 +26,21 @@ FAST = [row(i, samples=80, seconds=4.0, accuracy=0.1 * i) for i in range(1, 5)]
 
 
 def test_costs_add_up_over_all_iterations_and_leave_evaluation_out() -> None:
-    first, second = standings(SLOW)
+    first, second = eval_points(SLOW)
     assert (first.iteration, first.samples, first.tokens, first.seconds, first.accuracy) == (2, 200, 2000, 20.0, 0.3)
     assert (second.iteration, second.samples, second.seconds) == (4, 400, 40.0)
 
 
 def test_at_equal_samples_each_run_stands_where_the_smaller_budget_ends() -> None:
     # the smaller number of samples is FAST's 320: SLOW's last evaluation within it is at 200
-    standing = at_equal({"slow": standings(SLOW), "fast": standings(FAST)}, "samples")
+    standing = at_equal_cost({"slow": eval_points(SLOW), "fast": eval_points(FAST)}, "samples")
     assert standing["slow"] is not None and standing["slow"].samples == 200
     assert standing["fast"] is not None and standing["fast"].samples == 320
 
 
 def test_at_equal_seconds_a_run_that_was_not_evaluated_in_time_has_no_standing() -> None:
     # FAST ends after 16 s, SLOW's first evaluation comes after 20 s
-    standing = at_equal({"slow": standings(SLOW), "fast": standings(FAST)}, "seconds")
+    standing = at_equal_cost({"slow": eval_points(SLOW), "fast": eval_points(FAST)}, "seconds")
     assert standing["slow"] is None
     assert standing["fast"] is not None and standing["fast"].seconds == 16.0
 
@@ -56,6 +56,6 @@ def test_the_table_has_both_comparisons_and_a_run_alone_is_said() -> None:
 
 def test_the_figure_is_written(tmp_path: Path) -> None:
     head_to_head_curves(
-        {"GRPO": standings(SLOW), "PPO": standings(FAST)}, tmp_path / "h.png", title="t", confidence=0.9
+        {"GRPO": eval_points(SLOW), "PPO": eval_points(FAST)}, tmp_path / "h.png", title="t", confidence=0.9
     )
     assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rlcore.tasks.drawing.over_optimisation import points, said
+from rlcore.tasks.drawing.over_optimisation import points, summary_text
 
 
 def row(iteration: int, *, paid: float, held_out: float, n: int, kl: float = 0.1) -> dict[str, float]:
@@ -43,7 +43,7 @@ def test_a_run_without_a_reference_or_without_evaluations_has_no_points() -> Non
 
 
 def test_a_fall_beyond_chance_while_the_reward_rises_is_named_with_its_figures() -> None:
-    text = said(points(course(0.4, 0.8, 0.6, 0.3)), confidence=0.95)
+    text = summary_text(points(course(0.4, 0.8, 0.6, 0.3)), confidence=0.95)
     assert text.startswith("**Over-optimised**")
     assert "Held out: 0.800, 95 % interval [0.761, 0.839], at its best (iteration 2, KL 2.00" in text
     assert "0.300 [0.255, 0.345] at the end (KL 4.00). Paid: 1.500, then 2.500." in text
@@ -59,4 +59,4 @@ def test_a_fall_beyond_chance_while_the_reward_rises_is_named_with_its_figures()
     ],
 )
 def test_another_course_is_not(history: list[dict[str, float]]) -> None:
-    assert said(points(history), confidence=0.95).startswith("No over-optimisation is seen.")
+    assert summary_text(points(history), confidence=0.95).startswith("No over-optimisation is seen.")

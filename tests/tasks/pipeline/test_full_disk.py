@@ -14,10 +14,10 @@ from sqlalchemy.exc import OperationalError
 
 from rlcore.errors import StorageError
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.opening import is_unfinished
+from rlcore.tasks.pipeline.pipeline_run import is_unfinished
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
-from rlcore.tasks.store.disk import full_disk_named
+from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.tasks.pipeline.test_run import DATA, RL, SFT, config
@@ -52,7 +52,7 @@ def statuses(home: Home) -> list[str]:
 
 
 def run(home: Home, *stages: Stage, report: Any = None) -> None:
-    with full_disk_named(home.root):
+    with raise_on_full_disk(home.root):
         run_pipeline(stages or (DATA, SFT, RL), config(), ["rl"], home=home, experiment="toy", report=report)
 
 

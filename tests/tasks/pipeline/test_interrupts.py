@@ -12,7 +12,13 @@ import psutil
 import pytest
 
 from rlcore.tasks.pipeline import interrupts
-from rlcore.tasks.pipeline.interrupts import Interruption, end_interrupted, interruptible, last_words, under_way
+from rlcore.tasks.pipeline.interrupts import (
+    Interruption,
+    end_interrupted,
+    interrupt_message,
+    interruptible,
+    track_stage,
+)
 
 SLEEPER = [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"]
 RUN = """
@@ -22,7 +28,7 @@ from rlcore.tasks.pipeline import interrupts
 interrupts.PATIENCE = 0.5
 child = subprocess.Popen({sleeper!r})
 try:
-    with interrupts.interruptible(), interrupts.under_way("grpo", Path({work!r})):
+    with interrupts.interruptible(), interrupts.track_stage("grpo", Path({work!r})):
         try:
             print(child.pid, flush=True)
             time.sleep(60)
@@ -78,7 +84,7 @@ def test_what_does_not_end_by_itself_is_left_behind_after_a_while(tmp_path: Path
 
 
 def test_a_signal_is_obeyed_within_five_seconds_whatever_does_not_end() -> None:
-    assert interrupts.PATIENCE + interrupts._MOMENT <= 4.0
+    assert interrupts.PATIENCE + interrupts._GRACE_SECONDS <= 4.0
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
@@ -110,13 +116,13 @@ print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 def test_the_last_words_name_the_stage_that_was_under_way_and_no_other(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), interruptible():
-        with under_way("sft", tmp_path):
+        with track_stage("sft", tmp_path):
             pass
-        with pytest.raises(ValueError, match="burnt"), under_way("reward_model", tmp_path):
+        with pytest.raises(ValueError, match="burnt"), track_stage("reward_model", tmp_path):
             raise ValueError("burnt")
-        assert last_words() == "interrupted; the same command goes on with what is not finished"
-        with under_way("grpo", tmp_path):
-            assert last_words() == "interrupted; the same command goes on from the beginning of grpo"
+        assert interrupt_message() == "interrupted; the same command goes on with what is not finished"
+        with track_stage("grpo", tmp_path):
+            assert interrupt_message() == "interrupted; the same command goes on from the beginning of grpo"
             raise KeyboardInterrupt
 
 

@@ -11,7 +11,15 @@ from rlcore.config import AdapterConfig, EngineConfig, KlConfig, RlConfig, Sampl
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.pipeline import layouts
-from rlcore.tasks.pipeline.layouts import GPUS, Gpu, Work, best_layout, layout_line, rank_bytes, rollout_seconds
+from rlcore.tasks.pipeline.layouts import (
+    GPUS,
+    Gpu,
+    IterationShape,
+    best_layout,
+    layout_line,
+    rank_bytes,
+    rollout_seconds,
+)
 from tests import strategies
 
 PLAIN = Gpu(memory=100e9, flops=1e14, bandwidth=1e12, link=1e11, host=2e10, network=1e10)
@@ -27,14 +35,14 @@ SIZE = ModelSize(
 )
 
 
-def work(size: ModelSize = SIZE, **settings: Any) -> Work:
+def work(size: ModelSize = SIZE, **settings: Any) -> IterationShape:
     given = {
         "prompts_per_iteration": 10,
         "group_size": 10,
         "sampling": SamplingConfig(max_new_tokens=1000, engine=EngineConfig(kind="vllm")),
     }
     rl: RlConfig = strategies.rl_config(**(given | settings))
-    return Work(size=size, rl=rl, prompt_tokens=100, recompute=True)
+    return IterationShape(size=size, rl=rl, prompt_tokens=100, recompute=True)
 
 
 def test_an_update_by_hand() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlcore.tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, heal, hold_lease
+from rlcore.tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, hold_lease, recover_dead_runs
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import RunTracker, open_tracker
 from tests.processes import wait_for_line
@@ -55,19 +55,19 @@ with hold_lease(home, experiment="toy") as name:
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     parent, child = killed.stdout.split()
-    lines = heal(tracked_home)
+    lines = recover_dead_runs(tracked_home)
     assert len(lines) == 1
     assert f"MLflow run {parent} marked KILLED (2 with its stages)" in lines[0]
     client = open_tracker(tracked_home).client
     assert [client.get_run(each).info.status for each in (parent, child)] == ["KILLED", "KILLED"]
     assert list(tracked_home.leases.iterdir()) == []
-    assert heal(tracked_home) == ()
+    assert recover_dead_runs(tracked_home) == ()
 
 
 def test_a_live_run_is_left_alone(tracked_home: Home, run: RunTracker) -> None:
     with hold_lease(tracked_home, experiment="toy") as name:
         run.set_tags({LEASE_TAG: name})
-        assert heal(tracked_home) == ()
+        assert recover_dead_runs(tracked_home) == ()
         assert len(list(tracked_home.leases.iterdir())) == 1
     assert status(run) == "RUNNING"
     assert list(tracked_home.leases.iterdir()) == []
@@ -77,26 +77,26 @@ def test_a_run_that_another_process_has_taken_up_again_is_left_alone(tracked_hom
     leave_dead_lease(tracked_home)
     with hold_lease(tracked_home, experiment="toy") as name:
         assert open_tracker(tracked_home).reopen_run(run.run_id, tags={LEASE_TAG: name}) is not None
-        assert heal(tracked_home) == ()
+        assert recover_dead_runs(tracked_home) == ()
     assert status(run) == "RUNNING"
 
 
 def test_a_run_that_had_ended_needs_no_word(tracked_home: Home, run: RunTracker) -> None:
     run.end("FINISHED")
     leave_dead_lease(tracked_home)
-    assert heal(tracked_home) == ()
+    assert recover_dead_runs(tracked_home) == ()
     assert status(run) == "FINISHED"
     assert list(tracked_home.leases.iterdir()) == []
 
 
 def test_the_inline_engine_leaves_leases_of_prefect_runs_to_prefect(tracked_home: Home, run: RunTracker) -> None:
     path = leave_dead_lease(tracked_home, flow_run_id="f", attempt=1)
-    assert [line.partition(": ")[2] for line in heal(tracked_home)] == [
+    assert [line.partition(": ")[2] for line in recover_dead_runs(tracked_home)] == [
         f"MLflow run {run.run_id} marked KILLED (1 with its stages)"
     ]
     assert not path.exists()
     assert json.loads(path.with_suffix(".flow").read_text())["flow_run_id"] == "f"
-    assert heal(tracked_home) == ()
+    assert recover_dead_runs(tracked_home) == ()
     assert path.with_suffix(".flow").exists()
 
 
@@ -114,13 +114,13 @@ def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(trac
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     (tracked_home.work / "abc.lock").touch()
-    heal(tracked_home)
+    recover_dead_runs(tracked_home)
     assert all(path.exists() for path in half)  # nobody is known to have died
     leave_dead_lease(tracked_home)
     with hold_lease(tracked_home, experiment="toy"):
-        heal(tracked_home)
+        recover_dead_runs(tracked_home)
         assert all(path.exists() for path in half)  # who lives may be writing them
-    heal(tracked_home)
+    recover_dead_runs(tracked_home)
     assert not any(path.exists() for path in (*half, half[1].parent, half[3].parent, tracked_home.work / "abc.lock"))
     assert all(path.exists() for path in whole)
     assert list(tracked_home.leases.iterdir()) == []
@@ -129,7 +129,7 @@ def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(trac
 def test_unfinished_outputs_go_and_work_folders_stay(tracked_home: Home) -> None:
     (tracked_home.work / "abc.output").mkdir()
     (tracked_home.work / "abc").mkdir()
-    assert heal(tracked_home) == ("removed the unfinished output of stage abc",)
+    assert recover_dead_runs(tracked_home) == ("removed the unfinished output of stage abc",)
     assert [path.name for path in tracked_home.work.iterdir()] == ["abc"]
 
 

@@ -14,7 +14,7 @@ from rlcore.tasks.pipeline.live_view import bar, duration, sparkline
 
 PROGRAM = """
 import logging, sys, time
-from rlcore.tasks.pipeline.bridge import report_progress
+from rlcore.tasks.pipeline.prefect_bridge import report_progress
 from rlcore.tasks.pipeline.live_view import live_view
 handler = logging.StreamHandler(sys.stderr)
 logging.getLogger("rlcore").addHandler(handler)

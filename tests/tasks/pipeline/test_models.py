@@ -37,9 +37,11 @@ def train(context: StageContext) -> StageResult:
 
 
 ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=no_sections, inputs=("rows",), model="sft")
+SFT = Stage(
+    name="sft", version=1, kind="checkpoint", run=train, sections=no_sections, inputs=("rows",), registered_as="sft"
+)
 GRPO = Stage(
-    name="grpo", version=1, kind="policy", run=train, sections=no_sections, inputs=("sft", "rows"), model="grpo"
+    name="grpo", version=1, kind="policy", run=train, sections=no_sections, inputs=("sft", "rows"), registered_as="grpo"
 )
 
 

@@ -50,7 +50,7 @@ def draw(result: Result, folder: Path) -> str:
     return text
 
 
-GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=no_sections, draw=draw)
+GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=no_sections, render_page=draw)
 
 
 def run(home: Home, stage: Stage, name: str = "toy") -> str:
@@ -79,9 +79,9 @@ def tell(result: Result, folder: Path) -> str:
 def test_a_page_that_tells_of_its_inputs_is_drawn_anew_when_they_change_and_the_result_does_not(
     tracked_home: Home,
 ) -> None:
-    teller = replace(GATE, inputs=("source",), draw=tell)
+    teller = replace(GATE, inputs=("source",), render_page=tell)
     for words in ("one", "other", "one"):
-        stages = [replace(GATE, name="source", run=partial(source, words=words), draw=None), teller]
+        stages = [replace(GATE, name="source", run=partial(source, words=words), render_page=None), teller]
         ref = run_pipeline(stages, ToyConfig.run(name="toy"), ["gate"], home=tracked_home, experiment="toy")["gate"]
         assert (page_folder(tracked_home, "toy", "gate", ref) / "page.md").read_text() == words
 
@@ -109,7 +109,7 @@ def test_a_plot_that_is_drawn_otherwise_is_drawn_anew_and_no_stage_runs_again(
         source.write_text(f"def draw(result, folder):\n    (folder / 'page.md').write_text({words!r})\n    return ''\n")
         monkeypatch.delitem(sys.modules, source.stem, raising=False)
         importlib.invalidate_caches()
-        return replace(GATE, draw=importlib.import_module(source.stem).draw)
+        return replace(GATE, render_page=importlib.import_module(source.stem).draw)
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # two versions within a second would share it
     first, second, again = (run(tracked_home, drawing(words)) for words in ("old", "newer", "newer"))

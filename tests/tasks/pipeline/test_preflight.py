@@ -282,9 +282,9 @@ def test_without_references_a_verifier_is_no_reward_and_a_promotion_has_nothing_
 
 def test_preflight_takes_a_fraction_of_a_second() -> None:
     config, home = open_preset("tiny", MICRO), flow.find_home()
-    flow.ready_lines(config, ["compare"], home=home)  # what a plan reads too: the digests of our own code
+    flow.preflight_lines(config, ["compare"], home=home)  # what a plan reads too: the digests of our own code
     started = time.process_time()
-    flow.ready_lines(config, ["compare"], home=home)
+    flow.preflight_lines(config, ["compare"], home=home)
     assert time.process_time() - started < 1.0
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from rlcore.errors import PromotionError
 from rlcore.flows.presets import open_preset
-from rlcore.tasks.pipeline.promotion import current_champion, settle
+from rlcore.tasks.pipeline.promotion import apply_decision, current_champion
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
-from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.mlflow_model import Cards, Package
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import (
     CHALLENGER,
@@ -57,7 +57,9 @@ def apply(tracked_home: Home) -> Callable[[ModelVersion, ModelVersion], str]:
         verdict = {"promote": True, "look": 1, "sentence": "Promoted: better."}
         write_json({"verdict": verdict, "of": version.version}, folder / "verdict.json")
         model = ArtifactRef(kind="policy", uri="", sha256=version.sha256, bytes=0)
-        return settle(tracked_home, config, {"grpo": model, "promote": store.commit(folder, kind="verdict")}, over=over)
+        return apply_decision(
+            tracked_home, config, {"grpo": model, "promote": store.commit(folder, kind="verdict")}, over=over
+        )
 
     return applied
 

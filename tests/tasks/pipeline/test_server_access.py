@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.flows.command.app import main
-from rlcore.tasks.pipeline import interfaces
+from rlcore.flows.cli.app import main
+from rlcore.tasks.pipeline import ui_servers
 from rlcore.tasks.pipeline.server_access import client_variables, mlflow_command, mlflow_variables, prefect_variables
 from rlcore.tasks.store.settings import Home
 
@@ -47,9 +47,9 @@ def test_the_interfaces_print_one_password_and_start_both_servers_with_it(
 ) -> None:
     (home.root / "mlflow.db").touch()
     started: list[dict[str, tuple[list[str], dict[str, str]]]] = []
-    monkeypatch.setattr(interfaces, "watch", lambda commands: started.append(dict(commands)) or 0)
-    monkeypatch.setattr(interfaces, "follow_move", lambda _: None)
-    monkeypatch.setattr(interfaces.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(ui_servers, "run_until_interrupt", lambda commands: started.append(dict(commands)) or 0)
+    monkeypatch.setattr(ui_servers, "rewrite_artifact_paths", lambda _: None)
+    monkeypatch.setattr(ui_servers.signal, "signal", lambda *_: None)
     said = []
     for _ in range(2):
         assert main(["ui", "--mlflow-port", "45001", "--prefect-port", "45002"]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, ServiceError
-from rlcore.tasks.pipeline.delivery import Registered
+from rlcore.tasks.pipeline.model_export import RegisteredVersion
 from rlcore.tasks.pipeline.serving import TOKEN, serve_model, vllm_command
 from rlcore.tasks.serving.server import listen
 from rlcore.tasks.store.settings import Home
@@ -108,7 +108,7 @@ def test_a_model_that_a_server_keeps_is_loaded_through_it(
 
 def test_vllm_is_given_the_checkpoint_under_the_models_name_at_a_loopback_port(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"dtype": "float32"}')
-    registered = Registered(tags={"name": "toy-sft", "version": "1"}, folder=tmp_path)
+    registered = RegisteredVersion(tags={"name": "toy-sft", "version": "1"}, folder=tmp_path)
     command = vllm_command("python", registered, port=8001, eager=False)
     assert command[-1] == "--disable-uvicorn-access-log"
     pairs = dict(zip(command[3:-1:2], command[4:-1:2], strict=True))

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.errors import StorageError
 from rlcore.tasks.pipeline import stages
-from rlcore.tasks.pipeline.stage_runs import Finished, PipelineRun, left_by_a_kill, open_stage_run, tell_cached
+from rlcore.tasks.pipeline.stage_runs import PipelineRun, StepOutput, log_cache_hit, open_stage_run, recover_result
 from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.settings import Home
@@ -52,7 +52,7 @@ def test_a_result_that_the_store_has_is_not_made_again(
         raise Killed
 
     if behind == "place":
-        monkeypatch.setattr(stages, "record_end", die)
+        monkeypatch.setattr(stages, "log_result", die)
     else:
         monkeypatch.setattr(StageCache, "write", die)
     with pytest.raises(Killed):
@@ -71,14 +71,14 @@ def test_a_result_that_the_store_has_is_not_made_again(
 
 def test_a_noted_result_that_the_store_has_not_is_made_again(run: PipelineRun, tmp_path: Path) -> None:
     ref = run_stage(MAKE, config(), {}, run)
-    finished = Finished(ref=ref, metrics={"loss": 0.5})
-    assert left_by_a_kill(tmp_path, run.store) is None
+    finished = StepOutput(ref=ref, metrics={"loss": 0.5})
+    assert recover_result(tmp_path, run.store) is None
     finished.note(tmp_path)
-    assert left_by_a_kill(tmp_path, run.store) == finished
+    assert recover_result(tmp_path, run.store) == finished
     (run.store.path(ref) / "number.txt").write_text("other")
-    assert left_by_a_kill(tmp_path, run.store) is None
+    assert recover_result(tmp_path, run.store) is None
     (tmp_path / "result.json").write_text("{")
-    assert left_by_a_kill(tmp_path, run.store) is None
+    assert recover_result(tmp_path, run.store) is None
 
 
 def test_a_work_folder_behind_its_record_goes(run: PipelineRun) -> None:
@@ -94,7 +94,7 @@ def test_a_stage_that_an_attempt_at_this_run_has_made_is_not_called_cached(run: 
     again = run.tracker.reopen_run(run.parent.run_id)
     assert again is not None
     for parent, words in ((again, "run"), (open_run(run.home).parent, "cached")):
-        tell_cached("make", ref, PipelineRun(**{**vars(run), "parent": parent}))
+        log_cache_hit("make", ref, PipelineRun(**{**vars(run), "parent": parent}))
         assert run.tracker.client.get_run(parent.run_id).data.tags.get("stage.make", "run:").partition(":")[0] == words
 
 

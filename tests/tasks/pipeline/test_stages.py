@@ -64,7 +64,7 @@ def double(context: StageContext) -> StageResult:
     calls.append("double")
     value = int((context.inputs["make"] / "number.txt").read_text())
     (context.folder / "number.txt").write_text(str(2 * value))
-    context.progress(f"{value} doubled")
+    context.log(f"{value} doubled")
     return StageResult(metrics={})
 
 
@@ -152,7 +152,7 @@ def test_version_outside_data_and_bound_arguments_belong_to_the_key(run: Pipelin
     variants = [
         MAKE,
         replace(MAKE, version=2),
-        replace(MAKE, external=lambda config: "digest of a file"),
+        replace(MAKE, source_digest=lambda config: "digest of a file"),
         replace(MAKE, run=partial(with_argument, factor=1)),
         replace(MAKE, run=partial(with_argument, factor=2)),
     ]
@@ -195,7 +195,7 @@ def test_a_damaged_artifact_is_computed_again(run: PipelineRun, damage: str) -> 
     again = make(run)
     assert (again.sha256, text(run, again)) == (ref.sha256, "1")
     assert calls == ["make", "make"]
-    assert run.store.faults(again) == ()
+    assert run.store.errors(again) == ()
 
 
 def test_an_input_with_the_same_bytes_is_the_same_input_whatever_made_it(run: PipelineRun) -> None:

@@ -16,10 +16,10 @@ import pytest
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.pipeline import versions as module
-from rlcore.tasks.pipeline.keys import why
-from rlcore.tasks.pipeline.stages import ingredients_of
+from rlcore.tasks.pipeline.cache_keys import explain_miss
+from rlcore.tasks.pipeline.stages import key_inputs
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.cache import Ingredients, Record
+from rlcore.tasks.store.cache import KeyInputs, Record
 
 RL, EVALUATIONS = {"grpo", "ppo"}, {"evaluate_base", "evaluate_sft", "evaluate_grpo", "evaluate_ppo"}
 PREPARING = {"prepare_prompts", "prepare_demonstrations", "prepare_preferences"}
@@ -44,18 +44,18 @@ def forget() -> None:
     module._of_engine.cache_clear()
 
 
-def ingredients(*overrides: str) -> dict[str, Ingredients]:
+def ingredients(*overrides: str) -> dict[str, KeyInputs]:
     config = open_preset("tiny", overrides)
-    return {stage.name: ingredients_of(stage, config, {}) for stage in stages(config)}
+    return {stage.name: key_inputs(stage, config, {}) for stage in stages(config)}
 
 
-def changed(before: dict[str, Ingredients], after: dict[str, Ingredients]) -> dict[str, str]:
+def changed(before: dict[str, KeyInputs], after: dict[str, KeyInputs]) -> dict[str, str]:
     """Of each stage that would run again, the reason that a plan gives."""
     ref, facts = ArtifactRef(kind="", uri="", sha256="", bytes=0), {"metrics": {}, "code": "", "environment": ""}
     found = {}
     for name, value in before.items():
         record = Record(key="", ref=ref, ingredients=value, created="", seconds=0.0, **facts)  # type: ignore[arg-type]
-        if reason := why(after[name], [record]):
+        if reason := explain_miss(after[name], [record]):
             found[name] = reason
     return found
 

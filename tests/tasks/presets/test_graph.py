@@ -10,13 +10,13 @@ import pytest
 from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.graph import (
-    asked_for,
     checkpoints,
     contrasts,
     needed_stages,
     num_earlier_rl,
-    opponents,
     registered_starts,
+    required_by,
+    same_start_runs,
     stage_order,
 )
 from rlcore.tasks.presets.run import RunConfig, load_preset
@@ -139,7 +139,7 @@ def test_every_policy_is_a_checkpoint_and_is_held_against_its_start_its_teacher_
         ("copied", "second"),
         ("copied", "first"),  # which started from the same
     )
-    assert opponents(config) == ()
+    assert same_start_runs(config) == ()
 
 
 def test_an_rl_stage_counts_those_that_it_builds_on_however_far_and_siblings_count_the_same(preset: Path) -> None:
@@ -154,16 +154,16 @@ def test_an_rl_stage_counts_those_that_it_builds_on_however_far_and_siblings_cou
 
 
 def test_what_targets_need_are_their_stages_with_all_before_them_and_their_data(config: RunConfig) -> None:
-    assert asked_for(config, ["taste"]) == (("taste",), ("pairs",))
-    assert asked_for(config, ["prepare_sums"]) == ((), ("sums",))
-    assert asked_for(config, ["second"]) == (("second", "first", "taste"), ("sums", "code", "pairs"))
-    assert asked_for(config, ["evaluate_base"]) == ((), ("sums", "code"))
-    assert asked_for(config, ["compare"]) == (tuple(config.stages), tuple(config.data))
+    assert required_by(config, ["taste"]) == (("taste",), ("pairs",))
+    assert required_by(config, ["prepare_sums"]) == ((), ("sums",))
+    assert required_by(config, ["second"]) == (("second", "first", "taste"), ("sums", "code", "pairs"))
+    assert required_by(config, ["evaluate_base"]) == ((), ("sums", "code"))
+    assert required_by(config, ["compare"]) == (tuple(config.stages), tuple(config.data))
 
 
 def test_stages_of_one_start_are_opponents_and_compared_with_each_other(preset: Path) -> None:
     config = load_preset(preset, ["stages.second.init_from=base"])
-    assert [sorted(names) for names in opponents(config)] == [["first", "second"]]
+    assert [sorted(names) for names in same_start_runs(config)] == [["first", "second"]]
     assert {("second", "first"), ("first", "second")} & set(contrasts(config))
 
 

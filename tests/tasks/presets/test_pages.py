@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.flows.presets import FOLDER, open_preset, preset_path
-from rlcore.tasks.presets.described import describe, origins
+from rlcore.tasks.presets.key_reference import describe, origins
 from rlcore.tasks.presets.pages import as_toml
 from rlcore.tasks.presets.run import load_preset
 from tests.flows.micro import PRESETS

@@ -15,7 +15,7 @@ from rlcore.config import KlConfig, MismatchConfig, OptimConfig, ShapeConfig, to
 from rlcore.errors import ConfigError
 from rlcore.strict import build
 from rlcore.tasks.kinds.rl.settings import RlStage
-from rlcore.tasks.presets.described import describe
+from rlcore.tasks.presets.key_reference import describe
 from rlcore.tasks.presets.run import RunConfig, load_preset
 from tests import strategies
 

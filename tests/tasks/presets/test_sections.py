@@ -18,7 +18,7 @@ VLLM = "engine.kind=vllm"
 def changed(*overrides: str, start: tuple[str, ...] = (), preset: str = "tiny") -> set[str]:
     """Stages whose section is another one with the overrides."""
     before, after = (
-        {stage.name: stage.sections(config).counted() for stage in stages(config)}
+        {stage.name: stage.sections(config).for_key() for stage in stages(config)}
         for config in (open_preset(preset, start), open_preset(preset, (*start, *overrides)))
     )
     return {name for name in before if before[name] != after[name]}
@@ -67,7 +67,7 @@ def test_where_an_engine_runs_is_in_no_key(override: str) -> None:
 
 def test_a_key_holds_plain_values() -> None:
     config = open_preset("reasoning", (VLLM,))
-    section = {stage.name: stage.sections(config).counted() for stage in stages(config)}["rejection"]
+    section = {stage.name: stage.sections(config).for_key() for stage in stages(config)}["rejection"]
     assert section["stage"]["sampling"]["engine"]["kind"] == "vllm"
     assert section["stage"]["num_samples"] == config.stages["rejection"].settings.num_samples
 
@@ -111,4 +111,4 @@ def test_the_files_that_sections_name_are_known_with_their_folders_and_counted_w
     sections = Sections({"data": {"prompts": data, "pairs": dataclasses.replace(data, path="hub:a/b@0")}})
     assert sections.files() == {"data.prompts.path": str(Path("rows.jsonl").absolute())}
     elsewhere = Sections({"data": {"prompts": dataclasses.replace(data, path="/elsewhere/rows.jsonl")}})
-    assert elsewhere.counted()["data"]["prompts"] == sections.counted()["data"]["prompts"]
+    assert elsewhere.for_key()["data"]["prompts"] == sections.for_key()["data"]["prompts"]

@@ -58,7 +58,7 @@ def data() -> str:
         reasons={ATTACK: 1},
         rules=(rule,),
         sketches={},
-        faults=(),
+        errors=(),
     )
     return data_page.render(report)
 

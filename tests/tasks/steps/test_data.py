@@ -184,7 +184,7 @@ def test_a_file_of_its_own_may_be_what_is_evaluated(tmp_path: Path) -> None:
     report = prepare("prompts", tmp_path / "out", two_files(tmp_path, range(50), range(50, 56)))
     train, held_out = (read_prompts(tmp_path / "out" / f"{name}.parquet") for name in ("train", "eval"))
     assert (len(train), {row.prompt_id for row in held_out}) == (40, {f"p{number}" for number in range(50, 56)})
-    assert report.sentence == "40 for training, 6 held out, 10 over, 0 quarantined"
+    assert report.summary == "40 for training, 6 held out, 10 unused, 0 quarantined"
     assert report.lines_read == 56
 
 

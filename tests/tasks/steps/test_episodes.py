@@ -21,13 +21,13 @@ from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.steps.episodes import (
     corpus_digest,
-    environment_faults,
+    environment_errors,
     episodes_digest,
     episodes_of,
     evaluation_sections,
 )
 from rlcore.tasks.steps.play import with_tools
-from rlcore.tasks.steps.rl_records import rollout_rows
+from rlcore.tasks.steps.rl_recorder import rollout_rows
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tests.architecture.source_files import ROOT
@@ -110,10 +110,10 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     assert evaluation_sections(agentic).episodes.tools == ("calculator",)
     assert evaluation_sections(tiny).episodes.tools == ()
     assert episodes_of(open_preset("agentic", ['without=["stages.grpo"]'])) == EpisodeConfig()
-    plain = dataclasses.replace(tiny.stages["ppo"], start="sft")
+    plain = dataclasses.replace(tiny.stages["ppo"], init_from="sft")
     plain = dataclasses.replace(plain, settings=dataclasses.replace(plain.settings, rewards=(RewardTerm(kind="math"),)))
     both = dataclasses.replace(agentic, stages={**agentic.stages, "ppo": plain})
-    assert any(re.match(r"stages\.ppo\.sampling\.episodes differs", fault) for fault in both.faults)
+    assert any(re.match(r"stages\.ppo\.sampling\.episodes differs", fault) for fault in both.errors)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_the_game_of_the_tutorial_is_played_from_its_setting_and_its_code_is_in_
     (tmp_path / "words.txt").write_text("one")
     with_file = dataclasses.replace(config, files=("words.txt",))
     assert episodes_digest(with_file).startswith(episodes_digest(config))
-    assert environment_faults(with_file, "e") == []
+    assert environment_errors(with_file, "e") == []
     wrong = dataclasses.replace(config, environment="game:Absent", files=("absent.txt",))
-    first, second = environment_faults(wrong, "stages.grpo.sampling.episodes")
+    first, second = environment_errors(wrong, "stages.grpo.sampling.episodes")
     assert first == "stages.grpo.sampling.episodes.files.0 = 'absent.txt': no such file"
     assert second.startswith("stages.grpo.sampling.episodes.environment: cannot import the environment 'game:Absent'")

@@ -31,7 +31,7 @@ SHAPE = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, in
 VLLM = ("engine.kind=vllm", "engine.max_model_len=100")
 KEPT = (
     "stages.kept={kind='rejection',policy='sft',data=['prompts'],num_samples=2,num_eval=1,rewards=[{kind='math'}],"
-    "sampling={max_new_tokens=96,episodes={tools=['calculator'],max_turns=2,max_turn_tokens=36,max_output_tokens=16}}}"
+    "sampling={max_new_tokens=96,episodes={tools=['calculator'],max_turns=2,max_turn_tokens=36,max_tool_output_tokens=16}}}"
 )
 CALL, ANSWER = "<tool:calculator>{0}*3</tool>", "#### {0}"
 NUM_PROMPTS = 12
@@ -92,9 +92,9 @@ def run_stage(
         seed=0,
         stage_key="key",
         tracker=silent(),
-        progress=print,
-        advance=lambda *_, **__: None,
-        turn=lambda name, number, work: work(),
+        log=print,
+        report_progress=lambda *_, **__: None,
+        run_task=lambda name, number, work: work(),
     )
     stage.run(context)
     return folder, asked

@@ -46,7 +46,7 @@ def test_a_committed_folder_is_found_under_the_digest_of_its_content(tmp_path: P
     )
     assert (ArtifactStore(tmp_path).path(ref) / "a.txt").read_bytes() == b"hello"
     assert not (tmp_path / "new").exists()
-    assert ArtifactStore(tmp_path).faults(ref) == ()
+    assert ArtifactStore(tmp_path).errors(ref) == ()
 
 
 def test_the_manifest_names_every_file_with_its_size_and_digest(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_missing_damaged_and_extra_files_are_noticed(tmp_path: Path) -> None:
     (store.path(ref) / "a").write_bytes(b"x")
     (store.path(ref) / "b").unlink()
     (store.path(ref) / "z").write_bytes(b"")
-    assert store.faults(ref) == ("b is missing", "z does not belong to it", "a is damaged")
+    assert store.errors(ref) == ("b is missing", "z does not belong to it", "a is damaged")
 
 
 def test_a_manifest_that_was_rewritten_to_fit_damaged_files_is_noticed(tmp_path: Path) -> None:
@@ -93,14 +93,14 @@ def test_a_manifest_that_was_rewritten_to_fit_damaged_files_is_noticed(tmp_path:
     other = commit(tmp_path, {"a": b"2"}, name="other")
     store = ArtifactStore(tmp_path)
     shutil.copytree(store.path(other), store.path(ref), dirs_exist_ok=True)
-    assert store.faults(ref) == ("the manifest is not that of the reference",)
+    assert store.errors(ref) == ("the manifest is not that of the reference",)
 
 
 def test_a_missing_artifact_is_noticed_and_its_path_is_refused(tmp_path: Path) -> None:
     ref = commit(tmp_path, {"a": b"1"})
     store = ArtifactStore(tmp_path)
     shutil.rmtree(store.path(ref))
-    assert store.faults(ref) == ("the artifact is missing",)
+    assert store.errors(ref) == ("the artifact is missing",)
     with pytest.raises(StorageError, match="is missing"):
         store.path(ref)
 
@@ -109,7 +109,7 @@ def test_a_cut_manifest_is_noticed(tmp_path: Path) -> None:
     ref = commit(tmp_path, {"a": b"1"})
     manifest = ArtifactStore(tmp_path).path(ref) / MANIFEST
     manifest.write_text(manifest.read_text()[:20])
-    assert ArtifactStore(tmp_path).faults(ref)[0].startswith("the manifest is damaged")
+    assert ArtifactStore(tmp_path).errors(ref)[0].startswith("the manifest is damaged")
 
 
 def test_committing_again_repairs_a_damaged_artifact(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_committing_again_repairs_a_damaged_artifact(tmp_path: Path) -> None:
     store = ArtifactStore(tmp_path)
     (store.path(ref) / "a").write_bytes(b"x")
     assert commit(tmp_path, {"a": b"1"}, name="again") == ref
-    assert store.faults(ref) == ()
+    assert store.errors(ref) == ()
     assert [path.name for path in (tmp_path / "artifacts" / "thing").iterdir()] == [ref.sha256]
 
 
 def test_the_home_can_be_moved(tmp_path: Path) -> None:
     ref = commit(tmp_path / "old", {"a": b"1"})
     (tmp_path / "old").rename(tmp_path / "new")
-    assert ArtifactStore(tmp_path / "new").faults(ref) == ()
+    assert ArtifactStore(tmp_path / "new").errors(ref) == ()
 
 
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:

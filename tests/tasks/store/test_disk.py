@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.store.disk import full_disk_named, is_full_disk
+from rlcore.tasks.store.disk import is_full_disk, raise_on_full_disk
 
 
 def caused_by(reason: BaseException, *, told: bool) -> RuntimeError:
@@ -52,17 +52,17 @@ def full_database() -> sqlite3.Error:
 )
 def test_a_full_disk_is_known_in_each_of_its_forms(error: BaseException, tmp_path: Path) -> None:
     assert is_full_disk(error)
-    with pytest.raises(StorageError, match="the disk is full"), full_disk_named(tmp_path):
+    with pytest.raises(StorageError, match="the disk is full"), raise_on_full_disk(tmp_path):
         raise error
 
 
 def test_another_error_stays_what_it_is(tmp_path: Path) -> None:
     refused = OSError(errno.EACCES, "permission denied")
     assert not is_full_disk(refused)
-    with pytest.raises(PermissionError), full_disk_named(tmp_path):
+    with pytest.raises(PermissionError), raise_on_full_disk(tmp_path):
         raise refused
     mine = ConfigError("No space left on device is only quoted here", fix="none")
-    with pytest.raises(ConfigError), full_disk_named(tmp_path):
+    with pytest.raises(ConfigError), raise_on_full_disk(tmp_path):
         raise mine
 
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from rlcore.config import HardwareConfig
-from rlcore.flows.command.app import main
+from rlcore.flows.cli.app import main
 from rlcore.tasks.store import doctor
-from rlcore.tasks.store.doctor import GIB, Finding, lines
+from rlcore.tasks.store.doctor import GIB, DoctorCheck, lines
 from rlcore.tasks.store.settings import Home
 
 
@@ -50,7 +50,7 @@ def test_the_command_says_every_finding_and_its_exit_code_is_that_of_the_faults(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        doctor, "sandbox", lambda: Finding(subject="sandbox", state="absent", text="none", fix="get one")
+        doctor, "sandbox", lambda: DoctorCheck(subject="sandbox", state="absent", text="none", fix="get one")
     )
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
@@ -68,8 +68,10 @@ def test_the_command_says_every_finding_and_its_exit_code_is_that_of_the_faults(
 
 
 def test_a_finding_says_what_to_do_only_where_something_is_missing() -> None:
-    assert lines(Finding(subject="x", state="ok", text="here", fix="nothing")) == "ok       x                   here"
-    said = lines(Finding(subject="x", state="absent", text="not here", fix="get it"))
+    assert (
+        lines(DoctorCheck(subject="x", state="ok", text="here", fix="nothing")) == "ok       x                   here"
+    )
+    said = lines(DoctorCheck(subject="x", state="absent", text="not here", fix="get it"))
     assert said.splitlines() == ["-        x                   not here", " " * 29 + "get it"]
 
 
@@ -127,9 +129,9 @@ def test_without_bubblewrap_the_sandbox_is_absent_and_the_demo_is_not_lost(monke
 def test_an_environment_in_which_a_library_cannot_be_imported_is_a_fault_and_no_traceback(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> Finding:
+    def fail() -> DoctorCheck:
         raise ImportError("no module named torch")
 
     monkeypatch.setattr(doctor, "device", fail)
-    faults = [each.text for each in doctor.examine(home) if each.state == "missing"]
+    faults = [each.text for each in doctor.run_checks(home) if each.state == "missing"]
     assert faults == ["no module named torch"]

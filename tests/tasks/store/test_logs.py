@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import DataError, StorageError
-from rlcore.tasks.store.disk import full_disk_named
+from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.logs import UserErrors, shorten_user_errors
 
 
@@ -67,13 +67,13 @@ def chained(error: Exception, *, explicit: bool) -> Exception:
     ],
 )
 def test_every_form_of_a_full_disk_becomes_one_error_that_names_the_folder(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="disk is full") as caught, full_disk_named(tmp_path):
+    with pytest.raises(StorageError, match="disk is full") as caught, raise_on_full_disk(tmp_path):
         raise error
     assert caught.value.where == str(tmp_path)
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "x"), ValueError("full of water"), DataError("no rows")])
 def test_other_errors_pass_unchanged(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(type(error)) as caught, full_disk_named(tmp_path):
+    with pytest.raises(type(error)) as caught, raise_on_full_disk(tmp_path):
         raise error
     assert caught.value is error

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import StorageError
-from rlcore.flows.command.app import main
+from rlcore.flows.cli.app import main
 from rlcore.tasks.store.locks import locked_file
 from rlcore.tasks.store.settings import Home, configure_environment
 from rlcore.tasks.store.state import databases, require_readable, upgrade

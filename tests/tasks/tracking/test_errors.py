@@ -8,7 +8,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST
 
-from rlcore.tasks.tracking.errors import or_none, unless_exists
+from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
 
 
 def refusing(code: int) -> Callable[..., str]:
@@ -19,24 +19,24 @@ def refusing(code: int) -> Callable[..., str]:
 
 
 def test_what_is_there_is_given_and_what_is_not_is_none() -> None:
-    assert or_none(str.upper, "name") == "NAME"
-    assert or_none(refusing(RESOURCE_DOES_NOT_EXIST), "name") is None
+    assert none_if_missing(str.upper, "name") == "NAME"
+    assert none_if_missing(refusing(RESOURCE_DOES_NOT_EXIST), "name") is None
 
 
 def test_what_exists_already_need_not_be_made() -> None:
     made: list[str] = []
-    unless_exists(made.append, "name")
-    unless_exists(refusing(RESOURCE_ALREADY_EXISTS), name="name")
+    ignore_existing(made.append, "name")
+    ignore_existing(refusing(RESOURCE_ALREADY_EXISTS), name="name")
     assert made == ["name"]
 
 
 @pytest.mark.parametrize(
     ("call", "code"),
     [
-        (or_none, RESOURCE_ALREADY_EXISTS),
-        (or_none, INTERNAL_ERROR),
-        (unless_exists, RESOURCE_DOES_NOT_EXIST),
-        (unless_exists, INTERNAL_ERROR),
+        (none_if_missing, RESOURCE_ALREADY_EXISTS),
+        (none_if_missing, INTERNAL_ERROR),
+        (ignore_existing, RESOURCE_DOES_NOT_EXIST),
+        (ignore_existing, INTERNAL_ERROR),
     ],
 )
 def test_any_other_error_is_raised(call: Callable[..., object], code: int) -> None:

@@ -46,9 +46,11 @@ def train(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections, external=rows_digest)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), model="1")
-GRPO = Stage(name="grpo", version=1, kind="policy", run=train, sections=hardware, inputs=("sft", "rows"), model="2")
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections, source_digest=rows_digest)
+SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), registered_as="1")
+GRPO = Stage(
+    name="grpo", version=1, kind="policy", run=train, sections=hardware, inputs=("sft", "rows"), registered_as="2"
+)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from rlcore.errors import ModelError, PromotionError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.packaged import Cards, Package
+from rlcore.tasks.tracking.mlflow_model import Cards, Package
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import (
     CHALLENGER,

@@ -55,7 +55,7 @@ class Routes(BaseHTTPRequestHandler):
     seen: list[dict[str, Any]]
     trouble: dict[str, int]
     version: str
-    under_way: int
+    track_stage: int
     most: int
     lock: threading.Lock
 
@@ -64,8 +64,8 @@ class Routes(BaseHTTPRequestHandler):
         if self.path != "/metrics":
             self._answer(200, {})
             return
-        done = kind.calls["/inference/v1/generate"] - kind.under_way
-        page = PAGE.format(running=kind.under_way, generated=4 * done, kv=0.125 * kind.under_way)
+        done = kind.calls["/inference/v1/generate"] - kind.track_stage
+        page = PAGE.format(running=kind.track_stage, generated=4 * done, kv=0.125 * kind.track_stage)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(page.encode())
@@ -95,11 +95,11 @@ class Routes(BaseHTTPRequestHandler):
         kind = type(self)
         with kind.lock:
             kind.seen.append(payload)
-            kind.under_way += 1
-            kind.most = max(kind.most, kind.under_way)
+            kind.track_stage += 1
+            kind.most = max(kind.most, kind.track_stage)
         time.sleep(1.5 if self._hit("hang") else 0.02)
         with kind.lock:  # before the answer, upon which the client may send the next
-            kind.under_way -= 1
+            kind.track_stage -= 1
         if self._hit("break off"):
             self.close_connection = True
             return
@@ -138,7 +138,7 @@ class Routes(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def routes() -> Iterator[tuple[type[Routes], str]]:
-    fresh = {"calls": Counter(), "order": [], "seen": [], "trouble": {}, "version": "", "under_way": 0, "most": 0}
+    fresh = {"calls": Counter(), "order": [], "seen": [], "trouble": {}, "version": "", "track_stage": 0, "most": 0}
     kind = type("FreshRoutes", (Routes,), {**fresh, "lock": threading.Lock()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a client that hung up

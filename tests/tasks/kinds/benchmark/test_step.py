@@ -16,7 +16,7 @@ from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.promotion import Paired, Rule, judge
-from rlcore.tasks.kinds.benchmark.step import account, figures, run_benchmark, task_files
+from rlcore.tasks.kinds.benchmark.step import metrics_of, run_benchmark, summarize, task_files
 from rlcore.tasks.kinds.promote.figures import asked_both
 
 
@@ -85,7 +85,7 @@ def test_a_benchmark_without_records_stands_guard_over_nothing_and_is_refused() 
 
 def test_a_share_has_wilsons_interval_and_another_figure_a_bootstrap() -> None:
     table = pd.concat([records(1.0, 0.0, 1.0, 1.0), records(0.5, 0.2, 0.8, task="words")])
-    shares, others = account(table, seed=0, confidence=0.95)
+    shares, others = summarize(table, seed=0, confidence=0.95)
     expected = accuracy([True, False, True, True], confidence=0.95)
     assert shares == {
         "task": "sums",
@@ -99,7 +99,7 @@ def test_a_share_has_wilsons_interval_and_another_figure_a_bootstrap() -> None:
     assert not others["is_share"]
     assert others["mean"] == pytest.approx(0.5)
     assert others["low"] < 0.5 < others["high"]
-    assert figures([shares]) == {
+    assert metrics_of([shares]) == {
         "benchmark/sums/acc": 0.75,
         "benchmark/sums/acc_low": expected.low,
         "benchmark/sums/acc_high": expected.high,

@@ -11,8 +11,8 @@ from rlcore.data_contracts.contracts.difficulties import check_difficulties
 from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate
-from rlcore.tasks.kinds.difficulty.step import account, difficulties, figures
-from rlcore.tasks.kinds.rl.drawn_prompts import drawn_prompts
+from rlcore.tasks.kinds.difficulty.step import difficulties, metrics_of, summarize
+from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.settings import DrawConfig
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import Message, Prompt
@@ -59,10 +59,10 @@ def test_a_pass_rate_counts_scored_answers_and_a_prompt_without_one_has_none() -
         ["a", "p", 2, 1, 0.75],
         ["b", "q", 2, 2, 1.0],
     ]
-    found = account(table, asked=3, seed=0, confidence=0.95)
+    found = summarize(table, asked=3, seed=0, confidence=0.95)
     assert (found["unscored"], found["never"], found["always"]) == (1, 0, 1)
     assert found["histogram"] == [[0.5, 1], [1.0, 1]]
-    assert figures(found)["difficulty/always_solved"] == 0.5
+    assert metrics_of(found)["difficulty/always_solved"] == 0.5
 
 
 def test_a_table_that_does_not_add_up_breaks_its_contract() -> None:
@@ -86,7 +86,7 @@ def context(tmp_path: Any) -> Any:
         seed=0,
         config=SimpleNamespace(stage=SimpleNamespace(prompts={"a": 1.0, "b": 1.0})),
         inputs={"difficulty": tmp_path},
-        progress=print,
+        log=print,
         tracker=SimpleNamespace(log_metrics=lambda values, step: logged.update(values)),
         logged=logged,
     )
@@ -97,21 +97,21 @@ TRAIN = ("a/never", "a/half", "a/always", "a/unasked", "b/half", "b/unasked")
 
 def test_each_data_set_keeps_the_prompts_of_the_band_and_none_that_was_not_asked(context: Any) -> None:
     draw = DrawConfig(pass_rates="difficulty", min_pass_rate=0.2, max_pass_rate=0.8)
-    found = drawn_prompts(context, draw, prompts_of(*TRAIN))
+    found = curriculum_prompts(context, draw, prompts_of(*TRAIN))
     assert [prompt.prompt_id for prompt in found] == ["a/half", "b/half"]
     assert context.logged == {"curriculum/prompts": 2.0, "curriculum/prompt_fraction": pytest.approx(1 / 3)}
 
 
 def test_weights_count_within_a_data_set_so_that_shares_stay(context: Any) -> None:
     draw = DrawConfig(pass_rates="difficulty", weighting="learnability")
-    found = [prompt.prompt_id for prompt in drawn_prompts(context, draw, prompts_of(*TRAIN))]
+    found = [prompt.prompt_id for prompt in curriculum_prompts(context, draw, prompts_of(*TRAIN))]
     # of two answers one right: 4 / 20, none or both: 3 / 20
     assert found.count("a/half") in (1, 2)
     assert [found.count(name) for name in ("a/never", "a/always", "b/half", "a/unasked")] == [1, 1, 1, 0]
-    assert found == [prompt.prompt_id for prompt in drawn_prompts(context, draw, prompts_of(*TRAIN))]
+    assert found == [prompt.prompt_id for prompt in curriculum_prompts(context, draw, prompts_of(*TRAIN))]
 
 
 def test_a_data_set_without_a_prompt_in_the_band_is_an_error_that_says_what_was_measured(context: Any) -> None:
     draw = DrawConfig(pass_rates="difficulty", min_pass_rate=0.9)
     with pytest.raises(DataError, match=r"no prompt of 'b' has a pass rate from 0\.9 to 1\.0: those of 1 prompts are"):
-        drawn_prompts(context, draw, prompts_of(*TRAIN))
+        curriculum_prompts(context, draw, prompts_of(*TRAIN))

@@ -12,7 +12,7 @@ import pytest
 
 from rlcore.errors import RewardError
 from rlcore.rewards.pairs import Judgement, Pair
-from rlcore.tasks.kinds.win_rate.judged_pairs import PAIRS_PER_CHUNK, Asked, judge_pairs, reasons_of
+from rlcore.tasks.kinds.win_rate.judged_pairs import PAIRS_PER_CHUNK, JudgedPairs, judge_pairs, reasons_of
 from rlcore.tasks.steps.base import StageContext
 from rlcore.types import Message
 
@@ -36,11 +36,11 @@ class Longer:
 def context(folder: Path, max_unjudged: float = 0.1) -> StageContext:
     settings = SimpleNamespace(max_unjudged=max_unjudged)
     config = SimpleNamespace(stage=SimpleNamespace(settings=settings))
-    made: Any = SimpleNamespace(work=folder, stage="win_rate", config=config, advance=lambda *_: None)
+    made: Any = SimpleNamespace(work=folder, stage="win_rate", config=config, report_progress=lambda *_: None)
     return cast(StageContext, made)
 
 
-def pairs(count: int) -> list[Asked]:
+def pairs(count: int) -> list[JudgedPairs]:
     asked = (Message(role="user", content="?"),)
     return [(f"p{number}", Pair(messages=asked, first="long", second="s"), "") for number in range(count)]
 
@@ -59,7 +59,7 @@ def test_each_pair_is_asked_in_both_orders_and_a_stage_that_goes_on_asks_for_the
 
 
 def test_what_has_no_answer_is_unjudged_with_its_reason_and_costs_nothing(tmp_path: Path) -> None:
-    asked: list[Asked] = [*pairs(9), ("lost", None, "no answer: the engine failed")]
+    asked: list[JudgedPairs] = [*pairs(9), ("lost", None, "no answer: the engine failed")]
     table = judge_pairs(context(tmp_path), Longer(), asked, name="verdicts")
     row = table.iloc[-1]
     assert (row["error"], row["calls"], bool(row["asked"])) == ("no answer: the engine failed", 0, False)

@@ -1,0 +1,100 @@
+"""The command ``rlcore``: one parser for the console script, for ``python -m rlcore.flows`` and for the Makefile.
+
+A command is a function of this folder: its signature is what it takes, its docstring is its help. What it works with is
+imported when it runs, so that ``--help`` and completion are quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from rlcore.errors import ConfigError, RlcoreError
+from rlcore.flows.cli import delivery, machine, models, runs, servers, settings, show, validate
+
+USAGE_ERROR, FAILURE = 2, 1
+_MAX_NAME = 200  # characters of a path in a message
+
+HELP = """Improve a language model with online reinforcement learning.
+
+```
+rlcore run                                     the demo: a small model from scratch, minutes on two cores
+rlcore config mine.toml                        every key of a preset, and what each is for
+rlcore plan mine.toml                          what would run, and why, before any work
+rlcore run mine.toml --set seed=1              your own preset, one key of it set otherwise
+rlcore promote mine.toml                       judge the new model; if it is better, it is the champion
+rlcore export mine-grpo/1 exported             a folder that transformers, vLLM and the hubs load
+```
+
+A PRESET is the name of a committed one (tiny, smollm2, reasoning, ...) or the path of a .toml file. What is cached is
+not run again, and a run that was stopped goes on where it was. State lies in .rlcore, or where RLCORE_HOME says;
+RLCORE_ENGINE=inline runs without the Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset,
+130 interrupted.
+"""
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("rlcore")
+
+
+app = App(
+    name="rlcore",
+    help=HELP,
+    help_format="markdown",
+    version=_version,
+    result_action="return_value",
+    exit_on_error=False,
+    print_error=False,
+    suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(negative="", show_choices=True),
+)
+_TRAIN, _MODELS, _INSPECT = map(Group.create_ordered, ("Train", "Models", "Inspect"))
+for _group, _commands in (
+    (_TRAIN, (runs.run, runs.plan, runs.estimate, runs.retrain, validate.validate)),
+    (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
+    (_MODELS, (models.lineage, models.remember, models.reproduce)),
+    (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
+    (_INSPECT, (machine.upgrade, settings.migrate_preset)),
+):
+    for _command in _commands:
+        app.command(_command, group=_group)
+app.register_install_completion_command(help="Let the shell complete commands and options.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
+    if arguments is None:
+        _add_cwd_to_path()
+    try:
+        return app(None if arguments is None else list(arguments)) or 0
+    except CycloptsError as error:
+        return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
+    except RlcoreError as error:
+        return _refuse(type(error).__name__, str(error), USAGE_ERROR if isinstance(error, ConfigError) else FAILURE)
+    except OSError as error:  # a full disk, a name that is too long, no permission
+        named = f": {str(error.filename)[:_MAX_NAME]}" if error.filename else ""
+        return _refuse("the operating system", f"{error.strerror or error}{named}", FAILURE)
+    except KeyboardInterrupt as error:
+        from rlcore.tasks.pipeline.interrupts import end_interrupted
+
+        return end_interrupted(error)
+
+
+def _add_cwd_to_path() -> None:
+    """Let presets name functions of modules in the current folder: a console script, unlike ``python -m``, sees none.
+
+    It is the last place where modules are looked for.
+    """
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
+
+
+def _refuse(kind: str, text: str, code: int) -> int:
+    shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
+    sys.stderr.write(f"\nerror ({kind}): {shown}\n")  # names and values of other people, without a terminal's codes
+    return code

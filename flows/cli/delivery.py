@@ -1,0 +1,88 @@
+"""Commands that hand a registered model on: as a folder that other libraries load, and behind an address."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from rlcore.errors import ConfigError
+from rlcore.flows.cli.parameters import Model, open_home
+
+_DAY = 86_400  # seconds
+
+
+def export(
+    model: Model,
+    folder: Annotated[Path, Parameter(help="Where the files go: a folder that is new or empty.")],
+    /,
+    *,
+    dtype: Annotated[
+        Literal["keep", "float32", "bfloat16", "float16"],
+        Parameter(help="Precision of the written weights; keep: that of the checkpoint."),
+    ] = "keep",
+    gguf: Annotated[bool, Parameter(help="GGUF files are not written; the answer names the tool that does.")] = False,
+) -> int:
+    """Write a registered model as a folder that transformers, vLLM and the hubs load.
+
+    It holds safetensors with merged adapters, the tokenizer with its chat template, the generation configuration with
+    every EOS id, and the model card as README.md.
+
+    ```
+    rlcore export tiny-grpo@champion exported
+    rlcore export mine-grpo/3 exported --dtype bfloat16
+    ```
+
+    Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`.
+    """
+    home = open_home()
+    from rlcore.tasks.pipeline.model_export import export_model
+
+    written = export_model(home, model, folder, dtype=dtype, gguf=gguf)
+    sys.stdout.write(f"{model} is in {written.absolute()}\n")
+    return 0
+
+
+def serve(
+    model: Model,
+    /,
+    *,
+    host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen at.")] = 8000,
+    engine: Annotated[
+        Literal["auto", "vllm", "native"],
+        Parameter(help="What computes. auto: vLLM where it is installed, else the built-in engine."),
+    ] = "auto",
+    python: Annotated[
+        str, Parameter(help="The interpreter that has vLLM, where it is not in .venv-engine.", show_default=False)
+    ] = "",
+    allow_host: Annotated[
+        tuple[str, ...],
+        Parameter(help="A name by which others reach this machine; may be repeated.", show_default=False),
+    ] = (),
+    timeout: Annotated[float, Parameter(help="Seconds that one request may take.")] = 300.0,
+    max_concurrent: Annotated[int, Parameter(help="Requests that are answered at once; more are refused.")] = 16,
+) -> int:
+    """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.
+
+    A request calls the model by its registered name, without the version, and brings the token: that of the variable
+    RLCORE_SERVE_TOKEN, else one that is drawn and printed.
+
+    ```
+    rlcore serve tiny-grpo@champion --port 8001
+    curl http://127.0.0.1:8001/v1/chat/completions -H "Authorization: Bearer $TOKEN" --json \\
+      '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
+    ```
+    """
+    home = open_home()
+    from rlcore.tasks.pipeline.serving import serve_model
+    from rlcore.tasks.serving.guard import Limits
+
+    if not 0 < timeout <= _DAY or max_concurrent < 1:
+        raise ConfigError(f"--timeout has to be above 0 and at most {_DAY}, --max-concurrent 1 or more")
+    limits = Limits(concurrent=max_concurrent, seconds=timeout)
+    return serve_model(
+        home, model, host=host, port=port, engine=engine, python=python, allow_host=allow_host, limits=limits
+    )

@@ -1,0 +1,88 @@
+"""Commands about registered models."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rlcore.flows.cli.parameters import Model, open_home
+
+
+def rollback(
+    model: Annotated[str, Parameter(help="Name of the registered model, such as tiny-grpo.")],
+    version: Annotated[int, Parameter(help="The version to take down, which must be the champion.")],
+    /,
+    *,
+    reason: Annotated[str, Parameter(help="Why, for the version's tags.")],
+) -> int:
+    """Take a champion down: the previous champion is champion again.
+
+    ```
+    rlcore rollback tiny-grpo 3 --reason "answers got longer"
+    ```
+    """
+    open_home()
+    from rlcore.flows.rollback import rollback as rollback_flow
+    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+
+    sys.stdout.write(call_flow(rollback_flow, model, version, reason) + "\n")
+    return 0
+
+
+def lineage(model: Model, /) -> int:
+    """Say where a registered model comes from, down to the raw rows, and draw it as an SVG file.
+
+    ```
+    rlcore lineage tiny-grpo@champion
+    ```
+    """
+    home = open_home()
+    from rlcore.tasks.report.lineage_picture import draw
+    from rlcore.tasks.tracking.lineage import find_lineage, tree_text
+
+    tags, root = find_lineage(home, model)
+    sys.stdout.write(tree_text(tags, root))
+    picture = home.root / f"lineage-{tags['name']}-{tags['version']}.svg"
+    draw(root, picture)
+    sys.stdout.write(f"picture: {picture}\n")
+    return 0
+
+
+def remember(model: Model, /) -> int:
+    """Write beside a registered model what it was trained on, where MLflow has lost that or never had it.
+
+    Retraining compares new data with this account. A version gets it when it is registered.
+
+    ```
+    rlcore remember tiny-grpo@champion
+    ```
+    """
+    home = open_home()
+    from rlcore.tasks.pipeline.retrain import remember as write_account
+
+    kept = write_account(home, model)
+    sys.stdout.write(f"{model}: MLflow has an account of {', '.join(kept) or 'no data'}\n")
+    return 0
+
+
+def reproduce(
+    model: Model,
+    /,
+    *,
+    preset: Annotated[str, Parameter(help="Where its preset lies, if it is not a committed one.")] = "",
+    force: Annotated[bool, Parameter(help="Run though code, versions or the machine have changed.")] = False,
+) -> int:
+    """Run what made a model again in a scratch home, and compare the bytes; exit code 1 if they differ.
+
+    ```
+    rlcore reproduce tiny-grpo@champion
+    ```
+    """
+    open_home()
+    from rlcore.flows.reproduce import run_reproduce
+
+    done = run_reproduce(model, preset, force=force)
+    sys.stdout.write("\n".join(done.lines) + "\n")
+    return 0 if done.is_equal else 1

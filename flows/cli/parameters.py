@@ -1,0 +1,64 @@
+"""Parameters that several commands take, and their common start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter, Token
+
+from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
+
+_NEXT = re.compile(r"\s+(?=[A-Za-z_][\w.]*=(?!=)|$)")  # before the key of another override, or at the end
+_NESTED = re.compile(r"""("(?:[^"\\]|\\.)*")|('[^']*')|([\[{(])|([\])}])""")
+
+
+def split_overrides(text: str) -> tuple[str, ...]:
+    """The overrides of ``a.b=1 c=two words d=[{e='x', f=1}]``: three, the second of which has a blank.
+
+    A blank parts two overrides where ``key=`` follows it, outside of quotes and brackets.
+    """
+    found, begin, place, depth = [], 0, 0, 0
+    while place < len(text):
+        if nested := _NESTED.match(text, place):
+            depth += bool(nested[3]) - bool(nested[4])
+            place = nested.end()
+        elif not depth and (parted := _NEXT.match(text, place)):
+            found.append(text[begin:place])
+            begin = place = parted.end()
+        else:
+            place += 1
+    return tuple(each.strip() for each in (*found, text[begin:]) if each.strip())
+
+
+def _overrides(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
+    return tuple(override for token in tokens for override in split_overrides(token.value))
+
+
+Preset = Annotated[str, Parameter(help="A committed preset such as tiny, or the path of a .toml file.")]
+Overrides = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name="--set",
+        converter=_overrides,
+        show_default=False,
+        help="KEY=VALUE: a key of the preset with another value, such as stages.grpo.learning_rate=2e-6. Several in "
+        "one text, with blanks between them, or --set once for each. The keys: rlcore config.",
+    ),
+]
+Gpus = Annotated[int, Parameter(show_default=False, help="GPUs to deal between learner and engines.")]
+GpuType = Annotated[str, Parameter(help="Which they are: a100, h100, h200 or l40s.")]
+Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@champion or tiny-grpo/3.")]
+
+
+def open_home() -> Home:
+    """The folder of all state, with the environment and the log of this process set for it.
+
+    Raises:
+        StorageError: it cannot be made or written.
+    """
+    home = find_home()
+    configure_environment(home)
+    configure_logging()
+    return home

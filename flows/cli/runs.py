@@ -1,0 +1,130 @@
+"""Commands that run a preset, or say what would run."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rlcore.flows.cli.parameters import Gpus, GpuType, Overrides, Preset, open_home
+
+
+def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Run every stage of a preset: data, training, evaluation, comparison, report.
+
+    What is cached is not run again. After an interruption the same command goes on where it was.
+
+    ```
+    rlcore run
+    rlcore run mine.toml --set stages.grpo.learning_rate=2e-6 --set seed=1
+    ```
+    """
+    home = open_home()
+    from rlcore.flows.presets import open_unvalidated
+
+    config = open_unvalidated(preset, overrides)  # refused here, before anything is imported: what cannot be read
+    from rlcore.flows.post_train import post_train
+    from rlcore.flows.run import every_target
+    from rlcore.tasks.pipeline.live_view import live_view
+    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.report.summary import summarise
+
+    every_target(preset, overrides)  # refused here, before anything is started: what cannot be run
+    started = time.perf_counter()
+    with live_view():
+        refs = call_flow(post_train, preset=preset, overrides=overrides)
+    sys.stdout.write(summarise(home, config.name, refs, seconds=time.perf_counter() - started))
+    return 0
+
+
+def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Say which stages are cached, which would run and why, and what memory they need; nothing is run.
+
+    ```
+    rlcore plan mine.toml
+    ```
+    """
+    open_home()
+    from rlcore.flows.run import every_target, plan_memory, plan_targets
+    from rlcore.tasks.pipeline.run import format_plan
+
+    targets = every_target(preset, overrides)
+    sys.stdout.write(format_plan(plan_targets(preset, overrides, targets)) + "\n")
+    sys.stdout.write("\n".join(plan_memory(preset, overrides, targets)) + "\n")
+    return 0
+
+
+def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, gpu_type: GpuType = "h100") -> int:
+    """Say what each stage of a preset needs of memory, whether it fits here, and what a run writes to the disk.
+
+    The sizes follow from the model's configuration. Where the model has not been fetched yet, they are known when
+    `rlcore run` has imported it. With `--gpus` it says for each RL stage how so many GPUs are best dealt between
+    learner and engines, and how long an iteration then takes, by arithmetic.
+
+    ```
+    rlcore estimate mine.toml
+    rlcore estimate mine.toml --set stages.grpo.update.lora.rank=16
+    rlcore estimate mine.toml --gpus 64 --gpu-type h200
+    ```
+    """
+    home = open_home()
+    from rlcore.flows.presets import open_preset
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.layouts import layout_lines
+    from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
+    from rlcore.tasks.pipeline.run import cached_refs
+    from rlcore.tasks.pipeline.sizes import disk_summary
+
+    config = open_preset(preset, overrides)
+    refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
+    model = model_of(config, home, refs)
+    layouts = layout_lines(config, model, gpu_type, gpus) if gpus else []
+    memory = memory_lines(config, home, refs, names)
+    disk = disk_summary(config, model, names, home.root)
+    sys.stdout.write("\n".join(filter(None, [*memory, disk, *layouts])) + "\n")
+    return 0
+
+
+def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
+    """Judge a preset's challenger against the champion, and promote it if it is better.
+
+    The section [promotion] names the challenger and what it must not lose.
+
+    ```
+    rlcore promote mine.toml
+    ```
+    """
+    home = open_home()
+    from rlcore.flows.presets import open_preset
+
+    config = open_preset(preset, overrides)  # refused here, before anything is started
+    from rlcore.flows.promote import promote as promote_flow
+    from rlcore.tasks.pipeline.pages import page_folder
+    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.store.markdown import on_terminal
+
+    refs = call_flow(promote_flow, preset=preset, overrides=overrides)
+    page = page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md"
+    sys.stdout.write(on_terminal(page.read_text(encoding="utf-8")))
+    return 0
+
+
+def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
+    """Continue training the champion on new data, and promote a better model; without new data do nothing.
+
+    ```
+    rlcore retrain mine.toml
+    ```
+    """
+    open_home()
+    from rlcore.flows.presets import open_preset
+    from rlcore.tasks.presets.retrain import RetrainConfig
+
+    config = open_preset(preset, overrides)
+    config.section("retrain", RetrainConfig)  # refused here, before anything is started
+    from rlcore.flows.retrain import retrain as retrain_flow
+    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.store.markdown import on_terminal
+
+    done = call_flow(retrain_flow, preset=preset, overrides=overrides)
+    sys.stdout.write(f"{on_terminal(done.page)}\n{done.outcome}\n")
+    return 0

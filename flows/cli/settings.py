@@ -1,0 +1,79 @@
+"""Commands about the keys of presets: show them, migrate them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rlcore.errors import ConfigError
+from rlcore.flows.cli.parameters import Overrides, Preset
+
+
+def config(
+    preset: Preset = "tiny",
+    key: Annotated[str, Parameter(help="A section or a key, such as stages.grpo.kl; left out: all of them.")] = "",
+    *,
+    overrides: Overrides = (),
+    markdown: Annotated[bool, Parameter(help="The page of every key that a preset may have.")] = False,
+    schema: Annotated[bool, Parameter(help="A JSON Schema of preset files, for editors.")] = False,
+) -> int:
+    """Print a preset whole, as TOML: every key with its type, default, bounds, meaning, and the file that sets it.
+
+    ```
+    rlcore config mine.toml stages.grpo
+    rlcore config tiny hardware.dtype
+    rlcore config --schema > preset.schema.json      # first line of a preset: #:schema ./preset.schema.json
+    ```
+    """
+    from rlcore.tasks.presets.pages import as_markdown
+    from rlcore.tasks.presets.schema import preset_schema
+
+    if schema:
+        sys.stdout.write(json.dumps(preset_schema(), indent=1) + "\n")
+    else:
+        sys.stdout.write(as_markdown() if markdown else _described(preset, key, overrides))
+    return 0
+
+
+def _described(preset: str, key: str, overrides: Overrides) -> str:
+    from rlcore.flows.presets import FOLDER, open_preset, preset_path
+    from rlcore.tasks.presets.key_reference import describe, origins, select_keys
+    from rlcore.tasks.presets.pages import as_toml
+
+    sections = describe(open_preset(preset, overrides))
+    found = select_keys(sections, key)
+    if not found:
+        known = [f"{section.path}.{each.name}".lstrip(".") for section in sections for each in section.keys]
+        close = difflib.get_close_matches(key, [*known, *(section.path for section in sections)], n=3)
+        raise ConfigError(
+            f"the preset has no section or key {key!r}",
+            fix=f"did you mean {', '.join(close)}?" if close else f"rlcore config {preset} prints all of them",
+        )
+    return as_toml(found, origins(preset_path(preset), FOLDER, overrides))
+
+
+def migrate_preset(
+    file: Annotated[Path, Parameter(help="A preset's .toml file, which is rewritten in place.")],
+    /,
+) -> int:
+    """Rewrite a preset's keys and values that an earlier version named differently; comments and layout stay.
+
+    Nothing else changes, and a second run changes nothing.
+
+    ```
+    rlcore migrate-preset mine.toml
+    ```
+    """
+    from rlcore.flows.presets import FOLDER
+    from rlcore.tasks.presets.migration import migrate_file
+
+    changes = migrate_file(file, library=FOLDER)
+    sys.stdout.write(
+        "\n".join([*changes, f"{file}: {len(changes)} changes" if changes else f"{file}: up to date"]) + "\n"
+    )
+    return 0

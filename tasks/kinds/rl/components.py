@@ -1,0 +1,99 @@
+"""The parts of an RL run as a preset describes them: models, engine, rewards and prompts, all of them finished."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+from rlcore.choices import choices
+from rlcore.hardware.runtime import Runtime
+from rlcore.loop import HeldOut, Parts
+from rlcore.models.architectures import max_positions
+from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
+from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
+from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.steps.base import MODEL, StageContext
+from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.rewards import (
+    verifier,
+)
+from rlcore.tasks.steps.rollout_engine import longest, sampling_engine
+from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.steps.workload import engine_dtype
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.types import Prompt
+
+
+def start_from(context: StageContext, stage: str, reference: str) -> StageContext:
+    """The context in which the artifact of ``stage`` is the input ``START``, and that of ``reference`` REFERENCE."""
+    named = {START: context.inputs[stage], REFERENCE: context.inputs[reference]}
+    return replace(context, inputs={**context.inputs, **named})
+
+
+@contextmanager
+def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: Runtime) -> Iterator[Parts]:
+    """Everything that a run works with; its engine, and the workers of its rewards, are ended on the way out.
+
+    ``evaluated``: the data sets whose held-out problems are asked while it trains.
+
+    Raises:
+        ConfigError: a setting does not fit the model, or the engine's GPUs are not there.
+        ModelError: a checkpoint cannot be trained.
+        SamplingError: the engine does not start.
+    """
+    stage: RlStage = context.config.stage
+    evaluation, tokenizer = context.config.evaluation, ChatTokenizer.load(context.inputs[START] / MODEL)
+    monitored = _monitored(context, evaluated, tokenizer)
+    rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
+    prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
+    if stage.curriculum:
+        prompts = DRAWS["by_pass_rate"](context, stage.curriculum, prompts)
+    held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
+    with ExitStack() as stack:
+        placed = stack.enter_context(PLACES[context.config.distributed.backend](context, rl, runtime, tokenizer))
+        max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
+        engine = stack.enter_context(placed.open_engine(max_tokens))
+        sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
+        judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
+        yield Parts(
+            seed=context.seed,
+            learner=placed.learner,
+            engine=engine,
+            sampler=sampler,
+            engine_dtype=engine_dtype(sampling_engine(rl.sampling), runtime),
+            tokenizer=tokenizer,
+            reward=placed.reward,
+            prompts=prompts,
+            folder=context.work / "checkpoints",
+            identity={"stage": context.stage_key},
+            held_out=HeldOut(prompts=monitored, verifier=judge, confidence=evaluation.confidence),
+            health=context.config.health,
+            shares=stage.prompts,
+        )
+
+
+def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTokenizer) -> list[Prompt]:
+    """The held-out problems that are asked while a run trains: those that have a reference to be held against."""
+    asked = read_prompt_sets(context, names, "eval", tokenizer, limit=context.config.evaluation.num_monitor_problems)
+    found = [prompt for prompt in asked if prompt.has_reference]
+    if asked and not found:
+        context.log("no held-out prompt has a reference: no accuracy is measured while the run trains")
+    return found
+
+
+def _longest_text(context: StageContext, learner: LearnerHandle, prompts: Sequence[Prompt]) -> int:
+    """Tokens of the longest prompt and its completion.
+
+    Raises:
+        ConfigError: the model does not read as many.
+    """
+    max_new_tokens = context.config.stage.settings.sampling.max_new_tokens
+    positions = max_positions(learner.facts.config) or sys.maxsize
+    check_context(positions, prompts, max_new_tokens, key=f"stages.{context.stage}.sampling.max_new_tokens")
+    return longest(prompts, max_new_tokens)
+
+
+DRAWS = choices("draw", {"by_pass_rate": curriculum_prompts})

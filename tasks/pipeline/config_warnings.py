@@ -1,0 +1,73 @@
+"""Values that are allowed but rarely meant: a line for each, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.config import RlConfig
+from rlcore.errors import ConfigError
+from rlcore.tasks.kinds.facts import StageConfig
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import data_of
+
+# The largest values that recipes of the literature and ours have, with room above.
+TYPICAL_MAXIMUM = {
+    "learning_rate": 0.1,
+    "head_learning_rate": 1.0,
+    "critic.learning_rate": 0.1,
+    "group_size": 1024,
+    "num_samples": 1024,
+    "sampling.temperature": 2.0,
+    "kl.coefficient": 10.0,
+    "update.num_epochs": 64,
+}
+
+
+def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
+    """A sentence for each value of these stages that is larger than in any recipe, or than the data."""
+    found = []
+    for name in stages:
+        stage, path = config.stages[name], f"stages.{name}"
+        for key, largest in TYPICAL_MAXIMUM.items():
+            value = _value(stage.settings, key)
+            if value is not None and value > largest:
+                found.append(f"warning: {path}.{key} = {value!r}: recipes have at most {largest!r}; is it meant?")
+        found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
+    return found
+
+
+def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
+    """KL in rewards that are divided by the group's std: in a group of equal scores, the KL alone is scaled to 1."""
+    rl = stage.settings
+    if not isinstance(rl, RlConfig) or rl.kl.apply_to == "loss" or rl.kl.coefficient == 0.0:
+        return
+    try:
+        scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
+    except ConfigError:  # an algorithm that is an error
+        return
+    if scale in ("group", "group_sample"):
+        yield (
+            f"warning: {path}.kl.apply_to = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "
+            "group of equal scores is trained on its KL alone, scaled up; is 'loss' meant?"
+        )
+
+
+def _value(settings: Any, key: str) -> float | None:
+    """The setting at a dotted key; None where this kind of stage has no such setting."""
+    for part in key.split("."):
+        settings = getattr(settings, part, None)
+    return settings if isinstance(settings, int | float) else None
+
+
+def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    """More rows at a time than all data sets have; rows that a stage makes are not known before."""
+    names = data_of(stage)
+    if not all(name in config.data for name in names):
+        return
+    rows = sum(config.data[name].num_train for name in names)
+    for key in ("prompts_per_iteration", "batch_size"):
+        value = _value(stage.settings, key)
+        if value is not None and value > rows:
+            yield f"warning: {path}.{key} = {value!r}: more than the {rows} training rows of {', '.join(names)}"

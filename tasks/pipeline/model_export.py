@@ -1,0 +1,90 @@
+"""Delivers a registered model: as a folder for other libraries, or served with the OpenAI protocol.
+
+    export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
+    serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
+
+Both want :func:`rlcore.tasks.store.settings.configure_environment` to be called before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore.errors import ConfigError
+from rlcore.models.exporting import ExportDtype, export_checkpoint
+from rlcore.models.saving import unfinished_prefix
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.scratch import announced, scratch_folder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.mlflow_model import CARD
+from rlcore.tasks.tracking.model_card import write_cards
+from rlcore.tasks.tracking.registry import download_model, read_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisteredVersion:
+    """A registered version with its files: ``folder`` is the checkpoint, ``tags`` have its ``name`` and ``version``."""
+
+    tags: Mapping[str, str]
+    folder: Path
+
+
+@contextmanager
+def open_registered(home: Home, model: str) -> Iterator[RegisteredVersion]:
+    """The version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names, its files verified by their digest.
+
+    They are those of the stage that made it; where this home has them no more, the registry's, for as long as this is
+    open.
+
+    Raises:
+        ModelError: there is no such version, or its files are nowhere.
+    """
+    tags = read_version(home, model)
+    stored = home.root / tags["artifact"] if tags.get("artifact") else None
+    if stored is not None and not _errors(home, tags):
+        yield RegisteredVersion(tags=tags, folder=stored / MODEL)
+        return
+    with scratch_folder(home.work) as folder:
+        yield RegisteredVersion(tags=tags, folder=download_model(f"models:/{tags['name']}/{tags['version']}", folder))
+
+
+def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", gguf: bool = False) -> Path:
+    """Write a registered model into ``folder``, as transformers, vLLM and the hubs take it; returns the folder.
+
+    Safetensors in ``dtype`` with merged adapters, the tokenizer and its chat template, the generation configuration
+    with the EOS ids, and the model card as README.md.
+
+    Raises:
+        ConfigError: ``gguf`` was asked for.
+        ModelError: there is no such model, or it is a reward model.
+        StorageError: ``folder`` is not empty, or the disk refuses; then there is no folder.
+    """
+    if gguf:
+        raise ConfigError(
+            "GGUF files are not written: the library gguf has a writer for them, and no converter of models",
+            fix="export without it, then run llama.cpp's convert_hf_to_gguf.py on the folder",
+        )
+    target = folder.absolute()
+    with open_registered(home, model) as registered, announced(home.work, target.parent, unfinished_prefix(target)):
+        export_checkpoint(registered.folder, target, dtype=dtype, readme=_card(home, registered))
+    return folder
+
+
+def _errors(home: Home, tags: Mapping[str, str]) -> tuple[str, ...]:
+    ref = ArtifactRef(kind="", uri=tags["artifact"], sha256=tags.get("sha256", ""), bytes=0)
+    return ArtifactStore(home.root).errors(ref)
+
+
+def _card(home: Home, registered: RegisteredVersion) -> str:
+    """The model card, brought up to date; for a model that another home made, the card beside its files."""
+    records = read_records(home)
+    record = next((each for each in records if each.key == registered.tags.get("stage_key")), None)
+    if record is not None:
+        return write_cards(home, records, record, name=registered.tags["name"], tags=registered.tags).model
+    beside = registered.folder.parent / CARD
+    return beside.read_text(encoding="utf-8") if beside.is_file() else ""

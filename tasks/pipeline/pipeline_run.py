@@ -1,0 +1,109 @@
+"""The MLflow run of a pipeline: one for all attempts at the same command, with a lease from before its first moment."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+from rlcore.config import to_dict
+from rlcore.tasks.pipeline.cache_keys import key_of
+from rlcore.tasks.pipeline.interrupts import own_signals
+from rlcore.tasks.pipeline.leases import LEASE_TAG, hold_lease, startup_lock
+from rlcore.tasks.pipeline.prefect_bridge import FlowRun, current_flow_run, report_link
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.code_hash import code_version
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import RunTracker, Tracker
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def open_pipeline(
+    home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]
+) -> Iterator[RunTracker]:
+    """The MLflow run of a pipeline while it runs; before that, what dead processes have left is healed.
+
+    At the end no run of it is said to run. Where MLflow cannot be told, on a full disk, the next start tells it.
+    """
+    flow_run = current_flow_run()
+    flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
+    runs: list[RunTracker] = []
+    with ExitStack() as stack:
+        with startup_lock(home):
+            lease = stack.enter_context(
+                hold_lease(
+                    home,
+                    experiment=experiment,
+                    flow_run_id=flow_run_id,
+                    attempt=attempt,
+                    is_over=lambda name: _is_over(tracker, experiment, name, runs),
+                )
+            )
+            runs.append(open_pipeline_run(tracker, experiment, config, targets, lease=lease, flow_run=flow_run))
+        stack.enter_context(own_signals())
+        yield stack.enter_context(runs[0])
+
+
+def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTracker]) -> bool:
+    """End what MLflow still shows as running; whether it could be told. ``runs``: what was opened, if that far."""
+    if not all(run.is_over for run in runs):
+        return False
+    try:
+        for run in tracker.find_runs(experiment, LEASE_TAG, lease):
+            tracker.kill_runs(run)
+    except Exception as error:  # noqa: BLE001 - what ended the run is what is raised
+        logger.warning("MLflow could not be told that this run has ended: %.200s; the next start tells it", error)
+        return False
+    return True
+
+
+def is_unfinished(home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]) -> bool:
+    """True if the last attempt at this very pipeline was killed or failed: what follows its results may be missing.
+
+    What dead processes have left is healed first.
+    """
+    with startup_lock(home):
+        pass
+    find = partial(tracker.find_runs, experiment, "pipeline", _digest(config, targets))
+    return bool({*find()[:1]} & {*find(status="= 'KILLED'"), *find(status="= 'FAILED'")})
+
+
+def open_pipeline_run(
+    tracker: Tracker,
+    experiment: str,
+    config: RunConfig,
+    targets: Collection[str],
+    *,
+    lease: str,
+    flow_run: FlowRun | None = None,
+) -> RunTracker:
+    """The pipeline's MLflow run: that of an attempt that was killed, or a new one.
+
+    The same values of the preset and the same targets are the same pipeline. A later attempt of a Prefect flow run goes
+    on with the first attempt's, however that ended.
+    """
+    pipeline = _digest(config, targets)
+    attempt_of = f"{flow_run.flow_run_id}/{pipeline}" if flow_run else ""
+    known = tracker.find_runs(experiment, "attempt_of", attempt_of) if flow_run and flow_run.attempt > 1 else []
+    known = known or tracker.find_runs(experiment, "pipeline", pipeline, status="= 'KILLED'")
+    tags = {"preset": config.name, "code": code_version(), "pipeline": pipeline, LEASE_TAG: lease}
+    if flow_run:
+        tags |= {
+            "prefect.flow_run_id": flow_run.flow_run_id,
+            "prefect.flow_run_url": flow_run.url,
+            "attempt_of": attempt_of,
+        }
+    parent = tracker.reopen_run(known[0], tags=tags) if known else None
+    if parent is None:
+        parent = tracker.start_run(experiment, flow_run.name if flow_run else config.name, tags=tags)
+    parent.log_params(to_dict(config))
+    if parent.url:
+        report_link("mlflow run", parent.url)
+    return parent
+
+
+def _digest(config: RunConfig, targets: Collection[str]) -> str:
+    return key_of({"config": to_dict(config), "targets": sorted(targets)})[:16]

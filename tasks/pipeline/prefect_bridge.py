@@ -1,0 +1,263 @@
+"""The one place that knows how tasks and flows are run: by Prefect, or inline as plain functions.
+
+A task is a Prefect task exactly when it is called within a Prefect flow run; anywhere else (the inline engine, a test,
+a notebook) it is the function itself. So the inline engine imports nothing of Prefect and talks to no API.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+
+from rlcore.errors import RlcoreError
+from rlcore.tasks.pipeline.interrupts import interruptible, start_prefect_server
+from rlcore.tasks.pipeline.leases import end_orphaned_servers, mark_launcher
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import engine_name, find_home
+
+if TYPE_CHECKING:
+    from prefect import Flow, Task
+
+logger = logging.getLogger(__name__)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PROGRESS_LOGGER = "rlcore.progress"  # its records are below the level that other handlers take
+_PROGRESS_SECONDS = 5.0  # an update costs 15 to 300 ms, so a fast loop must not pay for it at every turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowRun:
+    """The Prefect flow run that is running. ``attempt`` counts from 1; ``url`` is empty without a user interface."""
+
+    flow_run_id: str
+    name: str
+    attempt: int
+    url: str
+
+
+def call_flow(flow: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a flow with the engine that ``RLCORE_ENGINE`` names; inline runs its function alone.
+
+    Raises:
+        Interruption: Ctrl-C or SIGTERM.
+    """
+    with interruptible():
+        if engine_name() == "inline":
+            return flow.fn(*args, **kwargs)
+        for line in end_orphaned_servers(find_home()):  # before a second server opens the same database
+            logger.warning("%s", line)
+        mark_launcher()
+        start_prefect_server()
+        return flow(*args, **kwargs)
+
+
+def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function a task. ``run_name`` is a template over its arguments: ``"iteration {iteration}"``.
+
+    Arguments and results are not stored, hashed, copied or searched by Prefect, so they may be live objects or large
+    batches: stages keep their own results (:mod:`rlcore.tasks.pipeline.stages`). There are no retries, because a failed
+    attempt may have changed what it was given.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not _in_flow_run():
+                return function(*args, **kwargs)
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            label = run_name.format(**given.arguments) or name
+            work = _Call(functools.partial(function, *args, **kwargs), label)
+            return cast(R, _prefect_task(name)(work, wait_for=_references(given.arguments.values())))
+
+        return call
+
+    return decorate
+
+
+def run_as_task(name: str, number: int, work: Callable[[], R]) -> R:
+    """Do ``work`` as the task ``<name> <number>`` of a flow run; outside of one, call it directly."""
+    if not _in_flow_run():
+        return work()
+    return cast(R, _prefect_task(name)(_Call(work, f"{name} {number}")))
+
+
+def current_flow_run() -> FlowRun | None:
+    """The flow run that this code runs in, or None under the inline engine."""
+    if not _in_flow_run():
+        return None
+    from prefect.context import FlowRunContext
+    from prefect.settings import get_current_settings
+
+    context = FlowRunContext.get()
+    run = context.flow_run if context else None
+    if run is None:
+        return None
+    base = get_current_settings().ui_url or ""
+    url = f"{base}/runs/flow-run/{run.id}" if base else ""
+    return FlowRun(flow_run_id=str(run.id), name=run.name, attempt=run.run_count, url=url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The progress of a loop, as records of the logger ``PROGRESS_LOGGER`` carry it in ``progress``."""
+
+    label: str
+    done: int
+    total: int
+    metrics: Mapping[str, float]
+
+
+def report_progress(label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+    """Show how far a loop is: in a live view, and on the flow run's page at most every five seconds and at the end."""
+    progress = Progress(label=label, done=done, total=total, metrics=metrics or {})
+    logging.getLogger(PROGRESS_LOGGER).debug("%s: %d of %d", label, done, total, extra={"progress": progress})
+    if not _in_flow_run():
+        return
+    percent = 100.0 * done / max(total, 1)
+    owner = (cast(FlowRun, current_flow_run()).flow_run_id, label)
+    known = _shown.get(owner)
+    if known is None or done >= total or time.monotonic() - known[1] >= _PROGRESS_SECONDS:
+        with _as_far_as_the_server_answers():
+            _shown[owner] = (_show_progress(label, percent, known[0] if known else None), time.monotonic())
+    if done >= total:
+        _shown.pop(owner, None)
+
+
+def stage_logger(logger: logging.Logger, stage: str) -> Callable[[str], None]:
+    """Return a function that logs a sentence of a stage, from any thread.
+
+    The flow run, on whose page the log stands too, is known to the thread that this is called in, and to no other.
+    """
+    here = copy_context()
+
+    def say(text: str) -> None:
+        here.copy().run(logger.info, "%s: %s", stage, text)  # a copy: two threads cannot be in one context
+
+    return say
+
+
+def _show_progress(label: str, percent: float, known: UUID | None) -> UUID:
+    from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+    if known is None:
+        return cast(UUID, create_progress_artifact(percent, key=_key(label), description=label))
+    update_progress_artifact(known, percent)
+    return known
+
+
+def report_table(label: str, rows: Sequence[Mapping[str, Any]], description: str = "") -> None:
+    """Show a table on the flow run's page."""
+    if _in_flow_run():
+        from prefect.artifacts import create_table_artifact
+
+        with _as_far_as_the_server_answers():
+            create_table_artifact([dict(row) for row in rows], key=_key(label), description=description or label)
+
+
+def report_markdown(label: str, text: str) -> None:
+    """Show a text on the flow run's page."""
+    if _in_flow_run():
+        from prefect.artifacts import create_markdown_artifact
+
+        with _as_far_as_the_server_answers():
+            create_markdown_artifact(text, key=_key(label), description=label)
+
+
+def report_link(label: str, url: str) -> None:
+    """Show a link on the flow run's page."""
+    if _in_flow_run():
+        from prefect.artifacts import create_link_artifact
+
+        with _as_far_as_the_server_answers():
+            create_link_artifact(url, link_text=label, key=_key(label))
+
+
+def emit_event(event: str, resource: Mapping[str, str], text: str) -> None:
+    """Emit an event that automations may react to; ``resource`` has labels, ``prefect.resource.id`` among them.
+
+    Prefect adds what it belongs to: flow run, flow, deployment, tags. It is sent in the background.
+    """
+    run = current_flow_run()
+    if run is not None:
+        from prefect import events
+
+        events.emit_event(event=event, resource=dict(resource), payload={"text": text, "run": run.name, "url": run.url})
+
+
+@contextmanager
+def _as_far_as_the_server_answers() -> Iterator[None]:
+    """Ignore a Prefect server that is down: a page entry is not a result, and must not end hours of work."""
+    from httpx import HTTPError
+
+    try:
+        yield
+    except HTTPError as error:
+        logger.warning("the Prefect server does not answer (%s): the run's page lacks this entry", error)
+
+
+_shown: dict[tuple[str, str], tuple[UUID, float]] = {}  # (flow run, label) to (artifact, time of its last update)
+
+
+class _Call:
+    """A call that Prefect cannot look into: it walks through dataclasses and lists to find futures."""
+
+    __slots__ = ("label", "work")
+
+    def __init__(self, work: Callable[[], Any], label: str) -> None:
+        self.work, self.label = work, label
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def _run(call: _Call) -> Any:
+    return call.work()
+
+
+@functools.cache
+def _prefect_task(name: str) -> Task[..., Any]:
+    from prefect import task as prefect_task
+    from prefect.cache_policies import NO_CACHE
+
+    made = prefect_task(name=name, task_run_name="{call}", cache_policy=NO_CACHE, persist_result=False)(_run)
+    return cast("Task[..., Any]", made)
+
+
+def _references(values: Iterable[Any]) -> list[ArtifactRef]:
+    """The references among arguments: Prefect draws an arrow from the task that returned each."""
+    found: list[ArtifactRef] = []
+    for value in values:
+        if isinstance(value, ArtifactRef):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            found += [item for item in value.values() if isinstance(item, ArtifactRef)]
+    return found
+
+
+def _in_flow_run() -> bool:
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.context import FlowRunContext
+
+    return FlowRunContext.get() is not None
+
+
+def _key(label: str) -> str:
+    key = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    if not key:
+        raise RlcoreError(f"{label!r} has no letter or digit to name an artifact with")
+    return key

@@ -1,0 +1,98 @@
+"""Finds data sets without references, from their first rows, and what a preset cannot do with them.
+
+Rewards such as a reward model, a judge or a format need none. A verifier does, and so does whatever hangs on accuracy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from rlcore.checks.canaries.rewards import VERIFIERS
+from rlcore.data_contracts.adapters.convert import is_generator, row_function
+from rlcore.data_contracts.errors import ContractError, RowError
+from rlcore.data_contracts.gate.stream import RowFn
+from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import data_of, rewards_of
+
+ROWS_LOOKED_AT = 200
+_PROMOTING = ("promote", "reward_gate", "drift")
+
+
+def reference_errors(config: RunConfig, stages: Collection[str], data: Collection[str]) -> Iterator[str]:
+    """A verifier as a reward on data without references."""
+    bare = without_references(config, data)
+    for name in stages:
+        stage = config.stages[name]
+        for place, term in enumerate(rewards_of(stage)):
+            on = [each for each in data_of(stage) if not term.data or each in term.data]
+            if term.kind in VERIFIERS and on and all(each in bare for each in on):
+                yield (
+                    f"stages.{name}.rewards.{place}: {term.kind!r} compares answers with references, and the rows of "
+                    f"{', '.join(on)} have none; give them some, or take another reward"
+                )
+
+
+def promotion_reference_errors(config: RunConfig) -> Iterator[str]:
+    """A promotion by accuracy, where accuracy cannot be measured."""
+    names = evaluated_data(config)
+    if config.promotion and config.promotion.win_rate:
+        return
+    if names and set(names) == without_references(config, names):
+        yield (
+            f"promotion: is decided by accuracy, and the rows of {', '.join(names)} have no references; evaluate on "
+            "data that have some (evaluation.data), or decide by a win rate (promotion.win_rate)"
+        )
+
+
+def unmeasured_line(config: RunConfig, data: Collection[str]) -> list[str]:
+    """A sentence where evaluations will report no accuracy."""
+    names = [name for name in evaluated_data(config) if name in data]
+    bare = [name for name in names if name in without_references(config, names)]
+    return [f"evaluation: no accuracy on {', '.join(bare)}, whose rows have no references"] if bare else []
+
+
+def without_references(config: RunConfig, names: Collection[str]) -> set[str]:
+    """Those of the data sets whose first rows can be read, and have no reference."""
+    found = {name: _references(config.data[name]) for name in names if config.data[name].has_prompts}
+    return {name for name, references in found.items() if references and not any(references)}
+
+
+def _references(data: DatasetConfig) -> list[str]:
+    """The references of the first rows of a file; empty where there is no file, or none of its rows can be read."""
+    path = Path(data.path)
+    if not data.path or data.path.startswith("hub:") or not path.is_file():
+        return []
+    try:
+        if is_generator(data.adapter):
+            return []
+        read = row_function(data.adapter, "prompts")
+        rows = list(islice(_rows(path), ROWS_LOOKED_AT))
+    except (ContractError, OSError, ValueError):  # what the gate will say in full
+        return []
+    found = [row for values in rows for row in _converted(read, values)]
+    return [str(row["reference"]).strip() for row in found if "reference" in row]
+
+
+def _converted(read: RowFn, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The contract's rows of a source row; none where the gate will refuse it."""
+    try:
+        return read(values)
+    except RowError:
+        return []
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        for batch in pq.ParquetFile(path).iter_batches(ROWS_LOOKED_AT):
+            yield from batch.to_pylist()
+        return
+    with path.open(encoding="utf-8") as file:
+        yield from (json.loads(line) for line in file if line.strip())

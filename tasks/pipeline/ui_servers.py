@@ -1,0 +1,132 @@
+"""The MLflow and Prefect user interfaces over one home, on the loopback address."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlcore.errors import ConfigError, ServiceError, StorageError
+from rlcore.tasks.pipeline.server_access import (
+    HOST,
+    SESSIONS,
+    USER,
+    WEB,
+    mlflow_command,
+    mlflow_variables,
+    prefect_command,
+    prefect_variables,
+)
+from rlcore.tasks.store.passwords import passwords
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+
+_PATIENCE = 5.0  # seconds between asking a server to end and killing it
+
+
+def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
+    """Start both servers in the foreground and end both on Ctrl-C; returns the exit code then.
+
+    Raises:
+        StorageError: nothing was run in this home yet, so there is nothing to look at.
+        ConfigError: a port is taken, or both are the same.
+        ServiceError: one of the servers ended by itself.
+    """
+    _require_results(home)
+    rewrite_artifact_paths(home)
+    _require_free(mlflow_port, prefect_port)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit by exception ends the servers too
+    known = passwords(_folder(home) / "passwords.json", (WEB, SESSIONS))
+    sys.stdout.write(
+        f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\n"
+        f"Both ask for user {USER}, password {known[WEB]} (Prefect's page in one field: {USER}:{known[WEB]})\n"
+        "Ctrl-C ends both.\n"
+    )
+    sys.stdout.flush()
+    return run_until_interrupt(_servers(home, known, mlflow_port=mlflow_port, prefect_port=prefect_port))
+
+
+def _servers(
+    home: Home, known: Mapping[str, str], *, mlflow_port: int, prefect_port: int
+) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:
+    """Command and added variables of each server, by its name."""
+    stores = ("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri())
+    return {
+        "MLflow": (mlflow_command(mlflow_port, *stores), mlflow_variables(_folder(home), mlflow_port, known)),
+        "Prefect": (prefect_command(prefect_port), prefect_variables(prefect_port, known[WEB])),
+    }
+
+
+def _folder(home: Home) -> Path:
+    """Return the folder of password and users of the interfaces; without it another password is drawn."""
+    folder = home.root / "interfaces"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def run_until_interrupt(commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]]) -> int:
+    """Run commands, by name, with variables added to the environment, until Ctrl-C; all have ended then.
+
+    Raises:
+        ServiceError: one of them ended by itself.
+    """
+    servers: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        for name, (command, variables) in commands.items():
+            # In a session of its own: Ctrl-C is for this process, which then ends the server and its workers in order.
+            servers[name] = subprocess.Popen(
+                command, env=os.environ | dict(variables), start_new_session=True, umask=0o077
+            )
+        while True:
+            for name, server in servers.items():
+                if server.poll() is not None:
+                    raise ServiceError(
+                        f"the {name} server ended with exit code {server.returncode}", fix="its own lines above say why"
+                    )
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for server in servers.values():
+            _end(server, signal.SIGTERM)
+        for server in servers.values():
+            try:
+                server.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                _end(server, signal.SIGKILL)
+                server.wait()
+
+
+def _end(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if server.poll() is None:
+        os.killpg(server.pid, number)
+
+
+def _require_results(home: Home) -> None:
+    if not (home.root / "mlflow.db").is_file():
+        raise StorageError(
+            "nothing was run here yet, so there is nothing to look at",
+            where=str(home.root),
+            fix="run make demo (or: rlcore run), or set RLCORE_HOME to where it was run",
+        )
+
+
+def _require_free(mlflow_port: int, prefect_port: int) -> None:
+    if mlflow_port == prefect_port:
+        raise ConfigError(f"both interfaces are to be on port {mlflow_port}", fix="give each a port of its own")
+    for name, port in (("mlflow", mlflow_port), ("prefect", prefect_port)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: one that just ended is free
+            try:
+                probe.bind((HOST, port))
+            except (OSError, OverflowError) as error:
+                raise ConfigError(
+                    f"port {port} cannot be used: {getattr(error, 'strerror', None) or error}",
+                    where=f"--{name}-port",
+                    fix=f"rlcore ui --{name}-port {port % 60000 + 1} (make ui {name.upper()}_PORT={port % 60000 + 1})",
+                ) from error

@@ -1,0 +1,26 @@
+"""Errors of checks as lines that begin with the key of a preset."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from rlcore.errors import RlcoreError
+
+_KEY = re.compile(r"[a-z_]+(\.\w+)*")
+
+
+def collect_error(path: str, work: Callable[[], object], *, within: bool = False) -> list[str]:
+    """The error of ``work`` as a line that begins with the full key ``path``, or with a more exact key of the error.
+
+    ``within``: keys of its errors are those within ``path``.
+    """
+    try:
+        work()
+    except RlcoreError as error:
+        where, section = error.where, path.partition(".")[0]
+        is_key = bool(_KEY.fullmatch(where))
+        key = f"{path}.{where}" if within and is_key else where if where.startswith(f"{section}.") else path
+        file = f" ({where})" if where and not is_key else ""
+        return [f"{key}: {error.what}{file}" + (f"; {error.fix}" if error.fix else "")]
+    return []

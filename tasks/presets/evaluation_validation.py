@@ -1,0 +1,73 @@
+"""Errors in a preset's evaluation, promotion and retraining."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rlcore.tasks.presets.graph import checkpoints, evaluated_data, prompt_data, rl_stages
+from rlcore.tasks.presets.stages import reward_models_of, rl_of
+
+if TYPE_CHECKING:
+    from rlcore.tasks.presets.run import RunConfig
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a message has them."""
+    return ", ".join(names) or "none"
+
+
+def evaluation_errors(config: RunConfig) -> Iterator[str]:
+    """Data sets that cannot be evaluated on, and verifiers that do not decide on each exactly once."""
+    known = prompt_data(config)
+    for name in config.evaluation.data:
+        if name not in known:
+            yield f"evaluation.data = {name!r}: no data set of prompts; choose among {listed(known)}"
+    if not known:
+        yield "data: no data set has prompts, so nothing can be evaluated; add one with contract = 'prompts'"
+    for place, verifier in enumerate(config.evaluation.verifiers):
+        for name in verifier.data:
+            if name not in known:
+                at = f"evaluation.verifiers.{place}.data"
+                yield f"{at} = {name!r}: no data set of prompts; choose among {listed(known)}"
+    for name in evaluated_data(config):
+        deciding = [each for each in config.evaluation.verifiers if not each.data or name in each.data]
+        if len(deciding) != 1:
+            yield f"evaluation.verifiers: {len(deciding)} decide on the data set {name!r}; give each data set one"
+
+
+def promotion_errors(config: RunConfig) -> Iterator[str]:
+    """Challengers that there are not, and limits on what nothing measures."""
+    promotion = config.promotion
+    made = [name for name, stage in checkpoints(config).items() if stage is not None]
+    if promotion and promotion.challenger not in made:
+        named = promotion.challenger
+        yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {listed(made)}"
+    elif promotion and promotion.max_ref_kl is not None:
+        yield from _max_kl(config, promotion.challenger)
+    judges = [name for name, stage in config.stages.items() if stage.produces == "win_rate"]
+    if promotion and (judging := promotion.win_rate) and judging not in judges:
+        yield f"promotion.win_rate = {judging!r}: no stage of the kind win_rate; choose one of {listed(judges)}"
+    asking = [name for name, stage in config.stages.items() if stage.produces == "benchmark"]
+    for name in promotion.benchmarks if promotion else ():
+        if name not in asking:
+            yield f"promotion.benchmarks names {name!r}: no stage of the kind benchmark; choose among {listed(asking)}"
+    if not config.retrain:
+        return
+    challenger = config.stages.get(promotion.challenger) if promotion else None
+    if challenger is None or not rl_of(challenger):
+        yield f"retrain: needs [promotion] with a challenger among the RL stages {listed(list(rl_stages(config)))}"
+    elif len(reward_models_of(challenger)) > 1:
+        yield "retrain: gates one reward model, and the challenger uses several; leave all but one out"
+
+
+def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
+    rl = rl_stages(config).get(challenger)
+    if rl is None:
+        yield f"promotion.max_ref_kl: the challenger {challenger!r} has no KL to a reference, it is not from RL"
+    elif not rl.kl.coefficient:
+        yield (
+            f"promotion.max_ref_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set "
+            f"it "
+            "above 0, or leave max_kl out"
+        )

@@ -1,0 +1,263 @@
+"""Errors in the graph of a preset, each with its full key and a fix."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rlcore.tasks.kinds.facts import BASE, PRODUCTS, Rows, StageConfig
+from rlcore.tasks.presets.data import POLICY
+from rlcore.tasks.presets.evaluation_validation import evaluation_errors, listed, promotion_errors
+from rlcore.tasks.presets.graph import (
+    REGISTRY,
+    cycle_in,
+    is_name,
+    needed_stages,
+    rl_stages,
+    stage_order,
+)
+from rlcore.tasks.presets.stages import (
+    critic_of,
+    curriculum_of,
+    data_of,
+    gold_pairs_of,
+    human_pairs_of,
+    judge_of,
+    kl_of,
+    named_start,
+    reference_key,
+    reference_of,
+    rewards_of,
+    sampling_of,
+    shares_of,
+    start_key,
+    terms_of,
+)
+
+if TYPE_CHECKING:
+    from rlcore.tasks.presets.run import RunConfig
+
+_PRESET_NAME = re.compile(r"\w[\w .-]*")
+_SMALLEST_SHARE = 0.001  # of a mix; a smaller one would never have its turn
+
+
+def graph_errors(config: RunConfig) -> list[str]:
+    """Return every error of the graph; where names are wrong, those alone, since the others follow from them."""
+    errors = [*_names(config), *_data(config)]
+    for name, stage in config.stages.items():
+        path = f"stages.{name}"
+        errors += [*_start(config, f"{path}.{start_key(stage)}", named_start(stage)), *_reference(config, path, stage)]
+        errors += [*_reads(config, path, stage), *_human_pairs(config, path, stage), *_rewards(config, path, stage)]
+        errors += [*_shares(path, stage), *_draw(config, path, stage), *_critic(config, path, stage)]
+        errors += _turns(config, path, stage)
+    if cycle := cycle_in(needed_stages(config)):
+        errors.append(
+            f"stages.{cycle[0]}: stages depend on each other: {' -> '.join(cycle)}; change init_from, policy or data "
+            f"of one"
+        )
+    return errors or [*_episodes(config), *evaluation_errors(config), *promotion_errors(config)]
+
+
+def _names(config: RunConfig) -> Iterator[str]:
+    if not _PRESET_NAME.fullmatch(config.name):
+        yield f"name = {config.name!r}: names folders and models; take letters, digits, blanks, _ . -, no blank first"
+    for section in ("data", "stages"):
+        for name in getattr(config, section):
+            if not is_name(name):
+                yield f"{section}.{name}: not a name; take small letters, digits and _, and none that the pipeline uses"
+    for name in config.data.keys() & config.stages.keys():
+        yield f"stages.{name}: a data set has this name too; call one of them otherwise"
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    for name, data in config.data.items():
+        path = f"data.{name}"
+        if data.is_sampled and data.contract != "preference_pairs":
+            yield f"{path}.adapter = 'policy': samples preference pairs, and this is {data.contract!r}"
+        elif data.is_sampled and not data.policy:
+            yield f"{path}.policy: required by the adapter 'policy'; name one of {listed(_policies(config))}"
+        elif data.policy and not data.is_sampled:
+            yield f"{path}.policy = {data.policy!r}: neither adapter nor fallback is 'policy'; leave it out"
+        elif data.is_sampled and (players := _players(config)):
+            yield (
+                f"{path}.adapter = 'policy': a pair holds two answers and no calls of tools, and "
+                f"stages.{players[0]}.sampling.episodes names tools; name a file of pairs"
+            )
+        elif data.policy and data.policy not in _policies(config):
+            yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {listed(_policies(config))}"
+
+
+def _start(config: RunConfig, key: str, start: str) -> Iterator[str]:
+    """Check that the checkpoint exists; ``key``: the setting that names it."""
+    if start in config.stages and config.stages[start].produces != "checkpoint":
+        made = PRODUCTS[config.stages[start].produces]
+        known = listed(_policies(config))
+        yield f"{key} = {start!r}: this stage makes {made}, no policy; choose one of {known}"
+    elif start.startswith(REGISTRY):
+        if not _is_uri(start):
+            yield f"{key} = {start!r}: not a registered model; write models:/name@alias or models:/name/version"
+    elif start not in _policies(config):
+        known = listed(_policies(config))
+        yield f"{key} = {start!r}: no such checkpoint; choose one of {known}, or models:/name@alias"
+
+
+def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    named = reference_of(stage)
+    if not named:
+        return
+    key = reference_key(stage)
+    yield from _start(config, f"{path}.{key}", named)
+    if (kl := kl_of(stage)) and kl.coefficient == 0.0:
+        yield (
+            f"{path}.{key} = {named!r}: kl.coefficient is 0, so nothing is measured to it; set it above 0, or "
+            f"leave {key} out"
+        )
+
+
+def _is_taught(stage: StageConfig) -> bool:
+    """Return True if the KL to a reference policy rewards the stage, with or without other rewards."""
+    kl = kl_of(stage)
+    return kl is not None and bool(reference_of(stage)) and kl.apply_to == "reward"
+
+
+def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    key, known = f"{path}.{stage.data_key}", _rows(config, stage.consumes)
+    if stage.data_key and not data_of(stage):
+        yield f"{key}: names no data; choose among {listed(known)}"
+    for name in data_of(stage):
+        at = f"{key}.{name}" if name in shares_of(stage) else f"{key} = {name!r}"
+        if name not in config.data and name not in config.stages:
+            yield f"{at}: no such data; choose among {listed(known)}"
+        elif name not in known:
+            yield f"{at}: holds no {stage.consumes}; choose among {listed(known)}"
+    for name in gold_pairs_of(stage):
+        at = f"{path}.gold_pairs = {name!r}"
+        if name in data_of(stage):
+            yield f"{at}: stands in {key} too; pairs that it learns from prove nothing"
+        elif name not in known:
+            yield f"{at}: holds no {stage.consumes}; choose among {listed(known)}"
+
+
+def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    known = [name for name in _rows(config, "preference pairs") if not config.data[name].is_sampled]
+    for name in human_pairs_of(stage):
+        if name not in known:
+            yield f"{path}.human_pairs = {name!r}: no data set of pairs that people have judged; {_choose(known)}"
+
+
+def _choose(known: Sequence[str]) -> str:
+    return f"choose among {listed(known)}"
+
+
+def _rows(config: RunConfig, wanted: Rows) -> list[str]:
+    """The data sets, and the stages that make some, which have such rows."""
+    found = [
+        name
+        for name, data in config.data.items()
+        if (data.has_prompts if wanted == "prompts" else data.contract.replace("_", " ") == wanted)
+    ]
+    return found + [name for name, stage in config.stages.items() if stage.produces == wanted]
+
+
+def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    terms, models = rewards_of(stage), _reward_models(config)
+    if sampling_of(stage) and not terms and not judge_of(stage) and not _is_taught(stage):
+        yield f"{path}.rewards: names no reward; add one, such as {{ kind = 'math' }}"
+    for place, term in enumerate(terms):
+        at = f"{path}.rewards.{place}"
+        for name in term.data:
+            if name not in data_of(stage):
+                yield f"{at}.data = {name!r}: the stage draws no prompts from it; it has {listed(data_of(stage))}"
+    for key, term in terms_of(stage).items():
+        if term.kind == "reward_model" and term.stage not in models:
+            known = f"choose one of {listed(models)}" if models else "add one under [stages]"
+            yield f"{path}.{key}.stage = {term.stage!r}: not a stage of the kind reward_model; {known}"
+    if terms:
+        for name in data_of(stage):
+            if not any(not term.data or name in term.data for term in terms):
+                yield f"{path}.rewards: no reward is on the data set {name!r}; add one, or draw no prompts from it"
+
+
+def _shares(path: str, stage: StageConfig) -> Iterator[str]:
+    shares = shares_of(stage)
+    least = _SMALLEST_SHARE * sum(shares.values())
+    for name, share in shares.items():
+        if share < least:
+            yield f"{path}.{stage.data_key}.{name} = {share!r}: below a thousandth of all; raise it, or leave it out"
+
+
+def _draw(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    draw = curriculum_of(stage)
+    if draw is None:
+        return
+    key, measured = f"{path}.curriculum.pass_rates = {draw.pass_rates!r}", config.stages.get(draw.pass_rates)
+    if measured is None or measured.produces != "difficulty":
+        known = [name for name, each in config.stages.items() if each.produces == "difficulty"]
+        yield f"{key}: no stage of the kind difficulty; choose one of {listed(known)}"
+        return
+    for name in data_of(stage):
+        if name not in data_of(measured):
+            yield f"{key}: it asks no prompts of {name!r}; add it to stages.{draw.pass_rates}.data"
+
+
+def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    critic = critic_of(stage)
+    if critic is None or critic.init_from == POLICY:
+        return
+    source, known = critic.init_from, _reward_models(config)
+    model = config.stages.get(source)
+    if model is None or model.produces != "reward_model":
+        names = listed([POLICY, *known])
+        yield f"{path}.critic.init_from = {source!r}: not a stage of the kind reward_model; choose one of {names}"
+    elif critic.architecture == "lora" and not model.settings.backbone.lora.rank:
+        yield (
+            f"{path}.critic is an adapter that starts from the reward model's: set "
+            f"stages.{source}.backbone.lora.rank > 0, so that there is one"
+        )
+
+
+def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    sampling = sampling_of(stage)
+    if sampling and sampling.episodes.environment and stage.produces == "demonstrations":
+        yield (
+            f"{path}.sampling.episodes.environment: what an environment says first is in no demonstration; take the "
+            "tools of the table, or train online"
+        )
+    if sampling and not sampling.episodes.environment and any(t.kind == "environment" for t in rewards_of(stage)):
+        yield f"{path}.rewards: kind 'environment' reads what an environment says; name one in sampling.episodes"
+    if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
+        yield (
+            f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "
+            "update take turns: take engine.kind = 'vllm'"
+        )
+
+
+def _episodes(config: RunConfig) -> Iterator[str]:
+    """Stages that sample play the same episodes, so that their policies can be evaluated in the same way."""
+    found = {name: sampling.episodes for name in stage_order(config) if (sampling := sampling_of(config.stages[name]))}
+    first = next(iter(rl_stages(config)), next(iter(found), ""))
+    for name, episodes in found.items():
+        if episodes != found[first]:
+            yield (
+                f"stages.{name}.sampling.episodes differs from stages.{first}.sampling.episodes: give all stages of a "
+                "preset that sample the same tools and limits, so that their evaluations can be compared"
+            )
+
+
+def _players(config: RunConfig) -> list[str]:
+    """The stages whose policies call tools."""
+    return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.has_tools]
+
+
+def _policies(config: RunConfig) -> list[str]:
+    return [BASE, *(name for name, stage in config.stages.items() if stage.produces == "checkpoint")]
+
+
+def _reward_models(config: RunConfig) -> list[str]:
+    return [name for name, stage in config.stages.items() if stage.produces == "reward_model"]
+
+
+def _is_uri(text: str) -> bool:
+    name, separator, which = text.removeprefix(REGISTRY).replace("@", "/", 1).partition("/")
+    return bool(name and separator and which)

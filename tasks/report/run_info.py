@@ -1,0 +1,172 @@
+"""Facts of a run for its report: model, machine, rewards of each stage, and the shape of its answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlcore.config import to_dict
+from rlcore.hardware.machine import find_machine
+from rlcore.metrics import find_metric
+from rlcore.rewards.answers import final_part, last_marked_answer
+from rlcore.tasks.drawing.artifact_kinds import Folders, reward_models, rl_runs
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import data_of, named_start, rewards_of, rl_of
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.storage import read_json, read_table
+
+_SOURCES = {
+    "scratch": "made from scratch",
+    "hub": "from the hub",
+    "folder": "from a folder",
+    "gguf": "from a GGUF file",
+    "package": "from an installed package",
+    "registry": "from the model registry",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """The origin of a run: its command, the preset that it extends, and its pages elsewhere.
+
+    ``base``: the preset that it extends, or the one that its command changes, by the name ``base_name``. ``mlflow`` and
+    ``prefect``: addresses of its run, empty without servers; ``run_id``: the MLflow run.
+    """
+
+    command: str = ""
+    base_name: str = ""
+    base: RunConfig | None = None
+    run_id: str = ""
+    mlflow: str = ""
+    prefect: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The shape of some completions: how many, and the shares that were cut and that mark an answer after all."""
+
+    count: int
+    truncated: float
+    marked: float = 0.0
+
+
+def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
+    """Name, source, size and licence of the model that the run begins with."""
+    model = config.model
+    named = {"revision": model.revision, "file": model.file, "chat template": model.chat_template}
+    facts = {"model": model.path or "a new Llama", "source": _SOURCES[model.source]}
+    facts |= {name: value for name, value in named.items() if value}
+    if "import_sft" in folders:
+        described = read_json(folders["import_sft"] / MODEL / "config.json")
+        size, precision = _parameters(folders["import_sft"] / MODEL)
+        shape = f"{described.get('num_hidden_layers', '?')} layers of width {described.get('hidden_size', '?')}"
+        facts["architecture"] = f"{', '.join(described.get('architectures') or ['?'])}, {shape}"
+        facts["parameters"] = f"{size / 1e6:,.2f} million, {precision}"
+    return facts | {"licence": model.license or "not said"}
+
+
+def _parameters(folder: Path) -> tuple[int, str]:
+    """Count the parameters in the weights' files, and list their types, from the files' heads alone."""
+    count, kinds = 0, set()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        tensors = [each for name, each in head.items() if name != "__metadata__"]
+        count += sum(math.prod(each["shape"]) for each in tensors)
+        kinds |= {each["dtype"] for each in tensors}
+    return count, " and ".join(sorted(kinds)) or "?"
+
+
+def machine_facts(config: RunConfig) -> dict[str, str]:
+    """Describe device, precision and engine."""
+    found = {name: str(value) for name, value in to_dict(find_machine(config.hardware)).items() if value}
+    found.pop("arithmetic", None)
+    return found | {"rollouts by": config.engine.kind}
+
+
+def stage_facts(config: RunConfig) -> list[dict[str, Any]]:
+    """For each stage its kind, start, data, algorithm and rewards."""
+    return [
+        {
+            "name": name,
+            "kind": rl.algorithm if (rl := rl_of(stage)) else stage.kind.replace("_", " "),
+            "start": named_start(stage),
+            "data": ", ".join(data_of(stage)),
+            "rewards": [_reward(term) for term in to_dict(rewards_of(stage))],
+        }
+        for name, stage in config.stages.items()
+    ]
+
+
+def _reward(term: Mapping[str, Any]) -> str:
+    named = f"{term['weight']:g} × {term['kind']}"
+    said = [f"{name} = {value}" for name, value in term["options"].items()]
+    said += [f"of {term['stage']}"] if term["stage"] and term["stage"] != term["kind"] else []
+    said += [f"{term['below_gate']:g} in all where it is below {term['gate']:g}"] if term["gate"] is not None else []
+    said += [f"on {', '.join(term['data'])} alone"] if term["data"] else []
+    return f"{named} ({', '.join(said)})" if said else named
+
+
+def reward_model_facts(folders: Folders) -> list[dict[str, Any]]:
+    """Each reward model's held-out figures, and how often it was right by how sure it was."""
+    return [
+        {
+            "name": name,
+            "metrics": read_json(folder / "metrics.json"),
+            "bins": [row for row in read_json(folder / "reliability.json") if row["num_pairs"]],
+        }
+        for name, folder in reward_models(folders).items()
+    ]
+
+
+def answers_shape(texts: Sequence[str], finish_reasons: Sequence[str]) -> Answers:
+    """The shares of completions that were cut at the token limit, and that end with a marked answer."""
+    count = len(texts)
+    if not count:
+        return Answers(count=0, truncated=0.0)
+    truncated = sum(reason == "length" for reason in finish_reasons)
+    marked = sum(
+        reason != "length" and last_marked_answer(final_part(text) or "") is not None
+        for text, reason in zip(texts, finish_reasons, strict=True)
+    )
+    return Answers(count=count, truncated=truncated / count, marked=marked / count)
+
+
+def held_out_shape(folder: Path) -> Answers:
+    """The shape of an evaluation's greedy answers."""
+    table = read_table(folder / "answers.parquet")
+    greedy = table[table["mode"] == "greedy"]
+    return answers_shape(greedy["completion"].tolist(), greedy["finish_reason"].tolist())
+
+
+def rollout_shapes(folders: Folders) -> dict[str, tuple[Answers, Answers]]:
+    """The shape of each RL run's rollouts, of its first and its last iteration."""
+    found = {}
+    for name, folder in rl_runs(folders).items():
+        tables = sorted((folder / "rollouts").glob("*.parquet"))
+        if tables:
+            first, last = (read_table(path) for path in (tables[0], tables[-1]))
+            found[name] = (_shape(first), _shape(last))
+    return found
+
+
+def _shape(table: Any) -> Answers:
+    return answers_shape(table["text"].fillna("").tolist(), table["finish_reason"].fillna("").tolist())
+
+
+def asks_for_marks(config: RunConfig) -> bool:
+    """Return True if an answer must be marked to count: for mathematics that is verified, but not for programs."""
+    return any(verifier.kind == "math" for verifier in config.evaluation.verifiers)
+
+
+def explain(name: str) -> str:
+    """The glossary's entry of a metric in sentences, for whoever rests the pointer on its name; empty for no metric."""
+    metric = find_metric(name)
+    if metric is None:
+        return ""
+    said = {"Formula": metric.formula, "Unit": metric.unit, "Healthy": metric.healthy, "Otherwise": metric.fix}
+    return " ".join([metric.meaning, *(f"{label}: {text}." for label, text in said.items() if text)])

@@ -1,0 +1,40 @@
+"""The outcome of a run in a few lines for the terminal: reward, shape of the rollouts, and where the files are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlcore.tasks.report.run_info import rollout_shapes
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
+
+_FILE = "report.html"
+
+
+def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
+    """A line for each RL run: its mean reward, and the shares of rollouts truncated and formatted, first and last."""
+    folders = {name: home.root / ref.uri for name, ref in refs.items()}
+    shapes = rollout_shapes(folders)
+    if shapes:
+        yield ""
+        yield f"{'first -> last iteration':<24}{'reward':>18}{'truncated':>18}{'formatted':>18}"
+    for name, (first, last) in shapes.items():
+        history = read_json(folders[name] / "history.json")
+        reward = f"{history[0]['reward/mean']:.3f} -> {history[-1]['reward/mean']:.3f}"
+        cut, marked = (
+            f"{a:.1%} -> {b:.1%}" for a, b in ((first.truncated, last.truncated), (first.marked, last.marked))
+        )
+        yield f"{name:<24}{reward:>18}{cut:>18}{marked:>18}"
+
+
+def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, since: float) -> Iterator[str]:
+    """The paths of the models, and of the report of a run that began at ``since``, in seconds since the epoch."""
+    for name, ref in refs.items():
+        folder = home.root / ref.uri / MODEL
+        if ref.kind != "dataset" and folder.is_dir():
+            yield f"{'model ' + name:<24}{folder}"
+    reports = [path for path in (home.root / "reports").glob(f"*/{_FILE}") if path.stat().st_mtime >= since]
+    if reports:
+        yield f"{'report':<24}{max(reports, key=lambda path: path.stat().st_mtime)}"

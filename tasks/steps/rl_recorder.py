@@ -1,0 +1,187 @@
+"""The recorder of an RL stage: metrics to MLflow, messages to the log, rollouts to tables.
+
+Each iteration's rollouts and scores are a contract-checked Parquet file, and a few of them a table in MLflow.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlcore.data_contracts.contracts import rollouts as contract
+from rlcore.errors import StorageError
+from rlcore.loop import Stop, summary_line
+from rlcore.loop.prompt_schedule import Drawn
+from rlcore.metrics import check_names
+from rlcore.tasks.steps.base import StageContext
+from rlcore.tasks.store.storage import matches_digest, note_digest, write_json, write_table
+from rlcore.tasks.tracking.runs import RunTracker
+from rlcore.types import ScoredRollout
+
+SAMPLE_ROWS = 16
+WRITE_SECONDS = 5.0  # between two writes of a quick loop
+
+
+class StageRecorder:
+    """Records an iteration as the stage's MLflow run, its rollout tables and a line; see :class:`rlcore.Recorder`."""
+
+    def __init__(self, context: StageContext, num_iterations: int) -> None:
+        self._context, self._num_iterations = context, num_iterations
+        self.keeper = RolloutKeeper(context.work, context.tracker)
+
+    def note(self, text: str) -> None:
+        """Show it as a line of the stage."""
+        self._context.log(text)
+
+    def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log them, and show a line.
+
+        Raises:
+            TrainingError: a name that the glossary does not know.
+        """
+        check_names(metrics)
+        self._context.tracker.log_metrics(metrics, step=iteration)
+        self.note(summary_line(iteration, self._num_iterations, metrics))
+
+    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        """Keep them for the tables."""
+        self.keeper.keep(iteration, drawn)
+
+    def stopped(self, stop: Stop) -> None:
+        """Tag the MLflow run, and say it."""
+        where = f"stopped by {stop.finding.rule} after iteration {stop.iteration}"
+        self._context.tracker.set_tags({"health": where})
+        self.note(str(stop))
+
+    def flush(self) -> None:
+        """Write the tables, and wait until MLflow has everything.
+
+        Raises:
+            ContractError: a rollout breaks its contract.
+        """
+        self.keeper.write()
+        self._context.tracker.flush()
+
+
+class RolloutKeeper:
+    """Keeps every rollout of a run: a file for each iteration, and a sample of it that MLflow shows.
+
+    The iterations of five seconds are checked together, since what that costs hardly hangs on the number of rows, and
+    written in the background. :meth:`write` has to be called before the tracker is flushed for a checkpoint, and on the
+    way out.
+    """
+
+    def __init__(self, work: Path, tracker: RunTracker) -> None:
+        self.folder, self._samples, self._tracker = work / "rollouts", work / "samples", tracker
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._waiting: list[dict[str, Any]] = []  # rows
+        self._written = time.monotonic()
+
+    def keep(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+        """Take the rollouts of an iteration, including those that dynamic sampling replaced."""
+        self._waiting += rollout_rows(iteration, drawn.groups, replaced=drawn.replaced)
+        if time.monotonic() - self._written > WRITE_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Check the collected rollouts and write them in the background; the tracker's next flush waits for it.
+
+        Raises:
+            ContractError: a row breaks ``rollouts/v2`` or ``scores/v1``; none of them is written.
+        """
+        rows, self._waiting = self._waiting, []
+        self._written = time.monotonic()
+        if not rows:
+            return
+        frame = pd.DataFrame(rows)
+        contract.check_rollouts(frame)
+        for iteration, part in frame.groupby("iteration"):
+            name = f"iteration-{iteration:05d}"
+            table, sample = self.folder / f"{name}.parquet", self._samples / f"{name}.json"
+            self._tracker.in_background(partial(write_table, part, table))
+            self._tracker.in_background(partial(note_digest, table))
+            self._tracker.in_background(partial(write_sample, part, sample))
+            self._tracker.log_table(sample, "samples")
+
+    def require_intact(self) -> None:
+        """The tables are to be those that were written, also those of an attempt that was killed days ago.
+
+        Raises:
+            StorageError: one has changed since.
+        """
+        for table in sorted(self.folder.glob("*.parquet")):
+            if not matches_digest(table):
+                raise StorageError(
+                    "this table of rollouts is not what was written",
+                    where=str(table),
+                    fix=f"remove {self.folder.parent}, then start the same command again: the stage begins anew",
+                )
+
+
+def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:
+    """Check the rows against the contracts ``rollouts/v2`` and ``scores/v1``, and write them atomically."""
+    frame = pd.DataFrame(rollout_rows(iteration, groups))
+    contract.check_rollouts(frame)
+    write_table(frame, path)
+
+
+def write_sample(frame: pd.DataFrame, path: Path) -> None:
+    """The iteration's first 16 rollouts, whole groups where they are small enough, as a table that MLflow displays.
+
+    Every part of the reward has a column of its own.
+    """
+    rows = [_shown(row) for row in frame.head(SAMPLE_ROWS).to_dict("records")]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    write_json({"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}, path)
+
+
+def _shown(row: dict[Any, Any]) -> dict[str, Any]:
+    parts = {f"part/{name}": value for name, value in json.loads(row["parts"]).items()}
+    return {
+        "iteration": row["iteration"],
+        "prompt_id": row["prompt_id"],
+        "prompt": row["prompt"],
+        "text": row["text"],
+        "reference": row["reference"],
+        "reward": None if math.isnan(row["value"]) else row["value"],
+        **parts,
+        "tokens": len(row["completion_ids"]),
+        "finish_reason": row["finish_reason"],
+        "error": row["error"],
+    }
+
+
+def rollout_rows(
+    iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
+) -> list[dict[str, Any]]:
+    """One row per rollout; tokens and log-probabilities as sampled, the text has every turn and tool output."""
+    return [
+        {
+            "iteration": iteration,
+            "prompt_id": item.rollout.prompt.prompt_id,
+            "sample_index": index,
+            "prompt": item.rollout.prompt.messages[-1].content,
+            "reference": item.rollout.prompt.reference,
+            "text": item.rollout.transcript,
+            "completion_ids": list(item.rollout.completion_ids),
+            "sampler_logprobs": list(item.rollout.sampler_logprobs),
+            "loss_mask": list(item.rollout.loss_mask),
+            "policy_version": item.rollout.policy_version,
+            "replica": item.rollout.replica,
+            "finish_reason": item.rollout.finish_reason,
+            "value": float("nan") if item.score.value is None else item.score.value,
+            "parts": json.dumps(dict(item.score.parts), sort_keys=True),
+            "error": item.score.error,
+            "replaced": gave_way,
+        }
+        for gave_way, kept in ((False, groups), (True, replaced))
+        for group in kept
+        for index, item in enumerate(group)
+    ]

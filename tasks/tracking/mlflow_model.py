@@ -1,0 +1,224 @@
+"""A checkpoint in the form that MLflow loads and serves by itself: its transformers flavour, with the task of a chat.
+
+``model/`` holds the checkpoint, file by file a hard link to the artifact of the stage where both lie on one disk, so
+that the weights lie on it once. Beside it lies the artifact's manifest, whose digest is a tag of the version: whoever
+takes the checkpoint up compares every file with it. MLflow's server and ``pyfunc`` take OpenAI's messages, render the
+chat template and answer greedily; ``temperature`` changes nothing there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlcore.errors import ModelError, StorageError
+from rlcore.tasks.store.artifacts import MANIFEST, file_errors, listed_files
+from rlcore.tasks.store.storage import link_or_copy
+
+if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel
+    from mlflow.models import Model
+
+CARD, DATA_CARD = "model_card.md", "data_card.md"
+_MLMODEL, _LICENCE = "MLmodel", "LICENSE.txt"
+_CHECKPOINT, _TOKENIZER = "model", "components/tokenizer"  # MLflow's names for the two
+_WEIGHTS = ".safetensors"
+_LIBRARIES = ("mlflow", "torch", "transformers", "accelerate", "safetensors", "tokenizers")
+_QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens": 32}
+# Of MLflow's own server, which has no way to ask for greedy decoding. The template writes what begins a text itself.
+_ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": False}
+
+
+_SCORER = "rlcore.tasks.tracking.reward_flavour"
+_Save = Callable[["Package", Path, Path, "Model"], None]
+"""Writes MLflow's files of a package, whose small files are in the first folder, into the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cards:
+    """The cards of a model: ``model`` and ``data`` are Markdown, the first with a header in YAML."""
+
+    model: str
+    data: str
+    licence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A model to register: the checkpoint's folder, its cards, and ``facts`` for MLflow's record of the model.
+
+    ``beside``: files that go with it, by their paths there.
+    """
+
+    checkpoint: Path
+    cards: Cards
+    facts: Mapping[str, str] = field(default_factory=dict)
+    beside: Mapping[str, Path] = field(default_factory=dict)
+
+
+def is_chat_model(checkpoint: Path) -> bool:
+    """Return True if a folder holds a language model with its tokenizer, and no head of a reward model."""
+    return (checkpoint / "tokenizer.json").is_file() and not is_reward_model(checkpoint)
+
+
+def is_reward_model(checkpoint: Path) -> bool:
+    """Return True if a folder holds a language model's backbone with the head of a reward model."""
+    from rlcore.models.heads import HEAD_FILE  # torch: a plan of cached stages does without
+
+    return (checkpoint / HEAD_FILE).is_file()
+
+
+def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
+    """Write the model ``name`` into ``folder``, a new one that is whole or absent.
+
+    A reward model is loaded by MLflow where rlcore is installed. What is neither this nor a chat model is written as
+    the files that it is, beside its cards.
+
+    Raises:
+        StorageError: ``folder`` exists or the disk refuses.
+    """
+    from rlcore.models.saving import new_folder
+
+    with new_folder(folder) as temporary:
+        if is_chat_model(package.checkpoint):
+            _write_flavour(package, name, temporary, model, save=_save_chat)
+        elif is_reward_model(package.checkpoint):
+            _write_flavour(package, name, temporary, model, save=_save_scorer)
+        else:
+            _link(package.checkpoint, temporary / _CHECKPOINT, _files(package.checkpoint))
+        for name, path in package.beside.items():
+            _link(path.parent, (temporary / name).parent, [Path(path.name)])
+        (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow leaves the header out
+        (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
+
+
+def checkpoint_in(folder: Path) -> Path:
+    """The checkpoint in the downloaded files of a registered model, whoever registered it.
+
+    MLflow keeps the tokenizer apart from the weights when it saves a model by itself; here they are brought together.
+    """
+    if not (folder / _MLMODEL).is_file():
+        return folder / _CHECKPOINT if (folder / _CHECKPOINT).is_dir() else folder
+    checkpoint, tokenizer = folder / _CHECKPOINT, folder / _TOKENIZER
+    missing = [path for path in _files(tokenizer) if not (checkpoint / path).exists()]
+    _link(tokenizer, checkpoint, missing)
+    return checkpoint
+
+
+def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path, uri: str) -> Path:
+    """The checkpoint in the downloaded files of ``uri``, a version of ours, each of them as it was registered.
+
+    ``sha256``: the artifact's, from the version's tags; ``manifest``: where a copy lies in case that the downloaded
+    files have none.
+
+    Raises:
+        ModelError: names the first file that is damaged, missing or new; or there is no manifest to compare with.
+    """
+    beside = folder / MANIFEST
+    try:
+        listed = listed_files(beside if beside.is_file() else manifest, sha256)
+    except StorageError as error:
+        raise ModelError(
+            f"its files cannot be compared with the digest {sha256[:12]} that was registered: {error.what}",
+            where=f"{uri}: {error.where}",
+            fix="bring the folder of that artifact back, or set RLCORE_HOME to the home that trained it",
+        ) from error
+    prefix = f"{_CHECKPOINT}/"
+    own = {name.removeprefix(prefix): digest for name, digest in listed.items() if name.startswith(prefix)}
+    checkpoint = folder / _CHECKPOINT
+    if errors := file_errors(checkpoint, own):
+        raise ModelError(
+            f"the registered model is not what was registered: {'; '.join(errors[:4])}",
+            where=uri,
+            fix="restore MLflow's files of this version from a backup, or take another version",
+        )
+    return checkpoint
+
+
+def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel, *, save: _Save) -> None:
+    """MLflow writes all but the weights, which it would copy; they are linked afterwards, and its record mended."""
+    with warnings.catch_warnings():  # of MLflow about its own type hints, when it imports them for the first time
+        warnings.simplefilter("ignore")
+        from mlflow.models import Model
+
+    record = Model(artifact_path=name, run_id=model.source_run_id, model_id=model.model_id)
+    files = _files(package.checkpoint)
+    with tempfile.TemporaryDirectory() as light:
+        _link(package.checkpoint, Path(light), [path for path in files if path.suffix != _WEIGHTS])
+        save(package, Path(light), folder, record)
+    _link(package.checkpoint, folder / _CHECKPOINT, files)
+    if "transformers" in record.flavors:
+        _link(
+            package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()]
+        )
+        record.flavors["transformers"]["source_model_name"] = name  # else the place where it was written
+    (folder / _LICENCE).write_text(_licence(package.cards.licence), encoding="utf-8")
+    record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    record.save(str(folder / _MLMODEL))
+
+
+def _save_chat(package: Package, light: Path, folder: Path, record: Model) -> None:
+    from huggingface_hub import ModelCard
+    from mlflow.transformers import save_model
+
+    save_model(
+        str(light),
+        str(folder),
+        task="llm/v1/chat",
+        mlflow_model=record,
+        model_card=ModelCard(package.cards.model),
+        input_example=_QUESTION,
+        pip_requirements=_requirements(),
+        model_config=_ANSWERS,
+        metadata=dict[str, Any](package.facts),
+    )
+
+
+def _save_scorer(package: Package, light: Path, folder: Path, record: Model) -> None:
+    from mlflow.models import ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types.schema import Array, ColSpec, DataType, Object, Property, Schema
+
+    turn = Object([Property("role", DataType.string), Property("content", DataType.string)])
+    asked = Schema([ColSpec(Array(turn), "messages"), ColSpec(DataType.string, "completion")])
+    save_model(
+        str(folder),
+        loader_module=_SCORER,
+        mlflow_model=record,
+        signature=ModelSignature(inputs=asked, outputs=Schema([ColSpec(DataType.double)])),
+        input_example=[{"messages": _QUESTION["messages"], "completion": "7"}],
+        pip_requirements=[*_requirements(), f"rlcore=={metadata.version('rlcore')}"],
+        metadata=dict[str, Any](package.facts),
+    )
+
+
+def _requirements() -> list[str]:
+    installed = {each.name.lower() for each in metadata.distributions() if each.name}
+    return [f"{each}=={metadata.version(each)}" for each in _LIBRARIES if each in installed]
+
+
+def files_below(folder: Path) -> dict[str, Path]:
+    """The files of a folder by their paths in it."""
+    return {path.as_posix(): folder / path for path in _files(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
+    for name in files:
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        link_or_copy(source / name, place)
+
+
+def _licence(name: str) -> str:
+    said = f"The licence that was declared for the base model: {name}." if name else "No licence was declared."
+    return f"{said}\nWhat was trained from it is a derived work: its terms hold here too.\n"

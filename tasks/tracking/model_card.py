@@ -1,0 +1,214 @@
+"""The model card and the data card of a registered version: Markdown, made from records and reports of this home.
+
+A card is written when the version is registered and again when there is more to say: the evaluation, the verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import StorageError
+from rlcore.tasks.store.cache import Record, describe_machine
+from rlcore.tasks.store.markdown import code, code_cell, plain
+from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.lineage import Ancestor, ancestry, tree_lines
+from rlcore.tasks.tracking.mlflow_model import Cards
+
+_BASE_CARD = Path("model", "model_card.json")  # of the stage that imported the base
+_DIGITS = 12
+_NOT_YET = "Not judged yet: no promotion has compared it with a champion."
+_INTENDED = """It answers questions of the kind of its training data, in the chat format of its tokenizer. It is a
+checkpoint of a training pipeline: the results above say what was measured, and nothing else was."""
+_SCORES = """It scores answers to questions of the kind of its training data, as a reward or to rank them. A score is no
+probability that an answer is right."""
+_LIMITS = """- The results hold for these held-out problems. Other tasks, languages and formats were not measured.
+- No test for harmful, biased or untrue answers was made unless the table of results names one.
+- Training rewards what its rewards can see: a model may have learned to please them without being better.
+- Weaknesses of the base model remain."""
+
+
+def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: str, tags: Mapping[str, str]) -> Cards:
+    """The cards of the model that ``record`` tells of, registered under ``name`` with ``tags``."""
+    root = ancestry(home, tuple(records), record)
+    base = _base(home, records, root)
+    data = _data_sets(home, records, root)
+    licence = str(base.get("licence", ""))
+    sections = {
+        "": _what(name, record, base),
+        "How to load it": _loading(name, record),
+        "Results": _results(records, record),
+        "Verdict": _verdict(tags),
+        "Training data": _data_table(data) + "\n\nMore of each data set is in `data_card.md`.",
+        "Licence": _licence(licence),
+        "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
+        "Limits": _LIMITS,
+        "Lineage": "```text\n" + "\n".join(tree_lines(root)) + "\n```",
+        "Training": _training(record),
+    }
+    body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections.items())
+    text = f"{_header(licence, base, record)}\n# {code(name)}\n\n{body}\n"
+    return Cards(model=text, data=_data_card(name, data), licence=licence)
+
+
+def body_of(card: str) -> str:
+    """A card without its header in YAML."""
+    return card.split("\n---\n", 1)[-1].strip()
+
+
+def _header(licence: str, base: Mapping[str, Any], record: Record) -> str:
+    """Return the header of a card for hubs and MLflow, as YAML (of which JSON is a part)."""
+    fields: dict[str, object] = {
+        "license": licence.lower() if licence else "unknown",
+        "library_name": "transformers",
+        "pipeline_tag": "text-classification" if _is_reward_model(record) else "text-generation",
+        "tags": ["rlcore", record.ingredients["stage"]["name"]],
+    }
+    if base.get("source") == "hub":
+        fields["base_model"] = base["path"]
+    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---"
+
+
+def _what(name: str, record: Record, base: Mapping[str, Any]) -> str:
+    stage = record.ingredients["stage"]["name"]
+    lines = [f"{code(name)} is the checkpoint of the stage {code(stage)}, made {record.created[:10]} by rlcore."]
+    if base:
+        origin = f"{base['path']}@{base['revision'][:_DIGITS]}" if base.get("revision") else base.get("path", "")
+        origin = "/".join(filter(None, (origin, base.get("file", ""))))
+        size = f"{base.get('num_parameters', 0) / 1e6:.2f} M parameters"
+        lines.append(f"Its base is a {base.get('architecture', 'model')} of {size}, source {code(base.get('source'))}")
+        lines[-1] += f": {code(origin)}." if origin else "."
+    return " ".join(lines)
+
+
+def _training(record: Record) -> str:
+    ingredients = record.ingredients
+    settings = flatten(ingredients["config"].get("stage", {})).items()
+    facts = {
+        "seed": ingredients["seed"],
+        "code": record.code,
+        "machine": describe_machine(ingredients.get("machine", {})),
+        "seconds": f"{record.seconds:.0f}",
+    }
+    rows = [(name, value) for name, value in (*facts.items(), *settings) if value not in (None, "", [])]
+    return "\n".join(
+        ["| setting | value |", "|---|---|", *(f"| {code_cell(name)} | {code_cell(value)} |" for name, value in rows)]
+    )
+
+
+def _results(records: Sequence[Record], record: Record) -> str:
+    """Figures of the whole evaluation where there is one, else those that the training ended with."""
+    stage = record.ingredients["stage"]["name"]
+    made = [
+        each
+        for each in records
+        if each.ref.kind == "evaluation" and each.ingredients["inputs"].get(stage) == record.ref.sha256
+    ]
+    evaluated = max(made, key=lambda each: each.created, default=None)
+    where = "The whole evaluation on held-out problems:" if evaluated else "At the end of training:"
+    metrics = (evaluated or record).metrics
+    rows = [f"| {code_cell(name)} | {value:.6g} |" for name, value in sorted(metrics.items())]
+    return "\n".join([where, "", "| figure | value |", "|---|---|", *rows]) if rows else "None were measured."
+
+
+def _verdict(tags: Mapping[str, str]) -> str:
+    lines = [plain(tags.get("verdict") or _NOT_YET)]
+    if over := tags.get("promoted_over"):
+        lines.append("It became champion" + (f" in the place of version {plain(over)}." if over != "none" else "."))
+    if reason := tags.get("rolled_back"):
+        lines.append(f"It was taken down again: {plain(reason)}")
+    return " ".join(lines)
+
+
+def _licence(name: str) -> str:
+    return f"The base model's: {plain(name)}." if name else "None was declared for the base model: find out before use."
+
+
+def _loading(name: str, record: Record) -> str:
+    uri = json.dumps(f"models:/{name}@champion")
+    if _is_reward_model(record):
+        return (
+            f"Where rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = mlflow.pyfunc.load_model({uri})\n```"
+        )
+    return f"""```python
+import mlflow
+
+chat = mlflow.transformers.load_model({uri})  # a pipeline that takes messages
+```
+
+An exported folder is loaded by its path, with `AutoModelForCausalLM` and `AutoTokenizer` of transformers or by vLLM."""
+
+
+def _is_reward_model(record: Record) -> bool:
+    return record.ref.kind == "reward_model"
+
+
+def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
+    if not data:
+        return "None: it is as it was imported."
+    rows = [
+        f"| {code_cell(each['stage'])} | {code_cell(each['contract'])} | {code_cell(each.get('source', ''))} | "
+        f"{each.get('num_train', '')} | {each.get('num_eval', '')} | "
+        f"{code_cell(str(each.get('digest', ''))[:_DIGITS])} |"
+        for each in data
+    ]
+    head = "| data set | contract | source | for training | held out | digest of the rows |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+
+
+def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
+    sections = [f"# Data of {code(name)}", _data_table(data)]
+    for each in data:
+        reasons = [f"- {plain(reason)}: {count}" for reason, count in each.get("reasons", {}).items()]
+        rules = [
+            f"| {code_cell(rule['name'])} | {rule['severity']} | {rule['value']} | {'yes' if rule['ok'] else 'no'} |"
+            for rule in each.get("rules", ())
+        ]
+        facts = [
+            f"## {code(each['stage'])}",
+            f"Read {each.get('rows_read', '?')} rows, accepted {each.get('accepted', '?')}, "
+            f"put into quarantine {each.get('quarantined', '?')}.",
+            "\n".join(reasons),
+            "\n".join(["| rule | severity | value | met |", "|---|---|---|---|", *rules]) if rules else "",
+        ]
+        sections.append("\n\n".join(fact for fact in facts if fact))
+    return "\n\n".join(sections) + "\n"
+
+
+def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
+    """The card of the imported base model, empty where this home has none."""
+    for node in _nodes(root):
+        found = _read(home, records, node, _BASE_CARD)
+        if found:
+            return found
+    return {}
+
+
+def _data_sets(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
+    """The reports of every data set above the model, each with the name of its ``stage``."""
+    found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in _nodes(root)}
+    return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]
+
+
+def _read(home: Home, records: Sequence[Record], node: Ancestor, name: Path) -> Mapping[str, Any]:
+    places = {home.root / record.ref.uri / name for record in records if record.ref.sha256 == node.sha256}
+    for path in sorted(path for path in places if path.is_file()):
+        try:
+            document = read_json(path)
+        except StorageError:  # damaged: the stage is computed again when it is needed
+            continue
+        if isinstance(document, Mapping):
+            return document
+    return {}
+
+
+def _nodes(root: Ancestor) -> Iterator[Ancestor]:
+    """A model's ancestors, the nearest first."""
+    level: tuple[Ancestor, ...] = (root,)
+    while level:
+        yield from level
+        level = tuple(parent for node in level for parent in node.parents)

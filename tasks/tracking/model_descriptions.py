@@ -1,0 +1,53 @@
+"""Descriptions of versions on MLflow's pages: the card, also beside the version's files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.mlflow_model import CARD
+from rlcore.tasks.tracking.model_card import body_of, write_cards
+from rlcore.tasks.tracking.registry import ModelVersion, read_tags
+from rlcore.tasks.tracking.runs import Tracker
+
+_MAX_LETTERS = 5000  # of a description, in MLflow's tables
+_MORE = f"\n\n(The whole card is the file {CARD} of the model.)"
+
+
+def describe(tracker: Tracker, version: ModelVersion, card: str) -> None:
+    """Let a card, cut at its end if it is long, be the description of a version."""
+    tracker.client.update_model_version(version.name, str(version.version), _description(card))
+
+
+def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]) -> None:
+    """Write cards anew where there is more to say by now: an evaluation, a verdict, a roll-back.
+
+    Nothing is done to a version that this home has no record of. A repeated call changes nothing.
+    """
+    records = read_records(home)
+    by_key = {record.key: record for record in records}
+    for version in versions:
+        tags = read_tags(tracker, version)
+        record = by_key.get(tags.get("stage_key", ""))
+        if record is not None and version.model_id:
+            card = write_cards(home, records, record, name=version.name, tags=tags).model
+            _replace(tracker, version, card)
+
+
+def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
+    known = tracker.client.get_model_version(version.name, str(version.version)).description
+    if known == _description(card):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / CARD
+        path.write_text(card, encoding="utf-8")
+        tracker.client.log_model_artifact(version.model_id, str(path))
+    describe(tracker, version, card)  # the last, so that a call that was killed is done again
+
+
+def _description(card: str) -> str:
+    body = body_of(card)
+    return body if len(body) <= _MAX_LETTERS else body[: _MAX_LETTERS - len(_MORE)].rpartition("\n")[0] + _MORE

@@ -1,0 +1,173 @@
+"""The command line as a user meets it: help, usage errors, one parser behind three ways in, and a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import ConfigError, DataError
+from rlcore.flows.cli.app import app, main
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMANDS = sorted(name for name in app if not name.startswith("-"))
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert [command for command in COMMANDS if command not in said] == []
+    assert "RLCORE_HOME" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_says_what_it_does_and_gives_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    assert f" rlcore {command}" in capsys.readouterr().out.partition(f"Usage: rlcore {command}")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["rnu"], ("rnu", "run")),
+        (["run", "--prest", "tiny"], ("--prest", "--preset")),
+        (["rollback", "tiny-grpo"], ("VERSION",)),
+        (["rollback", "tiny-grpo", "three", "--reason", "x"], ("VERSION", "three")),
+        (["ui", "--mlflow-port", "high"], ("--mlflow-port", "high")),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_one_error(
+    arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("error (usage): ") == 1
+    assert [part for part in parts if part not in error] == []
+    assert "--help" in error
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError("no such key"), 2), (DataError("no such row"), 1)])
+def test_an_error_of_ours_is_its_message_and_its_exit_code(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr("rlcore.flows.cli.servers.open_home", fail)
+    assert main(["ui"]) == code
+    assert capsys.readouterr().err == f"\nerror ({type(error).__name__}): {error}\n"
+
+
+def test_the_console_script_is_the_same_command() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    module, _, name = scripts["rlcore"].partition(":")
+    assert getattr(import_module(module), name) is main
+
+
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+NOT_A_WORD = {"|", ">", "&&", ";", "2>&1"}
+
+
+def documented(path: Path) -> list[list[str]]:
+    """The arguments of each ``rlcore ...`` in the shell blocks of a document, and in its text as code."""
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"`(rlcore [^`\n]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    words = [shlex.split(line, comments=True) for line in lines if re.match(r"(\w+=\S* )*rlcore ", line)]
+    return [list(takewhile(lambda word: word not in NOT_A_WORD, each[each.index("rlcore") + 1 :])) for each in words]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_of_a_document_is_one_that_the_parser_takes(path: Path) -> None:
+    for words in documented(path):
+        if "…" not in words and words[0] in COMMANDS and len(words) > 1:  # a command alone is its name
+            app.parse_args(words, exit_on_error=False, print_error=False)
+        assert words[0] in COMMANDS or words[0].startswith("--"), words
+
+
+OWN = """
+import sys
+from rlcore.flows.cli.app import main
+sys.argv = ["rlcore", "--version"]
+main()
+import own_rewards, tasks
+print(own_rewards.__file__, tasks.__file__)
+"""
+
+
+def test_the_console_script_finds_modules_of_the_current_folder_whatever_their_names(tmp_path: Path) -> None:
+    mine = [tmp_path / f"{name}.py" for name in ("own_rewards", "tasks")]
+    for path in mine:
+        path.write_text("")
+    command = [sys.executable, "-P", "-c", OWN]  # -P: as a script, without the current folder
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=plain, check=True)
+    assert done.stdout.split()[-2:] == [str(path) for path in mine]
+
+
+@pytest.mark.parametrize("command", [["plan", "--preset", "tiny"], ["doctor"], ["validate", "--help"]])
+def test_no_module_of_a_user_hides_ours(command: list[str], tmp_path: Path) -> None:
+    for name in ("tasks", "flows", "data_contracts", "examples", "infra", "benchmarks", "tests"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not ours')")
+    variables = os.environ | {"PYTHONPATH": str(tmp_path), "RLCORE_HOME": str(tmp_path / "home")}
+    line = [sys.executable, "-m", "rlcore.flows", *command]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=variables, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+MEASURE = """
+import json, sys, time
+from rlcore.flows.cli.app import main
+code = main(["--help"])
+heavy = {"torch", "transformers", "prefect", "mlflow", "pandas", "pandera", "matplotlib", "scipy"} & set(sys.modules)
+print(json.dumps({"code": code, "seconds": time.process_time(), "heavy": sorted(heavy)}))
+"""
+
+
+def test_help_takes_less_than_a_second_of_the_processor_and_brings_in_nothing_heavy() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, cwd=ROOT, check=True)
+    measured = json.loads(done.stdout.splitlines()[-1])
+    assert (measured["code"], measured["heavy"]) == (0, [])
+    assert measured["seconds"] < 1.0
+
+
+def made(tmp_path: Path, *arguments: str) -> list[str]:
+    """The arguments that a make target gives the command."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
+    python.chmod(0o755)
+    command = ["make", "--no-print-directory", "-o", "setup", f"BIN={python.parent}", *arguments]
+    outer = ("MAKE", "PRESET", "SET")  # of the make that runs the tests
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(outer)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=clean, check=True)
+    given: list[str] = json.loads(done.stdout)
+    return given
+
+
+def test_make_hands_paths_with_blanks_and_values_with_quotes_on_as_they_are(tmp_path: Path) -> None:
+    override = "data.prompts.path=my rows.jsonl stages.grpo.rewards=[{kind='math', weight=1.0}]"
+    given = made(tmp_path, "demo", "PRESET=my folder/it's.toml", f"SET={override}")
+    assert given == ["-m", "rlcore.flows", "run", "--preset", "my folder/it's.toml", "--set", override]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        (("demo",), ["run", "--preset", "tiny", "--set", ""]),
+        (("ui", "MLFLOW_PORT=5001"), ["ui", "--mlflow-port", "5001", "--prefect-port", "4200"]),
+    ],
+)
+def test_make_is_the_same_commands(tmp_path: Path, arguments: tuple[str, ...], given: list[str]) -> None:
+    assert made(tmp_path, *arguments) == ["-m", "rlcore.flows", *given]

@@ -1,0 +1,133 @@
+"""``rlcore validate``: files against contracts, and the data sets of presets, without a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.flows.cli.app import main
+from rlcore.tasks.store.settings import Home
+
+
+def rows(path: Path, *others: str, count: int = 50) -> Path:
+    """A file of sound prompts, with other lines at its end."""
+    sound = [
+        {
+            "prompt_id": f"q{i}",
+            "messages": [{"role": "user", "content": f"{i} + 1?"}],
+            "reference": str(i + 1),
+            "task": "s",
+        }
+        for i in range(count)
+    ]
+    path.write_text("".join(line + "\n" for line in (*map(json.dumps, sound), *others)))
+    return path
+
+
+def checked(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str]:
+    code = main(["validate", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_a_sound_file_is_accepted_and_a_tenth_of_it_held_out(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "my rows.jsonl")
+    code, said = checked(capsys, path, "--contract", "prompts")
+    assert (code, said) == (
+        0,
+        f"my rows: 45 for training, 5 held out, 0 unused, 0 quarantined (prompts/v1 from {path.name})\n",
+    )
+
+
+def test_refused_rows_are_shown_with_line_field_and_reason_and_counted(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = json.dumps({"prompt_id": "x", "messages": [], "reference": "1", "task": "s"})
+    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", "{broken", empty), "--contract", "prompts")
+    assert code == 1
+    assert "mine: REFUSED: the dataset breaks prompts/v1: 2 of 52 rows (3.8%) are quarantined" in said
+    assert "\n    line 52, messages: must be filled turns" in said
+    assert len((home.root / "checks" / "mine" / "quarantine.jsonl").read_text().splitlines()) == 2
+
+    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", "{broken", count=400), "--contract", "prompts")
+    assert code == 0
+    assert "mine: 360 for training, 40 held out, 0 unused, 1 quarantined" in said
+    assert "\n  1 x malformed JSON" in said
+
+
+def ungradable(count: int) -> list[str]:
+    """Lines of prompts whose reference is a placeholder or a paragraph."""
+    references = ["proof", "notfound", r"\\frac{3}{0}", "Because it is even, and every even number of this kind works."]
+    return [
+        f'{{"prompt_id": "bad{n}", "messages": [{{"role": "user", "content": "Show {n}."}}],'
+        f' "reference": "{references[n % 3]}", "task": "s"}}'
+        for n in range(count)
+    ]
+
+
+def test_references_that_grade_nobody_are_named_where_it_is_not_known_who_grades(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", *ungradable(3)), "--contract", "prompts")
+    assert code == 0
+    assert "warning: 3 references grade no answer" in said
+    for number, reason in enumerate(("is no answer: 'proof'", "is no answer: 'notfound'", "has no value")):
+        assert f"row bad{number}: nobody can be graded by it: it {reason}" in said
+
+
+def test_where_math_compares_with_them_they_are_quarantined(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "mine.jsonl", *ungradable(3), count=400)
+    own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
+    code, said = checked(capsys, "tiny", "--set", own)
+    assert (code, "3 quarantined" in said) == (0, True), said
+    assert "3 x nobody can be graded by it" in said
+    assert "is no answer: 'proof'" in said.replace("\\'", "'")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("mine.jsonl",), 2, "name one of prompts, code_tasks"),
+        (("mine.jsonl", "--contract", "prompt"), 2, "prompt"),
+        (("mine.jsonl", "--contract", "prompts", "--adapter", "gsm8q"), 2, "did you mean 'gsm8k'?"),
+        (("mine.jsonl", "--contract", "demonstrations"), 1, "demonstration_id"),
+        (("none.jsonl", "--contract", "prompts"), 1, "the file does not exist"),
+        (("none",), 2, "there is no preset 'none'"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_error(
+    home: Home,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    rows(tmp_path / "mine.jsonl")
+    monkeypatch.chdir(tmp_path)
+    found, said = checked(capsys, *arguments)
+    assert (found, "Traceback" in said) == (code, False)
+    assert text in said
+
+
+def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = rows(tmp_path / "mine.jsonl", count=100)
+    own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
+    small = "data.demonstrations.num_train=20 data.demonstrations.num_eval=4"
+    sampled = "data.preferences.adapter=policy data.preferences.policy=sft"
+    code, said = checked(capsys, "tiny", "--set", f"{own} {small} {sampled}")
+    assert code == 0
+    lines = said.splitlines()
+    assert lines[0] == f"prompts: 60 for training, 10 held out, 30 unused, 0 quarantined (prompts/v1 from {path.name})"
+    assert lines[1].startswith("demonstrations: 20 for training, 4 held out, 0 over")
+    assert lines[-1] == "preferences: sampled from the policy 'sft' in the run"

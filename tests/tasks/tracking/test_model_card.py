@@ -1,0 +1,77 @@
+"""Cards of registered models: what stands in them, when, and that a name is no Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.model_card import body_of, write_cards
+from rlcore.tasks.tracking.model_descriptions import refresh_cards
+from rlcore.tasks.tracking.registry import ModelVersion, find_number, set_tags
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from tests.registered import register_toy
+
+
+@pytest.fixture
+def tracker(tracked_home: Home) -> Tracker:
+    register_toy(tracked_home)
+    return open_tracker(tracked_home)
+
+
+def version_of(tracker: Tracker) -> ModelVersion:
+    found = find_number(tracker, "toy-sft", "1")
+    assert found is not None
+    return found
+
+
+def description(tracker: Tracker) -> str:
+    return str(tracker.client.get_model_version("toy-sft", "1").description)
+
+
+def card_file(home: Home) -> str:
+    (path,) = home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
+    return path.read_text()
+
+
+def test_mlflows_page_shows_the_card(tracker: Tracker, tracked_home: Home) -> None:
+    shown = description(tracker)
+    for title in ("Results", "Verdict", "Training data", "Licence", "Intended use", "Limits", "Lineage", "Training"):
+        assert f"\n## {title}\n" in shown
+    assert shown == body_of(card_file(tracked_home))
+    assert "The base model's: Apache-2.0." in shown
+
+
+def test_a_verdict_and_a_roll_back_are_added_and_a_repeated_call_writes_nothing(
+    tracker: Tracker, tracked_home: Home
+) -> None:
+    version = version_of(tracker)
+    set_tags(tracker, version, {"verdict": "Better by *0.2* <b>", "promoted_over": "none", "rolled_back": "too rude"})
+    refresh_cards(tracked_home, tracker, [version])
+    expected = r"Better by \*0.2\* &lt;b&gt; It became champion. It was taken down again: too rude"
+    assert expected in description(tracker)
+    assert expected in card_file(tracked_home)
+    (path,) = tracked_home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
+    path.unlink()
+    refresh_cards(tracked_home, tracker, [version])
+    assert not path.exists()
+
+
+def test_the_card_of_a_reward_model_says_how_to_load_one(tracker: Tracker, tracked_home: Home) -> None:
+    records = read_records(tracked_home)
+    sft = next(each for each in records if each.ref.kind == "checkpoint")
+    scorer = replace(sft, ref=replace(sft.ref, kind="reward_model"))
+    cards = [write_cards(tracked_home, records, each, name="m", tags={}).model for each in (sft, scorer)]
+    assert ["mlflow.transformers.load_model" in card for card in cards] == [True, False]
+    assert ["mlflow.pyfunc.load_model" in card for card in cards] == [False, True]
+
+
+def test_a_long_card_is_cut_at_a_line_in_mlflows_page(tracker: Tracker, tracked_home: Home) -> None:
+    version = version_of(tracker)
+    set_tags(tracker, version, {"verdict": "long " * 900})
+    refresh_cards(tracked_home, tracker, [version])
+    assert len(description(tracker)) <= 5000
+    assert description(tracker).endswith("(The whole card is the file model_card.md of the model.)")
+    assert "## Lineage" in card_file(tracked_home)
