@@ -25,21 +25,21 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import AdapterConfig, CriticConfig, KlConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.config import CriticConfig, KlConfig, LoraConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.memory import (
     BFLOAT16,
     FLOAT32,
     Footprint,
-    Plan,
+    MemoryPlan,
     expected,
     kv_cache_bytes,
-    measuring,
+    measure_peak,
     num_parameters,
     optimizer_bytes,
 )
-from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.scratch import make_tokenizer
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -48,7 +48,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import merged_state
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 SHAPES = {  # tiny is that of the preset, smollm2 that of SmolLM2-135M
@@ -159,9 +159,9 @@ class _Run:
 
     def __init__(self, folder: Path, row: Row) -> None:
         self.row = row
-        self.adapter = AdapterConfig(rank=row.rank, alpha=max(1, 2 * row.rank))
+        self.adapter = LoraConfig(rank=row.rank, alpha=max(1, 2 * row.rank))
         base = _load(folder)
-        self.policy = add_adapter(base, self.adapter, "policy", seed=0) if row.rank else base
+        self.policy = add_lora(base, self.adapter, "policy", seed=0) if row.rank else base
         self.critic = self._critic(folder) if row.critic else None
         shared = AdaptedModel(base, "") if row.rank else None
         self.reference = (shared or _load(folder).requires_grad_(False)) if row.reference else None
@@ -171,15 +171,15 @@ class _Run:
         self.learner = Learner(self.policy, self.critic, algorithm=algorithm, config=self.config)
         self.sampler = NativeSampler(_load(folder), ChatTokenizer.load(folder))
 
-    def _critic(self, folder: Path) -> ScalarModel:
+    def _critic(self, folder: Path) -> ScalarHeadModel:
         if self.row.critic == "lora":
-            return ScalarModel.on_trunk(add_adapter(self.policy, self.adapter, "critic", seed=0))
-        return ScalarModel.on_trunk(self.policy if self.row.critic == "shared" else _load(folder))
+            return ScalarHeadModel.on_trunk(add_lora(self.policy, self.adapter, "critic", seed=0))
+        return ScalarHeadModel.on_trunk(self.policy if self.row.critic == "shared" else _load(folder))
 
-    def _judge(self, folder: Path) -> ScalarModel:
+    def _judge(self, folder: Path) -> ScalarHeadModel:
         on_base = self.row.judge == "adapter"
-        trunk = add_adapter(self.policy, self.adapter, "reward_model", seed=0) if on_base else _load(folder)
-        return ScalarModel.on_trunk(trunk).requires_grad_(False)
+        trunk = add_lora(self.policy, self.adapter, "reward_model", seed=0) if on_base else _load(folder)
+        return ScalarHeadModel.on_trunk(trunk).requires_grad_(False)
 
     def _config(self) -> RlConfig:
         return RlConfig(
@@ -198,7 +198,7 @@ class _Run:
     def iterate(self) -> Footprint:
         """Sample, score, update, sync; the parts at their peak."""
         groups = self._scored()
-        judges = Judges(
+        judges = ScoringModels(
             policy=self.policy,
             reference=self.reference,
             critic=self.critic,
@@ -215,7 +215,7 @@ class _Run:
             need_old_logprobs=False,
         )
         models = [self.policy, self.reference, self.critic, self.judge, self.sampler._model]
-        with measuring(models, self.learner.optimizers) as meter:
+        with measure_peak(models, self.learner.optimizers) as meter:
             self.learner.update(experience.samples, seed=0)
         self.sampler.load_weights(merged_state(self.policy), policy_version=1)
         return Footprint(
@@ -250,7 +250,7 @@ class _Run:
         flat = [item for group in groups for item in group]
         scores = iter(self._scores(flat))
         return [
-            [ScoredRollout(rollout=item, score=Score(value=next(scores), parts={})) for item in group]
+            [ScoredRollout(rollout=item, score=Score(value=next(scores), terms={})) for item in group]
             for group in groups
         ]
 
@@ -270,11 +270,11 @@ class _Run:
         held = FLOAT32 * learning + footprint.gradients + footprint.optimizer
         return held + frozen * BFLOAT16 // FLOAT32
 
-    def plan(self) -> Plan:
+    def plan(self) -> MemoryPlan:
         """The same run for :func:`rlcore.hardware.memory.expected`."""
         recipe = {"PPO": "ppo", "RLVR-PPO": "rlvr_ppo", "GRPO": "grpo", "RLVR-GRPO": "rlvr_grpo"}[self.row.recipe]
         adapter = sum(p.numel() for p in self.policy.parameters()) if self.row.rank else 0
-        plan = Plan(recipe=recipe, num_parameters=num_parameters(self.policy), num_adapter=adapter)
+        plan = MemoryPlan(recipe=recipe, num_parameters=num_parameters(self.policy), num_adapter=adapter)
         on_base = self.row.judge == "adapter"
         placement = self.row.critic or "separate"
         return replace(plan, placement=placement, reference=self.row.reference, reward_model_is_adapter=on_base)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlcore.evaluation.intervals import accuracy
-from rlcore.evaluation.promotion import Paired, Rule, alpha_of_look, judge, superiority_p
+from rlcore.evaluation.promotion import PairedMetric, PromotionRule, alpha_of_look, decide, superiority_p
 
 ALPHA, MIN_GAIN, TASK_MARGIN, LENGTH_MARGIN = 0.05, 0.01, 0.05, 4.0
 NUM_FAST, NUM_WHOLE, NUM_POWER, NUM_SERIES, NUM_LOOKS = 4_000, 800, 400, 1_000, 10
@@ -82,16 +82,16 @@ def _decisions(n: int, count: int, *, gain: float = 0.0, look: int = 1, is_whole
 def _is_better(world: World, challenger: np.ndarray, *, look: int = 1) -> bool:
     if float((challenger - world.champion).mean()) < MIN_GAIN:
         return False
-    pair = Paired(name="accuracy", champion=world.champion, challenger=challenger)
+    pair = PairedMetric(name="accuracy", champion=world.champion, challenger=challenger)
     return superiority_p(pair, seed=0) <= alpha_of_look(ALPHA, look)
 
 
 def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator) -> bool:
     """True if no guard is broken."""
     guards = _guards(world, challenger, generator)
-    sure = Paired(name="sure", champion=np.zeros(100), challenger=np.ones(100))
-    rule = Rule(alpha=ALPHA, min_gain=MIN_GAIN)
-    return judge(sure, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
+    sure = PairedMetric(name="sure", champion=np.zeros(100), challenger=np.ones(100))
+    rule = PromotionRule(alpha=ALPHA, min_gain=MIN_GAIN)
+    return decide(sure, guards, (), rule=rule, look=1, seed=int(generator.integers(1 << 30))).promote
 
 
 def _answers(world: World, generator: np.random.Generator, gain: float) -> np.ndarray:
@@ -103,9 +103,9 @@ def raised(chance: np.ndarray, gain: float) -> np.ndarray:
     return chance + (1.0 - chance) * gain / max(1.0 - float(chance.mean()), gain)
 
 
-def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator) -> list[Paired]:
+def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator) -> list[PairedMetric]:
     tasks = [
-        Paired(
+        PairedMetric(
             name=f"task {task}",
             champion=world.champion[world.task == task],
             challenger=challenger[world.task == task],
@@ -114,7 +114,7 @@ def _guards(world: World, challenger: np.ndarray, generator: np.random.Generator
         for task in (0, 1)
     ]
     lengths = np.clip(world.champion_length + generator.integers(-3, 4, len(challenger)), 1, 44)
-    length = Paired(
+    length = PairedMetric(
         name="length",
         champion=world.champion_length,
         challenger=lengths.astype(float),

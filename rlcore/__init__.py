@@ -25,9 +25,9 @@
     questions = {f"{a} + {b} = ?": str(a + b) for a in range(10) for b in range(10)}
     prompts = rlcore.chat_prompts(rlcore.ChatTokenizer.load(START), questions)
     reward = rlcore.function_reward(worth)
-    parts = rlcore.native_parts(START, config, prompts=prompts, reward=reward, folder=Path("run"))
-    outcome = rlcore.train(parts)
-    parts.learner.save_model(START, Path("trained"))
+    components = rlcore.native_components(START, config, prompts=prompts, reward=reward, folder=Path("run"))
+    result = rlcore.train(components)
+    components.learner.save_model(START, Path("trained"))
 
 A name is looked up when it is asked for, so that ``import rlcore`` itself imports neither torch nor transformers.
 docs/library.md has the whole interface.
@@ -55,19 +55,19 @@ if TYPE_CHECKING:
     from rlcore.config import ShapeConfig as ShapeConfig
     from rlcore.config import UpdateConfig as UpdateConfig
     from rlcore.errors import RlcoreError as RlcoreError
+    from rlcore.loop import Components as Components
+    from rlcore.loop import HealthStop as HealthStop
     from rlcore.loop import HeldOut as HeldOut
     from rlcore.loop import LogRecorder as LogRecorder
-    from rlcore.loop import Outcome as Outcome
-    from rlcore.loop import Parts as Parts
     from rlcore.loop import Recorder as Recorder
     from rlcore.loop import Run as Run
-    from rlcore.loop import Stop as Stop
-    from rlcore.loop import conclude as conclude
+    from rlcore.loop import TrainResult as TrainResult
+    from rlcore.loop import finish as finish
     from rlcore.loop import iterate as iterate
     from rlcore.loop import open_run as open_run
     from rlcore.loop import train as train
     from rlcore.loop.native import chat_prompts as chat_prompts
-    from rlcore.loop.native import native_parts as native_parts
+    from rlcore.loop.native import native_components as native_components
     from rlcore.models.importing import import_model as import_model
     from rlcore.models.loading import load_policy as load_policy
     from rlcore.models.loading import save_model as save_model
@@ -105,17 +105,17 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "RlcoreError": "rlcore.errors",
         "HeldOut": "rlcore.loop",
         "LogRecorder": "rlcore.loop",
-        "Outcome": "rlcore.loop",
-        "Parts": "rlcore.loop",
+        "TrainResult": "rlcore.loop",
+        "Components": "rlcore.loop",
         "Recorder": "rlcore.loop",
         "Run": "rlcore.loop",
-        "Stop": "rlcore.loop",
-        "conclude": "rlcore.loop",
+        "HealthStop": "rlcore.loop",
+        "finish": "rlcore.loop",
         "iterate": "rlcore.loop",
         "open_run": "rlcore.loop",
         "train": "rlcore.loop",
         "chat_prompts": "rlcore.loop.native",
-        "native_parts": "rlcore.loop.native",
+        "native_components": "rlcore.loop.native",
         "import_model": "rlcore.models.importing",
         "load_policy": "rlcore.models.loading",
         "save_model": "rlcore.models.loading",

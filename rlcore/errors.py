@@ -9,7 +9,7 @@ RlcoreError
 ├── SamplingError       the rollout engine failed
 │   └── StaleSamplerError   the engine serves other weights than the learner's
 ├── RewardError         the grader (not the answer) failed too often
-│   └── DeadlineError       code that is not ours did not come back in time
+│   └── CallTimeoutError    code that is not ours did not come back in time
 ├── SandboxError        untrusted programs cannot be isolated on this machine
 ├── PromotionError      the registry's aliases are not as the change of champion needs them
 ├── ServiceError        a server that runs need does not start, or does not answer
@@ -91,7 +91,7 @@ class RewardError(RlcoreError):
     """The grader (not the answer) failed too often."""
 
 
-class DeadlineError(RewardError):
+class CallTimeoutError(RewardError):
     """Code that is not ours, such as a user's reward, did not come back in time; the run can go on later."""
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from rlcore.checks.health import RULES, Rule
+from rlcore.checks.health import RULES, HealthRule
 from rlcore.config import LIMITS
 from rlcore.errors import NonFiniteError, TrainingError
 
@@ -33,7 +33,7 @@ class Metric:
     name: str
     formula: str
     unit: str
-    healthy: str
+    expected_range: str
     meaning: str
     fix: str
 
@@ -50,7 +50,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 _PATTERNS = [(re.compile(re.sub(r"<\w+>", "[^/]+", name)), metric) for name, metric in METRICS.items() if "<" in name]
 
 
-def is_of_machine(name: str) -> bool:
+def is_machine_dependent(name: str) -> bool:
     """Whether a metric tells of the machine that computed: the same computation, done again, gives another number."""
     found = find_metric(name)
     return found is not None and found in SECTIONS["Speed and memory"]
@@ -84,18 +84,18 @@ def render() -> str:
     lines = ["# Metrics"]
     for title, metrics in SECTIONS.items():
         lines += ["", f"## {title}", "", *_head("metric", "formula", "unit", "healthy", "meaning", "otherwise")]
-        lines += [_row(f"`{m.name}`", m.formula, m.unit, m.healthy, m.meaning, m.fix) for m in metrics]
+        lines += [_row(f"`{m.name}`", m.formula, m.unit, m.expected_range, m.meaning, m.fix) for m in metrics]
     lines += ["", "## Health rules", "", _DATA["health_rules"]]
     lines += _head("rule", "metric", "warn", "stop", "patience", "what it says", "otherwise")
     return "\n".join([*lines, *map(_rule, RULES)]) + "\n"
 
 
-def _rule(rule: Rule) -> str:
+def _rule(rule: HealthRule) -> str:
     """A health rule with its default bounds."""
     limit = LIMITS[rule.name]
     sign = ">" if limit.is_upper else "<"
     bounds = (f"{sign} {limit.warn:g}", f"{sign} {limit.stop:g}", f"{limit.patience}")
-    return _row(rule.name, f"`{rule.metric}`", *bounds, rule.says, rule.fix)
+    return _row(rule.name, f"`{rule.metric}`", *bounds, rule.message, rule.fix)
 
 
 def _head(*titles: str) -> list[str]:

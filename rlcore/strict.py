@@ -1,7 +1,7 @@
-"""Frozen dataclasses built strictly from nested mappings: a wrong key, type or value is a fault with its path.
+"""Frozen dataclasses built strictly from nested mappings: a wrong key, type or value is a error with its path.
 
 Bounds stand in the type (``Annotated[int, AtLeast(1)]``); what several fields must fulfil together stands in the
-dataclass's ``__post_init__``, as a :class:`ConfigError`, with a line for each fault. A table may be one of several
+dataclass's ``__post_init__``, as a :class:`ConfigError`, with a line for each error. A table may be one of several
 dataclasses (:class:`OneOf`), and a dataclass may take the keys of another as its own (``field(metadata=INLINE)``).
 """
 
@@ -42,7 +42,7 @@ class AtLeast:
 
     low: float
 
-    def fault(self, value: float) -> str:
+    def error(self, value: float) -> str:
         return "" if value >= self.low else f"must be at least {self.low}"
 
 
@@ -52,7 +52,7 @@ class Above:
 
     low: float
 
-    def fault(self, value: float) -> str:
+    def error(self, value: float) -> str:
         return "" if value > self.low else f"must be greater than {self.low}"
 
 
@@ -62,7 +62,7 @@ class Below:
 
     high: float
 
-    def fault(self, value: float) -> str:
+    def error(self, value: float) -> str:
         return "" if value < self.high else f"must be less than {self.high}"
 
 
@@ -73,7 +73,7 @@ class Between:
     low: float
     high: float
 
-    def fault(self, value: float) -> str:
+    def error(self, value: float) -> str:
         return "" if self.low <= value <= self.high else f"must be between {self.low} and {self.high}"
 
 
@@ -89,19 +89,19 @@ def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configur
     """Build a frozen dataclass from nested mappings, strictly.
 
     Raises:
-        ConfigError: with every fault found, one per line, each with its path.
+        ConfigError: with every error found, one per line, each with its path.
     """
-    faults: list[str] = []
-    value = _build(kind, document, "", faults)
-    if faults:
-        raise refusal(faults, source)
+    errors: list[str] = []
+    value = _build(kind, document, "", errors)
+    if errors:
+        raise config_error(errors, source)
     return typing.cast(T, value)
 
 
-def refusal(faults: Sequence[str], source: str) -> ConfigError:
-    """The error that names every fault of the configuration in ``source``, one a line."""
+def config_error(errors: Sequence[str], source: str) -> ConfigError:
+    """The error that names every error of the configuration in ``source``, one a line."""
     return ConfigError(
-        "the configuration is refused:\n    " + "\n    ".join(faults),
+        "the configuration is refused:\n    " + "\n    ".join(errors),
         where=source,
         fix="correct the named keys; nothing has been run",
     )
@@ -155,63 +155,63 @@ def _list_item(items: list[Any], index: str, override: str) -> Any:
     return items[int(index)]
 
 
-def _build(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+def _build(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     origin = typing.get_origin(kind)
     if origin is Annotated:
-        return _build_bounded(kind, value, path, faults)
+        return _build_bounded(kind, value, path, errors)
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(type, kind), value, path, faults)
+        return _build_dataclass(typing.cast(type, kind), value, path, errors)
     if origin in (typing.Union, types.UnionType) and types.NoneType in typing.get_args(kind):
-        return None if value is None else _build(_without_none(kind), value, path, faults)
+        return None if value is None else _build(_without_none(kind), value, path, errors)
     if origin is Literal:
-        return _build_literal(kind, value, path, faults)
+        return _build_literal(kind, value, path, errors)
     if origin is tuple:
-        return _build_tuple(kind, value, path, faults)
+        return _build_tuple(kind, value, path, errors)
     if origin is not None and issubclass(origin, Mapping):
-        return _build_mapping(kind, value, path, faults)
-    return _build_scalar(kind, value, path, faults)
+        return _build_mapping(kind, value, path, errors)
+    return _build_scalar(kind, value, path, errors)
 
 
-def _build_bounded(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+def _build_bounded(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     inner, *bounds = typing.get_args(kind)
     if isinstance(bounds[0], OneOf):
-        return _build_one_of(bounds[0], value, path, faults)
-    before = len(faults)
-    built = _build(inner, value, path, faults)
-    if len(faults) == before:
-        messages = (bound.fault(built) for bound in bounds)
-        faults += [f"{path} = {value!r}: {message}" for message in messages if message]
+        return _build_one_of(bounds[0], value, path, errors)
+    before = len(errors)
+    built = _build(inner, value, path, errors)
+    if len(errors) == before:
+        messages = (bound.error(built) for bound in bounds)
+        errors += [f"{path} = {value!r}: {message}" for message in messages if message]
     return built
 
 
-def _build_one_of(choice: OneOf, value: Any, path: str, faults: list[str]) -> Any:
+def _build_one_of(choice: OneOf, value: Any, path: str, errors: list[str]) -> Any:
     if not isinstance(value, Mapping):
-        faults.append(f"{path} = {value!r}: must be a section")
+        errors.append(f"{path} = {value!r}: must be a section")
         return None
     named = value.get(choice.key)
     if not isinstance(named, str) or named not in choice.kinds:
         known = ", ".join(map(repr, choice.kinds))
         said = f"{path}.{choice.key} = {named!r}: must be" if choice.key in value else f"{path}.{choice.key}: required,"
-        faults.append(f"{said} one of {known}")
+        errors.append(f"{said} one of {known}")
         return None
-    return _build_dataclass(choice.kinds[named], value, path, faults)
+    return _build_dataclass(choice.kinds[named], value, path, errors)
 
 
-def _build_dataclass(kind: type, value: Any, path: str, faults: list[str]) -> Any:
+def _build_dataclass(kind: type, value: Any, path: str, errors: list[str]) -> Any:
     if not isinstance(value, Mapping):
-        faults.append(f"{path or 'preset'} = {value!r}: must be a section")
+        errors.append(f"{path or 'preset'} = {value!r}: must be a section")
         return None
-    before = len(faults)
+    before = len(errors)
     prefix = f"{path}." if path else ""
     known = keys_of(kind)
-    faults += [_unknown_key(key, known, prefix) for key in value if key not in known]
-    built = _build_fields(kind, value, path, faults)
-    if len(faults) > before:
+    errors += [_unknown_key(key, known, prefix) for key in value if key not in known]
+    built = _build_fields(kind, value, path, errors)
+    if len(errors) > before:
         return None
     try:
         return kind(**built)
     except ConfigError as error:  # what the fields must fulfil together; a whole preset names full keys itself
-        faults += [f"{path}: {line}" if path else line for line in error.what.splitlines()]
+        errors += [f"{path}: {line}" if path else line for line in error.what.splitlines()]
         return None
 
 
@@ -223,7 +223,7 @@ def keys_of(kind: type) -> list[str]:
     return keys
 
 
-def _build_fields(kind: type, value: Mapping[str, Any], path: str, faults: list[str]) -> dict[str, Any]:
+def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: list[str]) -> dict[str, Any]:
     prefix = f"{path}." if path else ""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -232,11 +232,11 @@ def _build_fields(kind: type, value: Mapping[str, Any], path: str, faults: list[
         if described.metadata.get("inline"):
             own = keys_of(hints[name])
             inlined = {key: item for key, item in value.items() if key in own}
-            built[name] = _build_dataclass(hints[name], inlined, path, faults)
+            built[name] = _build_dataclass(hints[name], inlined, path, errors)
         elif name in value:
-            built[name] = _build(hints[name], value[name], f"{prefix}{name}", faults)
+            built[name] = _build(hints[name], value[name], f"{prefix}{name}", errors)
         elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
-            faults.append(f"{prefix}{name}: required, but missing")
+            errors.append(f"{prefix}{name}: required, but missing")
     return built
 
 
@@ -251,38 +251,38 @@ def _without_none(kind: Any) -> Any:
     return functools.reduce(operator.or_, others, first)
 
 
-def _build_literal(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+def _build_literal(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     choices = typing.get_args(kind)
     if value not in choices:
-        faults.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
+        errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
     return value
 
 
-def _build_tuple(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+def _build_tuple(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     if not isinstance(value, list | tuple):
-        faults.append(f"{path} = {value!r}: must be a list")
+        errors.append(f"{path} = {value!r}: must be a list")
         return ()
     item_kind = typing.get_args(kind)[0]
-    return tuple(_build(item_kind, item, f"{path}.{i}", faults) for i, item in enumerate(value))
+    return tuple(_build(item_kind, item, f"{path}.{i}", errors) for i, item in enumerate(value))
 
 
-def _build_mapping(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+def _build_mapping(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     if not isinstance(value, Mapping):
-        faults.append(f"{path} = {value!r}: must be a table of names and values")
+        errors.append(f"{path} = {value!r}: must be a table of names and values")
         return {}
     item_kind = typing.get_args(kind)[1]
-    return {key: _build(item_kind, item, f"{path}.{key}", faults) for key, item in value.items()}
+    return {key: _build(item_kind, item, f"{path}.{key}", errors) for key, item in value.items()}
 
 
-def _build_scalar(kind: Any, value: Any, path: str, faults: list[str]) -> Any:
+def _build_scalar(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if float in allowed and int not in allowed and type(value) is int:
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) not in allowed:  # not isinstance: True is no integer
         expected = " or ".join(map(_name, allowed))
-        faults.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")
+        errors.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")
     elif isinstance(value, float) and not math.isfinite(value):
-        faults.append(f"{path} = {value!r}: must be a finite number")
+        errors.append(f"{path} = {value!r}: must be a finite number")
     return value
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlcore.errors import DeadlineError
+from rlcore.errors import CallTimeoutError
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ _SIGNAL = signal.SIGUSR2  # an alarm is what foreign code sets itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deadline:
+class CallTimeout:
     """When foreign code has to be back, and what is said when it is not.
 
     ``seconds``: of one call. ``name``: what the code is, in the error: "the reward function brief". ``where``: what it
@@ -34,7 +34,7 @@ class Deadline:
     where: str = ""
     setting: str
 
-    def within(self, call: Callable[[], T], *, aside: Aside | None = None) -> T:
+    def run(self, call: Callable[[], T], *, aside: WorkerThread | None = None) -> T:
         """What ``call`` gives. In the main thread it stays there, because signals work nowhere else.
 
         From any other thread it goes ``aside``, by default to a thread of its own.
@@ -43,7 +43,7 @@ class Deadline:
             DeadlineError: it was not back in time.
         """
         if threading.current_thread() is not threading.main_thread():
-            return self.aside(call, aside)
+            return self.run_in_thread(call, aside)
 
         def interrupt(_: int, __: FrameType | None) -> None:
             raise _TooLateError
@@ -65,7 +65,7 @@ class Deadline:
         finally:
             signal.signal(_SIGNAL, before)
 
-    def aside(self, call: Callable[[], T], thread: Aside | None = None) -> T:
+    def run_in_thread(self, call: Callable[[], T], thread: WorkerThread | None = None) -> T:
         """What ``call`` gives in another thread, by default one of its own, with the caller's context and threads.
 
         Raises:
@@ -77,17 +77,17 @@ class Deadline:
             torch.set_num_threads(threads)  # a new thread has the machine's default, which would change last bits
             return context.run(call)
 
-        worker = thread or Aside(f"deadline of {self.name}")
+        worker = thread or WorkerThread(f"deadline of {self.name}")
         try:
-            return worker.ask(work, self.seconds)
+            return worker.call(work, self.seconds)
         except _TooLateError:
             raise self._error() from None
         finally:
             if thread is None:
                 worker.end()
 
-    def _error(self) -> DeadlineError:
-        return DeadlineError(
+    def _error(self) -> CallTimeoutError:
+        return CallTimeoutError(
             f"{self.name} has not come back after {self.seconds:g} s",
             where=self.where,
             fix=f"look for what it waits for, or raise {self.setting}; "
@@ -95,7 +95,7 @@ class Deadline:
         )
 
 
-class Aside:
+class WorkerThread:
     """A thread that makes one call after another: what belongs to a thread, as SQLite's connections do, stays usable.
 
     A thread cannot be ended. One that does not come back is left behind, and another takes its place; it ends with the
@@ -106,7 +106,7 @@ class Aside:
         self._name = name
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
 
-    def ask(self, call: Callable[[], T], seconds: float) -> T:
+    def call(self, call: Callable[[], T], seconds: float) -> T:
         """What ``call`` gives; raises what it raises, and :class:`_TooLateError` where it was not back in time."""
         if self._calls is None:
             self._calls = SimpleQueue()

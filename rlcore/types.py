@@ -145,7 +145,7 @@ class Score:
     """
 
     value: float | None
-    parts: Mapping[str, float]
+    terms: Mapping[str, float]
     error: str = ""
     turn_rewards: tuple[float, ...] = ()
     skipped: tuple[str, ...] = ()

@@ -10,10 +10,10 @@ from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, UpdateConfig
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
 from tests import strategies
 
@@ -31,7 +31,7 @@ def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **se
     policy, critic = strategies.tiny_llama(dtype=dtype), None
     if ALGORITHMS[name].uses_critic:
         trunk = strategies.tiny_llama(seed=1, dtype=dtype)
-        critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(2)).to(dtype)
+        critic = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(2)).to(dtype)
     config = strategies.rl_config(name, **({"update": update_config()} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
@@ -39,7 +39,7 @@ def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **se
 def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
     """PPO with the critic's head on the policy's trunk; the head is not zero, so that the trunk feels it."""
     policy = strategies.tiny_llama(dtype=dtype)
-    critic = ScalarModel.on_trunk(policy)
+    critic = ScalarHeadModel.on_trunk(policy)
     with torch.no_grad():
         critic.head.weight.copy_(torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) * 0.2)
     critic.head.to(dtype)
@@ -70,7 +70,7 @@ def gradients_of(learner: Learner, samples: Sequence[TrainingSample], *, step: i
 
 def on_policy_samples(policy: LlamaForCausalLM, seed: int = 0, **shape: int) -> list[TrainingSample]:
     """GRPO samples with true old log-probabilities, float32."""
-    judges = Judges(policy=policy, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=256)
+    judges = ScoringModels(policy=policy, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=256)
     experience = build_experience(
         strategies.random_groups(policy, seed, **shape),
         ALGORITHMS["grpo"],

@@ -10,18 +10,18 @@ from typing import Any, Literal
 import torch
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, RlConfig
-from rlcore.distributed.ranks import ONE, Ranks, whole
-from rlcore.distributed.sharded import Sharding, join, shard
-from rlcore.models.gradient_checkpointing import recompute_layers
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig, RlConfig
+from rlcore.distributed.ranks import ONE, Ranks, gather_full
+from rlcore.distributed.sharded import ShardConfig, attach_ranks, shard
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import UNCLIPPED, update_config
@@ -47,7 +47,7 @@ class Case:
     @property
     def config(self) -> RlConfig:
         base = {"num_minibatches": 2, "num_epochs": 2, "tokens_per_microbatch": 32, "optim": UNCLIPPED}
-        update = update_config(**(base | {"lora": AdapterConfig(rank=self.rank)} | self.update))
+        update = update_config(**(base | {"lora": LoraConfig(rank=self.rank)} | self.update))
         settings = {"update": update, "critic": CriticConfig(architecture=self.critic)} | self.settings
         return strategies.rl_config(self.algorithm, **settings)
 
@@ -87,33 +87,33 @@ def make_learner(
     held: Held = "full",
     *,
     dtype: torch.dtype = DOUBLE,
-    sharding: Sharding | None = None,
+    sharding: ShardConfig | None = None,
 ) -> Learner:
     """The learner of a case, as it is before any update: the same weights for any number of ranks."""
     policy: Any = strategies.tiny_llama(dtype=dtype, tie_word_embeddings=case.tied)
     if case.recompute:
-        recompute_layers(policy)
+        enable_gradient_checkpointing(policy)
     if case.rank:
-        policy = add_adapter(policy, AdapterConfig(rank=case.rank), "policy", seed=0)
+        policy = add_lora(policy, LoraConfig(rank=case.rank), "policy", seed=0)
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
     models = [critic] if critic is not None and case.critic == "shared" else [policy, critic]
     for model in (each for each in models if each is not None and (ranks.size * ranks.width > 1 or held == "offload")):
         if held == "replicate":
-            join(model, ranks)
+            attach_ranks(model, ranks)
         else:
-            shard(model, ranks, sharding or Sharding(offload=held == "offload"), device=CPU)
+            shard(model, ranks, sharding or ShardConfig(offload=held == "offload"), device=CPU)
     return Learner(policy, critic, algorithm=ALGORITHMS[case.algorithm], config=case.config)
 
 
-def _critic(case: Case, policy: Any, dtype: torch.dtype) -> ScalarModel:
+def _critic(case: Case, policy: Any, dtype: torch.dtype) -> ScalarHeadModel:
     trunk = policy
     if case.critic == "separate":
         trunk = strategies.tiny_llama(seed=1, dtype=dtype)
     elif case.critic == "lora":
-        trunk = add_adapter(policy, AdapterConfig(rank=case.rank), "critic", seed=1)
+        trunk = add_lora(policy, LoraConfig(rank=case.rank), "critic", seed=1)
         scatter(trunk, dtype)
-    critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(2))
+    critic = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(2))
     critic.head.to(dtype)
     return critic
 
@@ -129,7 +129,7 @@ def weights_of(learner: Learner) -> torch.Tensor:
     """All that learns, whole and flat; a call of all ranks."""
     modules = [learner.policy, *([learner.critic] if learner.critic is not None else [])]
     found = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
-    return torch.cat([whole(p.detach()).flatten() for p in found.values()]).clone()
+    return torch.cat([gather_full(p.detach()).flatten() for p in found.values()]).clone()
 
 
 def samples_of(case: Case, number: int) -> list[TrainingSample]:
@@ -157,7 +157,7 @@ def gradient(case: Case, held: Held = "full") -> Callable[[Ranks], torch.Tensor]
         learner = make_learner(case, ranks, held, dtype=torch.float32)
         learner.trial(strategies.random_samples(0, dtype=torch.float32, **case.shape))
         found = [p.grad for each in learner.optimizers for p in parameters_of(each) if p.grad is not None]
-        return torch.cat([whole(part).flatten() for part in found])
+        return torch.cat([gather_full(part).flatten() for part in found])
 
     return work
 
@@ -179,11 +179,11 @@ def experience_of(case: Case, *, in_reward: bool) -> Callable[[Ranks], list[Trai
         with strategies.double_precision():
             learner, reference = make_learner(case, ranks), strategies.tiny_llama(seed=7, dtype=DOUBLE)
             if ranks.size > 1:
-                shard(reference.requires_grad_(False), ranks, Sharding(), device=CPU)
+                shard(reference.requires_grad_(False), ranks, ShardConfig(), device=CPU)
             policy = strategies.tiny_llama(dtype=DOUBLE)
             groups = strategies.random_groups(policy, 0)
             kl = KlConfig(coefficient=0.1, apply_to="reward" if in_reward else "loss")
-            judges = Judges(
+            judges = ScoringModels(
                 policy=learner.policy,
                 reference=reference,
                 critic=learner.critic,
@@ -238,7 +238,7 @@ def state_of(case: Case, learner: Learner) -> State:
     """Weights, the optimizers' numbers, and the weights after another update; a call of all ranks."""
     weights = weights_of(learner)
     numbers = tuple(
-        whole(value).clone()
+        gather_full(value).clone()
         for optimizer in learner.optimizers
         for parameter in parameters_of(optimizer)
         for _, value in sorted(optimizer.state[parameter].items())

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from rlcore.distributed import rank_process
-from rlcore.distributed.local_ranks import Children
+from rlcore.distributed.local_ranks import ChildRanks
 from rlcore.distributed.ranks import Ranks, open_ranks
 from rlcore.distributed.serialization import decode
 
@@ -84,7 +84,7 @@ class Fork:
         return self.code
 
 
-class Forks(Children):
+class Forks(ChildRanks):
     """Ranks that have imported everything already."""
 
     def launch(self, end: Connection) -> subprocess.Popen[bytes]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.advantages import AdvantageInputs
 from rlcore.config import RlConfig, SamplingConfig
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
@@ -154,7 +154,7 @@ def scored_rollout(
         text="",
     )
     error = "" if value is not None else "the grader died"
-    return ScoredRollout(rollout=rollout, score=Score(value=value, parts={}, error=error))
+    return ScoredRollout(rollout=rollout, score=Score(value=value, terms={}, error=error))
 
 
 def random_groups(model: LlamaForCausalLM, seed: int, **shape: int) -> list[list[ScoredRollout]]:
@@ -182,10 +182,10 @@ def episodes(
     token_rewards: torch.Tensor | None = None,
     values: torch.Tensor | None = None,
     next_values: torch.Tensor | None = None,
-) -> Episodes:
+) -> AdvantageInputs:
     """Episodes of one token each (or of ``mask``), all in one group unless said otherwise; nothing beyond the end."""
     mask = torch.ones(len(rewards), 1, dtype=torch.bool) if mask is None else mask
-    return Episodes(
+    return AdvantageInputs(
         rewards=torch.tensor(rewards, dtype=torch.float64),
         group=torch.tensor([0] * len(rewards) if group is None else group),
         token_rewards=torch.zeros(mask.shape, dtype=torch.float64) if token_rewards is None else token_rewards,

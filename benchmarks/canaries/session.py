@@ -12,10 +12,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import Baseline, Truth, first_canary, sample_probes, sync_canary, token_scores
-from rlcore.config import AdapterConfig
-from rlcore.hardware.precision import compute_in
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
+from rlcore.checks.canaries import (
+    EngineCalibration,
+    ExpectedWeights,
+    calibrate_engine,
+    sample_probes,
+    sync_canary,
+    token_scores,
+)
+from rlcore.config import LoraConfig
+from rlcore.hardware.precision import set_compute_dtype
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_logprobs
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -106,19 +113,19 @@ class Session:
         params: SamplingParams,
     ) -> None:
         self.engine, self.prompts, self.dtype, self.params = engine, prompts, dtype, params
-        self.policy: Any = compute_in(copy.deepcopy(model), dtype)
+        self.policy: Any = set_compute_dtype(copy.deepcopy(model), dtype)
         if rank:
             frozen = copy.deepcopy(model).to(dtype)
-            self.policy = add_adapter(frozen, AdapterConfig(rank=rank, alpha=4 * rank), "policy", seed=0)
+            self.policy = add_lora(frozen, LoraConfig(rank=rank, alpha=4 * rank), "policy", seed=0)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=0.0, weight_decay=0.0)
         self.version = engine.policy_version
-        self.baseline: Baseline
+        self.baseline: EngineCalibration
 
     @property
-    def truth(self) -> Truth:
+    def truth(self) -> ExpectedWeights:
         """What the engine has to agree with now."""
         temperature = self.params.temperature
-        return Truth(
+        return ExpectedWeights(
             state=merged_state(self.policy),
             policy_version=self.version,
             score=partial(token_scores, self.policy, temperature=temperature, tokens_per_microbatch=4096),
@@ -130,9 +137,9 @@ class Session:
         """Completions that the engine samples now."""
         return sample_probes(self.engine, self.prompts, self.params, seed=self.version)
 
-    def begin(self) -> Baseline:
+    def begin(self) -> EngineCalibration:
         """The canary before any update."""
-        self.baseline = first_canary(self.engine, self.probes(), self.truth)
+        self.baseline = calibrate_engine(self.engine, self.probes(), self.truth)
         return self.baseline
 
     def learn(self, learning_rate: float) -> None:

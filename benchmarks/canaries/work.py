@@ -16,7 +16,7 @@ from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.saving import new_folder
+from rlcore.models.saving import atomic_folder
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.text.tokenization import ChatTokenizer
@@ -70,7 +70,7 @@ def make_work(folder: Path) -> Work:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    with new_folder(folder / "model") as made:
+    with atomic_folder(folder / "model") as made:
         model.save_pretrained(made)
         for path in (folder / "start").iterdir():
             if path.suffix in (".json", ".jinja") and not (made / path.name).exists():
@@ -81,7 +81,7 @@ def make_work(folder: Path) -> Work:
 
 def sound(session: Session, cell: Cell, learning_rate: float, *, syncs: int) -> None:
     """So many steps with their syncs, one after another, and the canary before the first."""
-    cell.hidden |= session.begin().hidden
+    cell.hidden |= session.begin().unverified
     for _ in range(syncs):
         cell.syncs += 1
         try:
@@ -103,7 +103,7 @@ def detect(session: Session, cell: Cell, learning_rate: float, *, is_there: Call
         session.push()
     cell.stopped += _stops(session)
     baseline, hidden = session.baseline, frozenset(session.engine.differing_parts(session.truth.state) or ())
-    session.baseline = replace(baseline, hidden=hidden)
+    session.baseline = replace(baseline, unverified=hidden)
     cell.by_logprobs += _stops(session)
     session.baseline = baseline
     cell.syncs += 1

@@ -13,14 +13,14 @@ import torch
 
 from benchmarks.faults.lab import Diary, Patches, Play, Verdict, parts_of, played, resumed, stopped_by
 from benchmarks.faults.models import CPU, new_folder, start
-from rlcore.checks.audit.integrity import require_sealed, write_seal
-from rlcore.checks.canaries.served_weights import require_served
+from rlcore.checks.audit.integrity import verify_model, write_model_digest
+from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.config import CheckpointConfig
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop import Parts, train
+from rlcore.loop import Components, train
 from rlcore.loop.run import Run
 from rlcore.models.loading import load_policy, save_model
-from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.training import checkpoint
@@ -32,7 +32,9 @@ RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 # Resume
 
 
-def after_resume(scene: str, inject: Callable[[Patches], None], change: Callable[[Parts], Parts] | None = None) -> Play:
+def after_resume(
+    scene: str, inject: Callable[[Patches], None], change: Callable[[Components], Components] | None = None
+) -> Play:
     """Kill a run, put the fault in, and go on."""
 
     def play(patch: Patches) -> Verdict:
@@ -71,7 +73,7 @@ def position_lost(patch: Patches) -> None:
     patch.set(Run, "restore", lambda self, state: old(self, {**state, "iteration": 1}))
 
 
-def reanchored(parts: Parts) -> Parts:
+def reanchored(parts: Components) -> Components:
     """The reference is what the policy was when the run was interrupted."""
     learner: Any = parts.learner
     load = learner.load
@@ -85,7 +87,7 @@ def reanchored(parts: Parts) -> Parts:
     return parts
 
 
-def other_prompts(parts: Parts) -> Parts:
+def other_prompts(parts: Components) -> Components:
     """References of the prompts that were changed between two starts."""
     changed = [dataclasses.replace(prompt, reference=prompt.reference + "0") for prompt in parts.prompts]
     return dataclasses.replace(parts, prompts=changed)
@@ -94,14 +96,14 @@ def other_prompts(parts: Parts) -> Parts:
 # Saving and evaluation
 
 
-def trained() -> Parts:
+def trained() -> Components:
     """The parts of a run of two iterations, done."""
     parts = parts_of("grpo", num_iterations=2)
     train(parts, Diary())
     return parts
 
 
-def saving(inject: Callable[[Patches, Parts], None]) -> Play:
+def saving(inject: Callable[[Patches, Components], None]) -> Play:
     """Train a little, put the fault in, and save."""
 
     def play(patch: Patches) -> Verdict:
@@ -112,13 +114,13 @@ def saving(inject: Callable[[Patches, Parts], None]) -> Play:
     return play
 
 
-def saves_the_start(patch: Patches, parts: Parts) -> None:
+def saves_the_start(patch: Patches, parts: Components) -> None:
     """What is written is the model that training began with."""
     first = load_policy(start(), **CPU)
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(first, *rest, **more))
 
 
-def saves_half(patch: Patches, parts: Parts) -> None:
+def saves_half(patch: Patches, parts: Components) -> None:
     """One layer of what was trained is written, and the rest of the start."""
     mixed = load_policy(start(), **CPU)
     state = {n: v for n, v in parts.learner.weights().items() if "layers.0" in n}
@@ -126,7 +128,7 @@ def saves_half(patch: Patches, parts: Parts) -> None:
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(mixed, *rest, **more))
 
 
-def saves_rounded(patch: Patches, parts: Parts) -> None:
+def saves_rounded(patch: Patches, parts: Components) -> None:
     """What is written has six bits after the point."""
     learned = parts.learner.learner.policy  # type: ignore[attr-defined]
     rounded = load_policy(start(), **CPU)
@@ -141,14 +143,14 @@ def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", eng
         parts, folder = trained(), new_folder()
         folder.mkdir()
         parts.learner.save_model(start(), folder / "model")
-        write_seal(folder, stage="grpo", model=folder / "model")
+        write_model_digest(folder, stage="grpo", model=folder / "model")
         change(folder, start())
 
         def take_up() -> None:
-            tokenizer = require_sealed(folder, stage=stage, model=folder / "model")
+            tokenizer = verify_model(folder, stage=stage, model=folder / "model")
             served = start() if engine else folder / "model"
             sampler = NativeSampler(load_policy(served, **CPU), tokenizer)
-            require_served(sampler, folder / "model", parts.prompts[:2], RUNTIME, seed=0)
+            verify_served_weights(sampler, folder / "model", parts.prompts[:2], RUNTIME, seed=0)
 
         return stopped_by(take_up)
 
@@ -173,7 +175,7 @@ def own_reward(function: Callable[..., Any], *, minutes: float = 60.0) -> Play:
     """A run with a function as its reward."""
 
     def play(patch: Patches) -> Verdict:
-        reward = MixedReward([WeightedPart(FunctionReward(function, "own", deadline_minutes=minutes), 1.0)])
+        reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", deadline_minutes=minutes), 1.0)])
         return played(lambda: dataclasses.replace(parts_of("grpo", num_iterations=20), reward=reward))
 
     return play

@@ -15,7 +15,7 @@ from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop import update as update_module
 from rlcore.rewards.length import LengthReward
 from rlcore.rewards.math_answer import MathReward
-from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.mix import WeightedReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout, Score, ScoredRollout, TrainingSample
@@ -51,7 +51,7 @@ def whole(turn: Callable[[float], float]) -> Callable[[list[Score]], Scores]:
     """Another total and other parts of each score."""
     return lambda them: [
         dataclasses.replace(
-            s, value=None if s.value is None else turn(s.value), parts={n: turn(v) for n, v in s.parts.items()}
+            s, value=None if s.value is None else turn(s.value), terms={n: turn(v) for n, v in s.terms.items()}
         )
         for s in them
     ]
@@ -86,12 +86,12 @@ def moved_on(them: list[Any]) -> list[Any]:
 def without_gate(patch: Patches) -> None:
     """The total is made with other weights than the terms have."""
 
-    def total(self: MixedReward, row: Any) -> Score:
+    def total(self: WeightedReward, row: Any) -> Score:
         made = old(self, row)
         parts = sum(part.weight * made.parts.get(part.reward.name, 0.0) * 1.5 for part in self.parts)
         return dataclasses.replace(made, value=parts)
 
-    old = patch.set(MixedReward, "_total", total)
+    old = patch.set(WeightedReward, "_total", total)
 
 
 def samples(change: Callable[[list[TrainingSample]], Samples]) -> Inject:

@@ -12,7 +12,7 @@ from benchmarks.faults.experience import Samples, each, of_the_one_before
 from benchmarks.faults.lab import Inject, Patches
 from rlcore.distributed import rank_pool
 from rlcore.loop import rollouts as rollouts_module
-from rlcore.loop.prompt_schedule import Turns
+from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.sampling.native import NativeSampler
 from rlcore.training import experience, learner
 from rlcore.training.learner import Learner
@@ -67,7 +67,7 @@ def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
     """Change the prompts of an iteration: of the turns, its number, and what would be right."""
 
     def inject(patch: Patches) -> None:
-        old = patch.set(Turns, "prompts_of", lambda self, number: choose(self, number, old(self, number)))
+        old = patch.set(PromptSchedule, "prompts_of", lambda self, number: choose(self, number, old(self, number)))
 
     return inject
 

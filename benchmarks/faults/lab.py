@@ -13,7 +13,6 @@ import torch
 
 from benchmarks.faults.models import MAX_NEW_TOKENS, new_folder, prompts, start
 from rlcore.config import (
-    AdapterConfig,
     AuditConfig,
     CheckpointConfig,
     CriticConfig,
@@ -21,6 +20,7 @@ from rlcore.config import (
     GaeConfig,
     HealthConfig,
     KlConfig,
+    LoraConfig,
     OptimConfig,
     PlacementConfig,
     RewardTerm,
@@ -29,12 +29,12 @@ from rlcore.config import (
     UpdateConfig,
 )
 from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
-from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.environments.calculator import CalculatorTool
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import RlcoreError
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop import HeldOut, Parts, train
+from rlcore.loop import Components, HeldOut, train
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
@@ -75,7 +75,7 @@ class Diary:
     notes: list[tuple[int, str]] = field(default_factory=list)  # after how many iterations, and what
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.notes.append((len(self.rows), text))
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -86,7 +86,7 @@ class Diary:
             raise KilledError
 
     def stopped(self, stop: Any) -> None:
-        self.note(str(stop))
+        self.log(str(stop))
 
     def flush(self) -> None:
         """Nothing is kept elsewhere."""
@@ -171,7 +171,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "sampling": SamplingConfig(max_new_tokens=12),
         "update": _TWICE,
     },
-    ADAPTER: {"update": UpdateConfig(lora=AdapterConfig(rank=4)), "learning_rate": 3e-3},
+    ADAPTER: {"update": UpdateConfig(lora=LoraConfig(rank=4)), "learning_rate": 3e-3},
     TWO_RANKS: {"num_iterations": 3},
     LEARNS: {
         "learning_rate": 2e-3,
@@ -189,7 +189,7 @@ def parts_of(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     **settings: Any,
-) -> Parts:
+) -> Components:
     """The parts of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
     config = RlConfig(**{**BASE, **SCENES[scene], **settings})
     first, asked = start(calling=scene == CALCULATOR, untied=scene == UNTIED), prompts()
@@ -199,9 +199,9 @@ def parts_of(
     several = PlacementConfig(
         backend="processes", learner_ranks=2, shard="replicate", timeout_minutes=5.0, max_restarts=0
     )
-    parts = Parts(
+    parts = Components(
         seed=seed,
-        learner=LearnerGroup(plan, several, runtime, note=lambda _: None)
+        learner=DistributedLearner(plan, several, runtime, log=lambda _: None)
         if scene == TWO_RANKS
         else make_learner(plan, make_policy(plan, runtime), runtime),
         engine=engine,
@@ -220,7 +220,7 @@ def parts_of(
     return dataclasses.replace(parts, held_out=held_out, health=health)
 
 
-def played(make: Callable[[], Parts]) -> Verdict:
+def played(make: Callable[[], Components]) -> Verdict:
     """Do a whole run, and say what it was told."""
     diary = Diary()
     try:

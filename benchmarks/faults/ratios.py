@@ -16,7 +16,7 @@ from rlcore.algorithms import kl as kl_module
 from rlcore.algorithms import objective
 from rlcore.algorithms.ratios import completion_ratio
 from rlcore.algorithms.surrogates import Surrogate
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.training import local_learner, losses, scoring_models
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
@@ -110,7 +110,7 @@ def next_values(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
             lasts = torch.stack([each[-1] for each in made.values])
             return dataclasses.replace(made, next_values=change(made.next_values, lasts))
 
-        old = patch.set(scoring_models.Judges, "passes", passes)
+        old = patch.set(scoring_models.ScoringModels, "passes", passes)
 
     return inject
 
@@ -122,7 +122,7 @@ def lam_of_one(patch: Patches) -> None:
 
 def frozen_trunk(patch: Patches) -> None:
     """The critic's head alone gets a gradient."""
-    states = patch.set(ScalarModel, "state_values", lambda self, given: states(self, given.detach()))
+    states = patch.set(ScalarHeadModel, "state_values", lambda self, given: states(self, given.detach()))
 
 
 def controller_idle(patch: Patches) -> None:

@@ -13,17 +13,22 @@ import torch
 from benchmarks.faults import models
 from benchmarks.faults.lab import Patches, Play, Verdict, stopped_by
 from benchmarks.faults.models import CPU, scratch, start
-from rlcore.checks.audit.shuffle_gap import mates_of, pairing_of, require_mates, require_pairing
+from rlcore.checks.audit.shuffle_gap import (
+    match_rare_words,
+    measure_shuffle_gap,
+    require_rare_word_matches,
+    require_shuffle_gap,
+)
 from rlcore.checks.audit.supervised_data import (
     label_noise,
-    require_anchors,
     require_demonstrations,
+    require_gold_pairs,
     require_labels,
     require_last_token,
 )
 from rlcore.config import RewardModelConfig, SftConfig
 from rlcore.evaluation.intervals import pair_accuracy
-from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
@@ -68,10 +73,10 @@ def sft(
 
         def work() -> None:
             require_demonstrations(said, made, tokenizer)
-            require_mates(mates_of(said), SftConfig.min_rare_word_match)
+            require_rare_word_matches(match_rare_words(said), SftConfig.min_rare_word_match)
             train_sft(model, made[::2], made[1::2], models.SFT, seed=0, report=lambda *_: None)
-            found = pairing_of(model, made[1::2], tokens_per_microbatch=4096, seed=0)
-            require_pairing(found, SftConfig.min_shuffle_gap)
+            found = measure_shuffle_gap(model, made[1::2], tokens_per_microbatch=4096, seed=0)
+            require_shuffle_gap(found, SftConfig.min_shuffle_gap)
 
         return stopped_by(work)
 
@@ -152,16 +157,16 @@ def anchored(swapped: float) -> Play:
         known = pairs(0.0, first=400)[:50]
         sides = [side for pair in known for side in pair.sides]
         scores = fitted(pairs(swapped)).score(sides).mean(dim=0)
-        return stopped_by(lambda: require_anchors(pair_accuracy(scores[::2] - scores[1::2])))
+        return stopped_by(lambda: require_gold_pairs(pair_accuracy(scores[::2] - scores[1::2])))
 
     return play
 
 
 def read_early(patch: Patches) -> Verdict:
     """Scores are those of the token before the last."""
-    model = ScalarModel.with_random_head(load_policy(start(), **CPU), torch.Generator().manual_seed(0))
-    scores = ScalarModel._scalars
-    patch.set(ScalarModel, "_scalars", lambda self, batch, places: scores(self, batch, (places - 1).clamp(min=0)))
+    model = ScalarHeadModel.with_random_head(load_policy(start(), **CPU), torch.Generator().manual_seed(0))
+    scores = ScalarHeadModel._scalars
+    patch.set(ScalarHeadModel, "_scalars", lambda self, batch, places: scores(self, batch, (places - 1).clamp(min=0)))
     sequences = [side for pair in pairs(0.0)[:2] for side in pair.sides]
     return stopped_by(
         lambda: require_last_token(model, score_rewards(model, sequences, tokens_per_microbatch=512), sequences)

@@ -18,7 +18,7 @@ from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 
 TOKENS_PER_MICROBATCH = 2048
@@ -40,7 +40,7 @@ def sample(engine: LlamaForCausalLM) -> list[list[ScoredRollout]]:
                 finish_reason="stop",
                 text="",
             ),
-            score=Score(value=float(number % 2), parts={}),
+            score=Score(value=float(number % 2), terms={}),
         )
         for number, (prompt, length) in enumerate(zip(repeated, made.lengths.tolist(), strict=True))
     ]
@@ -64,7 +64,9 @@ def main(name: str) -> None:
         update=UpdateConfig(tokens_per_microbatch=TOKENS_PER_MICROBATCH, optim=OptimConfig(beta2=0.999)),
     )
     learner = Learner(model, None, algorithm=algorithm, config=config)
-    judges = partial(Judges, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
+    judges = partial(
+        ScoringModels, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=TOKENS_PER_MICROBATCH
+    )
     clock = work.Clock()
     with clock.generation():
         groups = sample(engine)

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaForCausalLM, LogitsProcessor
 
 from benchmarks.peers.work import EOS
-from rlcore.sampling.decoding import Decoded, decode, draw
+from rlcore.sampling.decoding import Decoded, decode, sample_tokens
 
 _END = 2.0  # beyond every random number: the token at this place is the EOS
 
@@ -27,7 +27,7 @@ def _choose(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor,
     ends = uniforms >= _END
     allowed = logits.clone()
     allowed[:, EOS] = float("-inf")
-    tokens, logprobs = draw(allowed, uniforms.masked_fill(ends, 0.5), temperature=1.0)
+    tokens, logprobs = sample_tokens(allowed, uniforms.masked_fill(ends, 0.5), temperature=1.0)
     eos_logprobs = logits[:, EOS] - logits.logsumexp(-1)
     return tokens.masked_fill(ends, EOS), torch.where(ends, eos_logprobs, logprobs)
 

@@ -7,9 +7,9 @@ import torch
 from benchmarks.peers.gpu_work import GROUP_SIZE, LEARNING_RATE, NUM_STEPS, TOKENS_PER_MICROBATCH, StepClock, Work, main
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import MismatchConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.hardware.precision import compute_in
+from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.batching import choose_attention
-from rlcore.models.gradient_checkpointing import recompute_layers
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 
@@ -37,10 +37,10 @@ def samples(work: Work) -> list[TrainingSample]:
 
 def run(arm: str, work: Work) -> None:
     """The steps of one arm."""
-    model = compute_in(work.make_model(), torch.bfloat16 if work.device == "cuda" else torch.float32)
+    model = set_compute_dtype(work.make_model(), torch.bfloat16 if work.device == "cuda" else torch.float32)
     choose_attention(model)
     if arm == "ours, recompute":
-        recompute_layers(model)
+        enable_gradient_checkpointing(model)
     config = RlConfig(
         algorithm="grpo",
         num_iterations=NUM_STEPS,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from rlcore.config import EngineConfig, KlConfig, RewardTerm, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.hardware.memory_plan import ModelSize, readable
+from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.tasks.pipeline.layouts import GPUS, IterationShape, best_layout
 
 CARD, COUNTS = "h100", (1, 8, 64, 512)
@@ -61,7 +61,9 @@ def rows() -> Iterator[tuple[str, ...]]:
                 cells.append("does not fit")
                 continue
             dealt = "in turn" if found.shared else f"{found.ranks} + {found.engines} × {found.width}"
-            cells.append(f"{dealt}, {readable(int(found.held))}: {found.seconds(0):,.0f} s, {found.seconds(1):,.0f} s")
+            cells.append(
+                f"{dealt}, {format_bytes(int(found.held))}: {found.seconds(0):,.0f} s, {found.seconds(1):,.0f} s"
+            )
         yield (name, *cells)
 
 

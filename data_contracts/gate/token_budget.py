@@ -34,8 +34,8 @@ class TokenMeter:
 
     encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
     prompt_lengths: Callable[[Sequence[Messages]], Sequence[int]]
-    text_bound: Callable[[str], int]
-    prompt_bounds: Callable[[Sequence[Messages]], Sequence[int]]
+    max_text_tokens: Callable[[str], int]
+    max_prompt_tokens: Callable[[Sequence[Messages]], Sequence[int]]
     special_tokens: Sequence[str]
 
 
@@ -59,12 +59,12 @@ def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: in
     found = controls_in(rows, contract, meter.special_tokens)
     refused = {one.row for one in found}
     left = [place for place in range(len(rows)) if place not in refused]
-    bounds = meter.prompt_bounds([rows[place]["messages"] for place in left])
+    bounds = meter.max_prompt_tokens([rows[place]["messages"] for place in left])
     lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
     open_ = [
         place
         for place, bound in zip(left, bounds, strict=True)
-        if bound + max((meter.text_bound(rows[place][name]) for name in contract.answers), default=0) >= max_tokens
+        if bound + max((meter.max_text_tokens(rows[place][name]) for name in contract.answers), default=0) >= max_tokens
     ]
     prompts, ids = _encoded(rows, open_, contract, meter)
     for number, place in enumerate(open_):

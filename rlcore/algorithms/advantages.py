@@ -23,7 +23,7 @@ STD_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Episodes:
+class AdvantageInputs:
     """What an advantage is computed from, for S completions of up to T tokens.
 
     ``rewards``: float64 [S], the score plus every per-token penalty; NaN where the grader failed.
@@ -42,11 +42,11 @@ class Episodes:
 
 
 #: Episodes -> advantages [S, T] in the dtype of the values (float32), 0 where masked
-AdvantageFn = Callable[[Episodes], Tensor]
+AdvantageFn = Callable[[AdvantageInputs], Tensor]
 
 
 def gae(
-    episodes: Episodes, *, gamma: float, lam: float | Float64[Tensor, "completions"]
+    episodes: AdvantageInputs, *, gamma: float, lam: float | Float64[Tensor, "completions"]
 ) -> Float[Tensor, "completions time"]:
     """Generalised advantage estimation (Schulman et al. 2016, eq. 16): [S, T].
 
@@ -67,14 +67,14 @@ def gae(
     return advantages.masked_fill(~mask, 0.0).to(episodes.values.dtype)
 
 
-def length_adaptive_gae(episodes: Episodes, *, gamma: float, alpha: float) -> Float[Tensor, "completions time"]:
+def length_adaptive_gae(episodes: AdvantageInputs, *, gamma: float, alpha: float) -> Float[Tensor, "completions time"]:
     """GAE with ``lam = 1 - 1 / (alpha * length)`` per completion, at least 0 (VAPO, Yue et al. 2025)."""
     lengths = episodes.mask.sum(1).clamp(min=1).double()
     return gae(episodes, gamma=gamma, lam=(1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0))
 
 
 def policy_gae(
-    episodes: Episodes, *, gamma: float, lam: float, lam_alpha: float = 0.0
+    episodes: AdvantageInputs, *, gamma: float, lam: float, lam_alpha: float = 0.0
 ) -> Float[Tensor, "completions time"]:
     """The policy's advantages with a critic: :func:`length_adaptive_gae` where ``lam_alpha`` > 0, else :func:`gae`."""
     if lam_alpha > 0.0:
@@ -83,7 +83,7 @@ def policy_gae(
 
 
 def value_gae(
-    episodes: Episodes, *, gamma: float, lam: float, lam_value: float | None = None
+    episodes: AdvantageInputs, *, gamma: float, lam: float, lam_value: float | None = None
 ) -> Float[Tensor, "completions time"]:
     """What the critic's returns are made from: :func:`gae` with a lambda of its own, if it has one (VAPO)."""
     return gae(episodes, gamma=gamma, lam=lam if lam_value is None else lam_value)
@@ -101,7 +101,7 @@ def whiten(
     return whitened.masked_fill(~mask, 0.0).to(advantages.dtype)
 
 
-def immediate(episodes: Episodes) -> Float[Tensor, "completions time"]:
+def per_token_reward(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
     """Each token's own reward, without what comes after it: GAE at ``gamma = 0`` and no critic, [S, T].
 
     With the KL to a teacher as the reward per token it is on-policy distillation (Agarwal et al. 2024, reverse KL; Lu
@@ -120,7 +120,7 @@ SCALES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
 }
 
 
-def group_relative(episodes: Episodes, *, scale: str) -> Float[Tensor, "completions time"]:
+def group_relative(episodes: AdvantageInputs, *, scale: str) -> Float[Tensor, "completions time"]:
     """``(R - mean of the group) / scale``, the scale being one of :data:`SCALES`: a population std unless said so."""
     batch = episodes.rewards[episodes.rewards.isfinite()]
     return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) / SCALES[scale](rewards, batch))
@@ -130,10 +130,10 @@ def group_relative(episodes: Episodes, *, scale: str) -> Float[Tensor, "completi
 group_normalized = partial(group_relative, scale="group")
 
 #: ``R - mean`` within the group: no division by the std (Dr. GRPO, Liu et al. 2025).
-group_centred = partial(group_relative, scale="none")
+group_centered = partial(group_relative, scale="none")
 
 
-def group_over_mean(episodes: Episodes) -> Float[Tensor, "completions time"]:
+def group_over_mean(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
     """``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026): hard prompts count more.
 
     0 for a group whose mean is 0 or below: the estimator is of the likelihood of success, and there was none. Rewards
@@ -150,12 +150,12 @@ def group_over_mean(episodes: Episodes) -> Float[Tensor, "completions time"]:
     return _by_group(episodes, normalise)
 
 
-def leave_one_out(episodes: Episodes) -> Float[Tensor, "completions time"]:
+def leave_one_out(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
     """``R_i - mean of the others`` within the group (RLOO, Kool et al. 2019; Ahmadian et al. 2024)."""
     return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1)))
 
 
-def batch_normalized(episodes: Episodes) -> Float[Tensor, "completions time"]:
+def batch_normalized(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
     """``(R - mean) / std`` over the whole batch (REINFORCE++, Hu 2025)."""
     rewards, scored = episodes.rewards, episodes.rewards.isfinite()
     advantages = torch.zeros_like(rewards)
@@ -170,7 +170,7 @@ def has_signal(rewards: Float[Tensor, "completions"]) -> bool:
     return len(rewards) > 1 and float(rewards.max() - rewards.min()) > EQUAL_REWARDS
 
 
-def _by_group(episodes: Episodes, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_group(episodes: AdvantageInputs, normalise: Callable[[Tensor], Tensor]) -> Tensor:
     advantages = torch.zeros_like(episodes.rewards)
     for number in set(episodes.group.tolist()):
         members = (episodes.group == number) & episodes.rewards.isfinite()
@@ -179,6 +179,6 @@ def _by_group(episodes: Episodes, normalise: Callable[[Tensor], Tensor]) -> Tens
     return _per_token(advantages, episodes)
 
 
-def _per_token(advantages: Tensor, episodes: Episodes) -> Tensor:
+def _per_token(advantages: Tensor, episodes: AdvantageInputs) -> Tensor:
     spread = advantages[:, None].expand(episodes.mask.shape).masked_fill(~episodes.mask, 0.0)
     return spread.to(episodes.values.dtype)

@@ -9,13 +9,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from rlcore.algorithms.advantages import immediate
+from rlcore.algorithms.advantages import per_token_reward
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.algorithms.weighting import WEIGHTINGS
 from rlcore.config import ObjectiveConfig, RlConfig
 from rlcore.errors import ConfigError
 
-_HOLES = ("advantage", "value_advantage", "ratio", "surrogate", "weighting")
+_SLOTS = ("advantage", "value_advantage", "ratio", "surrogate", "weighting")
 
 
 def resolve_algorithm(rl: RlConfig) -> Algorithm:
@@ -27,7 +27,9 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
     _refuse_signal_of_groups(rl)
-    if ALGORITHMS[rl.algorithm].advantage is immediate and not (rl.kl.coefficient and rl.kl.apply_to == "reward"):
+    if ALGORITHMS[rl.algorithm].advantage is per_token_reward and not (
+        rl.kl.coefficient and rl.kl.apply_to == "reward"
+    ):
         raise ConfigError(
             f"{rl.algorithm} gives each token its own reward, and the KL to the reference is what each token has",
             where="kl.apply_to",
@@ -43,7 +45,7 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
 def _refuse_signal_of_groups(rl: RlConfig) -> None:
     """Refuse what looks for groups without signal where a group of equal rewards teaches too."""
     row, sampling = ALGORITHMS[rl.algorithm], rl.sampling
-    if not row.uses_critic and row.advantage is not immediate:
+    if not row.uses_critic and row.advantage is not per_token_reward:
         return
     why = "with a critic" if row.uses_critic else "where each token has its own reward"
     for name, is_set, off in (
@@ -83,7 +85,7 @@ def with_objective(
 def with_constants(row: Algorithm, constants: Mapping[str, Any]) -> Algorithm:
     """The row with these constants in each of its functions that has a keyword of that name."""
     changed: dict[str, Any] = {}
-    for hole in _HOLES:
+    for hole in _SLOTS:
         function = getattr(row, hole)
         meant = {name: value for name, value in constants.items() if name in _keywords(function)}
         if meant:
@@ -93,7 +95,7 @@ def with_constants(row: Algorithm, constants: Mapping[str, Any]) -> Algorithm:
 
 def constants_of(row: Algorithm) -> set[str]:
     """The names of the constants of a row: what its functions take by keyword alone."""
-    return {name for hole in _HOLES for name in _keywords(getattr(row, hole))}
+    return {name for hole in _SLOTS for name in _keywords(getattr(row, hole))}
 
 
 def _keywords(function: Any) -> set[str]:

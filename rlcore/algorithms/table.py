@@ -10,11 +10,11 @@ from types import MappingProxyType
 from rlcore.algorithms.advantages import (
     AdvantageFn,
     batch_normalized,
-    group_centred,
+    group_centered,
     group_normalized,
     group_over_mean,
-    immediate,
     leave_one_out,
+    per_token_reward,
     policy_gae,
     value_gae,
 )
@@ -60,7 +60,7 @@ _ROWS: dict[str, _Row] = {
     # name          advantage         ratio             surrogate                   weighting
     "ppo":         (_GAE,             token_ratio,      _clip(0.2, 0.2),            token_mean),
     "grpo":        (group_normalized, token_ratio,      _clip(0.2, 0.2),            sequence_mean),
-    "dr_grpo":     (group_centred,    token_ratio,      _clip(0.2, 0.2),            _PER_LENGTH),
+    "dr_grpo":     (group_centered,    token_ratio,      _clip(0.2, 0.2),            _PER_LENGTH),
     "dapo":        (group_normalized, token_ratio,      _clip(0.2, 0.28),           token_mean),
     "gspo":        (group_normalized, sequence_ratio,   _clip(3e-4, 4e-4),          sequence_mean),
     "cispo":       (group_normalized, token_ratio,      _clip(1.0, 0.28, cispo),    token_mean),
@@ -69,7 +69,7 @@ _ROWS: dict[str, _Row] = {
     "sapo":        (group_normalized, token_ratio,      _SOFT_GATE,                 sequence_mean),
     "dppo_tv":     (group_normalized, token_ratio,      _clip(0.15, 0.15, dppo_tv), token_mean),
     "maxrl":       (group_over_mean,  token_ratio,      _clip(0.2, 0.2),            token_mean),
-    "distil":      (immediate,        token_ratio,      _clip(0.2, 0.2),            token_mean),
+    "distil":      (per_token_reward, token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
 _CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE}  # the rows that train a critic, and what makes its returns

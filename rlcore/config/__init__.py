@@ -1,11 +1,11 @@
 """Settings that the library reads: frozen dataclasses, built strictly from nested values; a wrong key is an error.
 
 A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
-names the path of every fault (``stages.grpo.learning_rate``) before anything runs. Those that only the pipeline reads,
+names the path of every error (``stages.grpo.learning_rate``) before anything runs. Those that only the pipeline reads,
 and a preset as a whole, are in ``tasks/presets``.
 """
 
-from rlcore.config.adapter import AdapterConfig
+from rlcore.config.adapter import LoraConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
@@ -38,7 +38,6 @@ from rlcore.strict import to_dict
 
 __all__ = [
     "LIMITS",
-    "AdapterConfig",
     "AnswersConfig",
     "AuditConfig",
     "CheckpointConfig",
@@ -58,6 +57,7 @@ __all__ = [
     "KlConfig",
     "Limit",
     "LimitConfig",
+    "LoraConfig",
     "MismatchConfig",
     "ModelConfig",
     "NonNegativeFloat",

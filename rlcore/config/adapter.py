@@ -8,7 +8,7 @@ from rlcore.config.bounds import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
+class LoraConfig:
     """LoRA (Hu et al. 2021): ``W + alpha / rank * B A`` on a frozen W. ``rank`` 0: all weights learn, no adapter.
 
     ``targets``: last names of the linear layers with an adapter (``q_proj``); none named: all of the trunk.

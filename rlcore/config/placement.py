@@ -120,12 +120,12 @@ class PlacementConfig:
         return own | ({"tensor_parallel": self.tensor_parallel} if self.tensor_parallel > 1 else {})
 
 
-def placement_faults(placement: PlacementConfig, stages: Mapping[str, Learning], engine: EngineConfig) -> list[str]:
-    """Why stages, by name, cannot run where they are placed, with the key of each fault; ``engine``: the preset's."""
+def placement_errors(placement: PlacementConfig, stages: Mapping[str, Learning], engine: EngineConfig) -> list[str]:
+    """Why stages, by name, cannot run where they are placed, with the key of each error; ``engine``: the preset's."""
     return [
-        fault
+        error
         for name, settings in stages.items()
-        for fault in (*_of_ranks(placement, name, settings), *_of_ray(placement, name, settings, engine))
+        for error in (*_of_ranks(placement, name, settings), *_of_ray(placement, name, settings, engine))
     ]
 
 

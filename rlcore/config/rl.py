@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlcore.config.adapter import AdapterConfig
+from rlcore.config.adapter import LoraConfig
 from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
@@ -216,7 +216,7 @@ class UpdateConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     rollout_correction: MismatchConfig = field(default_factory=MismatchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    lora: AdapterConfig = field(default_factory=AdapterConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

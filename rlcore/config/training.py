@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rlcore.config.adapter import AdapterConfig
+from rlcore.config.adapter import LoraConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.strict import AtLeast, Below
@@ -58,7 +58,7 @@ class DpoConfig:
     label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
-    lora: AdapterConfig = field(default_factory=AdapterConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
@@ -85,7 +85,7 @@ class TrunkConfig:
 
     layers: NonNegativeInt = 0
     trainable_layers: Annotated[int, AtLeast(-1)] = -1
-    lora: AdapterConfig = field(default_factory=AdapterConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         if self.lora.rank and self.trainable_layers != -1:

@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig, to_dict
 from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import Sharding, join, shard
+from rlcore.distributed.sharded import ShardConfig, attach_ranks, shard
 from rlcore.hardware.runtime import Runtime
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.logprob_check import check_model
-from rlcore.models.lora import AdaptedModel, add_adapter, load_adapter
+from rlcore.models.lora import AdaptedModel, add_lora, load_adapter
 from rlcore.strict import build
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
@@ -67,7 +67,7 @@ def make_policy(plan: LearnerPlan, runtime: Runtime) -> Policy:
     adapter = plan.config.update.lora
     model = runtime.load_base(plan.start) if adapter.rank else runtime.load_trainable(plan.start)
     check_model(model, ChatTokenizer.load(plan.start))
-    return add_adapter(model, adapter, "policy", seed=plan.seed) if adapter.rank else model
+    return add_lora(model, adapter, "policy", seed=plan.seed) if adapter.rank else model
 
 
 def make_learner(
@@ -82,8 +82,8 @@ def make_learner(
     return LocalLearner(_learner(plan, policy, critic), reference, beside=beside)
 
 
-def make_share(
-    plan: LearnerPlan, ranks: Ranks, runtime: Runtime, *, sharding: Sharding | None, device: torch.device
+def make_rank_learner(
+    plan: LearnerPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
 ) -> LocalLearner:
     """What one of several ranks has on ``device``: shards, or without ``sharding`` all weights.
 
@@ -96,24 +96,26 @@ def make_share(
     roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
     if not isinstance(reference, AdaptedModel):
         roots.append(reference)
-    spread([each for each in roots if each is not None], ranks, sharding, device=device)
+    shard_models([each for each in roots if each is not None], ranks, sharding, device=device)
     return LocalLearner(_learner(plan, policy, critic), reference)
 
 
-def spread(models: Iterable[nn.Module], ranks: Ranks, sharding: Sharding | None, *, device: torch.device) -> None:
+def shard_models(
+    models: Iterable[nn.Module], ranks: Ranks, sharding: ShardConfig | None, *, device: torch.device
+) -> None:
     """Leave of each model this rank's shards on ``device``; without ``sharding`` each rank has all of it."""
     for model in models:
         if sharding:
             shard(model, ranks, sharding, device=device)
         else:
-            join(model, ranks)
+            attach_ranks(model, ranks)
 
 
-def _learner(plan: LearnerPlan, policy: Policy, critic: ScalarModel | None) -> Learner:
+def _learner(plan: LearnerPlan, policy: Policy, critic: ScalarHeadModel | None) -> Learner:
     return Learner(policy, critic, algorithm=resolve_algorithm(plan.config), config=plan.config)
 
 
-def _others(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> tuple[ScalarModel | None, Policy | None]:
+def _others(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> tuple[ScalarHeadModel | None, Policy | None]:
     """The critic and the reference, where the configuration needs them."""
     critic = _critic(plan, policy, runtime) if resolve_algorithm(plan.config).uses_critic else None
     if plan.config.kl.coefficient == 0.0:
@@ -125,13 +127,13 @@ def _others(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> tuple[Scalar
     return critic, AdaptedModel(policy.base, "") if is_adapted else runtime.load_reference(plan.start)
 
 
-def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarModel:
+def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadModel:
     """The critic where the configuration places it."""
     critic = plan.config.critic
     if critic.architecture == "shared":
-        return ScalarModel.on_trunk(policy)
+        return ScalarHeadModel.on_trunk(policy)
     if critic.architecture == "separate":
-        return ScalarModel.on_trunk(runtime.load_trainable(plan.critic_start))
+        return ScalarHeadModel.on_trunk(runtime.load_trainable(plan.critic_start))
     if critic.init_from != "policy":
-        return ScalarModel.on_trunk(load_adapter(policy, plan.critic_start, "critic"))
-    return ScalarModel.on_trunk(add_adapter(policy, plan.config.update.lora, "critic", seed=plan.seed))
+        return ScalarHeadModel.on_trunk(load_adapter(policy, plan.critic_start, "critic"))
+    return ScalarHeadModel.on_trunk(add_lora(policy, plan.config.update.lora, "critic", seed=plan.seed))

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.checks.audit.slow_path import Examined
+from rlcore.checks.audit.slow_path import SlowPathResult
 from rlcore.config.placement import PlacementConfig
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.local_ranks import child_ranks
@@ -26,7 +26,7 @@ from rlcore.hardware.memory import Footprint
 from rlcore.hardware.runtime import Runtime
 from rlcore.text.packing import TokenSequence
 from rlcore.training.learner_protocol import PolicyFacts
-from rlcore.training.scoring_models import Passes
+from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, TrainingSample
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-class LearnerGroup:
-    """A :class:`~rlcore.training.learner_protocol.LearnerHandle` on ranks, which says what each method does.
+class DistributedLearner:
+    """A :class:`~rlcore.training.learner_protocol.LearnerProtocol` on ranks, which says what each method does.
 
     Where ranks were lost, :meth:`load` alone starts others: they hold the newest checkpoint then, or the first weights.
     """
@@ -46,10 +46,10 @@ class LearnerGroup:
         placement: PlacementConfig,
         runtime: Runtime,
         *,
-        note: Callable[[str], None],
+        log: Callable[[str], None],
         ranks: RankPool | None = None,
     ) -> None:
-        """Start the ranks. ``runtime``: what each computes in; ``note`` shows a sentence to people; ``ranks``: which
+        """Start the ranks. ``runtime``: what each computes in; ``log`` shows a sentence to people; ``ranks``: which
         processes they are, children of this one where nothing is said.
 
         Raises:
@@ -57,7 +57,7 @@ class LearnerGroup:
             ModelError: a checkpoint cannot be trained.
         """
         self.config, self.algorithm = plan.config, resolve_algorithm(plan.config)
-        self._plan, self._placement, self._runtime, self._note = plan, placement, runtime, note
+        self._plan, self._placement, self._runtime, self._log = plan, placement, runtime, log
         self.ranks = ranks or child_ranks(placement, runtime.device)
         self._starts, self._tokens = 0, 0  # 0 tokens: as many as configured
         self._budget = plan.config.update.tokens_per_microbatch
@@ -87,8 +87,8 @@ class LearnerGroup:
     def needs_old_logprobs(self) -> bool:
         return self.config.update.num_epochs * self.config.update.num_minibatches > 1
 
-    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
-        found: Passes = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
+        found: ForwardScores = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
         return found
 
     def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
@@ -103,12 +103,12 @@ class LearnerGroup:
 
     def examine(
         self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
-    ) -> Examined | None:
-        found: Examined | None = self._call("examine", samples, rollouts, eos_ids=tuple(eos_ids), seed=seed)
+    ) -> SlowPathResult | None:
+        found: SlowPathResult | None = self._call("examine", samples, rollouts, eos_ids=tuple(eos_ids), seed=seed)
         return found
 
-    def step_faults(self) -> list[str]:
-        return list(self._call("step_faults"))
+    def step_errors(self) -> list[str]:
+        return list(self._call("step_errors"))
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         self._call("observe_kl", mean_kl, num_samples)
@@ -155,7 +155,7 @@ class LearnerGroup:
             )
         if self.ranks.ran_out:
             self._tokens = max(1, self._budget // 2)
-        self._note(f"starts {self.size} ranks again ({self._starts} of at most {restarts} times)")
+        self._log(f"starts {self.size} ranks again ({self._starts} of at most {restarts} times)")
         self._start()
 
     def _start(self) -> dict[str, Any]:

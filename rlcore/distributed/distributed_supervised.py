@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.shuffle_gap import Pairing
+from rlcore.checks.audit.shuffle_gap import ShuffleGap
 from rlcore.config import DpoConfig, RewardModelConfig, SftConfig, to_dict
 from rlcore.config.placement import PlacementConfig
-from rlcore.distributed.build import spread
+from rlcore.distributed.build import shard_models
 from rlcore.distributed.rank_pool import RankPool, rank_setup
 from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import Sharding
+from rlcore.distributed.sharded import ShardConfig
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.logprob_check import check_model
 from rlcore.strict import build
@@ -65,7 +65,7 @@ class SupervisedPlan:
 
 
 def make_supervised_share(
-    plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: Sharding | None, device: torch.device
+    plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
 ) -> Supervised:
     """What one of several ranks has on ``device``: shards, or without ``sharding`` all weights.
 
@@ -76,23 +76,23 @@ def make_supervised_share(
     if isinstance(plan.config, SftConfig):
         model = first.load_trainable(plan.start)
         check_model(model, ChatTokenizer.load(plan.start))
-        spread([model], ranks, sharding, device=device)
+        shard_models([model], ranks, sharding, device=device)
         return SftLearner(model, plan.config)
     if isinstance(plan.config, DpoConfig):
         policy = dpo_policy(plan.start, plan.config, first, seed=plan.seed)
-        spread([policy], ranks, sharding, device=device)
+        shard_models([policy], ranks, sharding, device=device)
         return DpoLearner(policy, plan.config)
     trunk = reward_trunk(plan.start, plan.config.backbone, first, seed=plan.seed)
     members = reward_members(trunk, plan.config, seed=plan.seed)
     roots = {id(member.backbone): member for member in reversed(members)}  # heads on one trunk: the first has it
-    spread(roots.values(), ranks, sharding, device=device)
+    shard_models(roots.values(), ranks, sharding, device=device)
     for member in members[1:]:
         if member.backbone is trunk:  # a head and nothing else
             member.head.to(device)
     return RewardLearner(members, plan.config)
 
 
-class _Group:
+class _DistributedSupervised:
     """A learner on ranks; where one is lost, the stage has to be run again."""
 
     def __init__(self, plan: SupervisedPlan, placement: PlacementConfig, runtime: Runtime, ranks: RankPool) -> None:
@@ -122,7 +122,7 @@ class _Group:
         return self._ranks.ask(method, *arguments, **settings)["result"]
 
 
-class SftGroup(_Group):
+class DistributedSft(_DistributedSupervised):
     """A :class:`~rlcore.training.sft.SftHandle` on ranks."""
 
     def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
@@ -131,15 +131,15 @@ class SftGroup(_Group):
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         return float(self._ask("mean_loss", demonstrations))
 
-    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
-        found: Pairing = self._ask("pairing", demonstrations, seed=seed)
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
+        found: ShuffleGap = self._ask("pairing", demonstrations, seed=seed)
         return found
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         self._ask("save_model", start.absolute(), folder.absolute(), like_start=like_start)
 
 
-class DpoGroup(_Group):
+class DistributedDpo(_DistributedSupervised):
     """A :class:`~rlcore.training.dpo.DpoHandle` on ranks."""
 
     def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
@@ -156,7 +156,7 @@ class DpoGroup(_Group):
         self._ask("save_model", start.absolute(), folder.absolute(), like_start=like_start)
 
 
-class RewardGroup(_Group):
+class DistributedReward(_DistributedSupervised):
     """A :class:`~rlcore.training.reward_learner.RewardHandle` on ranks."""
 
     def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:

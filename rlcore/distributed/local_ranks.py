@@ -28,8 +28,8 @@ _MEMORY = Path("/dev/shm")
 _GRACE_SECONDS = 5.0  # for a process whose pipe is closed to be gone
 
 
-class Children:
-    """A :class:`~rlcore.distributed.rank_pool.Crew` of children, one on each of ``devices``.
+class ChildRanks:
+    """A :class:`~rlcore.distributed.rank_pool.RankTransport` of children, one on each of ``devices``.
 
     They meet, and the weights that the first of them exports lie, in a folder in memory.
     """
@@ -66,11 +66,11 @@ class Children:
                 lost.add(rank)
         return lost
 
-    def hear(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
+    def receive(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
         ready = wait([self._ends[rank] for rank in silent], timeout=seconds)
         return {rank: _next(self._ends[rank]) for rank in sorted(silent) if self._ends[rank] in ready}
 
-    def ending(self, rank: int) -> str:
+    def exit_reason(self, rank: int) -> str:
         try:
             code = self.processes[rank].wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -110,7 +110,7 @@ def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
     Raises:
         ConfigError: there are fewer GPUs than ranks.
     """
-    return RankPool(Children(rank_devices(placement, device)), 60.0 * placement.timeout_minutes)
+    return RankPool(ChildRanks(rank_devices(placement, device)), 60.0 * placement.timeout_minutes)
 
 
 def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from rlcore.distributed.build import LearnerPlan, make_share
+from rlcore.distributed.build import LearnerPlan, make_rank_learner
 from rlcore.distributed.distributed_supervised import SupervisedPlan, make_supervised_share
-from rlcore.distributed.ranks import Ranks, open_ranks, whole
-from rlcore.distributed.serialization import fault_of
-from rlcore.distributed.sharded import Sharding
+from rlcore.distributed.ranks import Ranks, gather_full, open_ranks
+from rlcore.distributed.serialization import encode_error
+from rlcore.distributed.sharded import ShardConfig
 from rlcore.hardware.machine import PRECISIONS
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.saving import save_tensors
@@ -27,7 +27,7 @@ from rlcore.training.sft import SftLearner
 WEIGHTS = "weights.safetensors"
 """What an export leaves in the folder of a group that has one."""
 
-_METHODS = ("passes", "scores", "update", "examine", "step_faults", "observe_kl", "save", "wait", "save_model")
+_METHODS = ("passes", "scores", "update", "examine", "step_errors", "observe_kl", "save", "wait", "save_model")
 _SUPERVISED_METHODS = {
     SftLearner: ("step", "mean_loss", "pairing", "save_model"),
     DpoLearner: ("begin", "step", "rewards", "save_model"),
@@ -64,7 +64,7 @@ class Rank:
                 raise ValueError(f"a rank does no {method}")
             result = self._methods[method](*arguments, **settings)
         except Exception as error:  # noqa: BLE001 - told to who asked
-            return fault_of(error)
+            return encode_error(error)
         if isinstance(result, bytes):
             self.exported, result = result, None
         # Every rank knows the result, and one says it.
@@ -87,7 +87,7 @@ def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
 
 def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
     plan, (runtime, sharding) = LearnerPlan.from_json(setup["plan"]), _precision(setup, device)
-    learner = stack.enter_context(closing(make_share(plan, ranks, runtime, sharding=sharding, device=device)))
+    learner = stack.enter_context(closing(make_rank_learner(plan, ranks, runtime, sharding=sharding, device=device)))
 
     def load(*arguments: Any, **settings: Any) -> dict[str, Any] | None:
         found = learner.load(*arguments, **settings)
@@ -115,11 +115,11 @@ def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.devic
     return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
 
 
-def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, Sharding | None]:
+def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, ShardConfig | None]:
     """What models are loaded in, and how they are cut up; None: not at all."""
     dtype = PRECISIONS[setup["dtype"]]
     gathered = dtype if setup["narrow"] else None
-    sharding = Sharding(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None
+    sharding = ShardConfig(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None
     return Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"]), sharding
 
 
@@ -134,7 +134,7 @@ def _export(learner: LocalLearner, folder: Path | None) -> bytes:
     """
     kept: dict[str, torch.Tensor] = {}
     for name, tensor in learner.weights().items():
-        found = whole(tensor.detach())
+        found = gather_full(tensor.detach())
         if learner.learner.ranks.is_first:
             kept[name] = found.cpu().contiguous().clone()  # tied weights share memory, which the format refuses
     if not kept or not folder:

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from rlcore.config.placement import PlacementConfig
-from rlcore.distributed.serialization import decode, encode, error_of, is_fault
+from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import LearnerLostError
 from rlcore.hardware.runtime import Runtime
 
 _GRACE_SECONDS = 5.0  # for the others' answers, after one rank has failed
 
 
-class Crew(Protocol):
+class RankTransport(Protocol):
     """Processes that can be ranks; ``size`` of them run."""
 
     @property
@@ -34,11 +34,11 @@ class Crew(Protocol):
         """Ask every rank; the ranks that could not be reached."""
         ...
 
-    def hear(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
+    def receive(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
         """New answers of ``silent`` ranks by their number, after waiting for one; None of a rank that died."""
         ...
 
-    def ending(self, rank: int) -> str:
+    def exit_reason(self, rank: int) -> str:
         """How a rank ended: ``was ended by SIGKILL``."""
         ...
 
@@ -76,7 +76,7 @@ class RankPool:
     ``ran_out``: whether the last ones were lost because a rank had no memory left.
     """
 
-    def __init__(self, crew: Crew, seconds: float) -> None:
+    def __init__(self, crew: RankTransport, seconds: float) -> None:
         self.crew, self.ran_out = crew, False
         self._seconds = seconds
 
@@ -122,13 +122,13 @@ class RankPool:
         except BaseException:  # an interrupt: an answer that comes later would be taken for that of the next request
             self.end()
             raise
-        faults = {rank: answer for rank, answer in answers.items() if is_fault(answer)}
-        if dead or (silent and not faults) or any("error" not in fault for fault in faults.values()):
-            raise self._lost(method, dead, faults, silent=silent)
-        if faults:
+        errors = {rank: answer for rank, answer in answers.items() if is_error(answer)}
+        if dead or (silent and not errors) or any("error" not in error for error in errors.values()):
+            raise self._lost(method, dead, errors, silent=silent)
+        if errors:
             if silent or method == "start":
                 self.end()
-            raise error_of(min(faults.items())[1])
+            raise decode_error(min(errors.items())[1])
         return answers[0]
 
     def _listen(self) -> tuple[dict[int, dict[str, Any]], set[int], tuple[int, ...]]:
@@ -136,24 +136,24 @@ class RankPool:
         silent, dead = set(range(self.crew.size)), set[int]()
         answers: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._seconds
-        while silent and (found := self.crew.hear(silent, max(0.0, deadline - time.monotonic()))):
+        while silent and (found := self.crew.receive(silent, max(0.0, deadline - time.monotonic()))):
             silent -= found.keys()
             dead |= {rank for rank, answer in found.items() if answer is None}
             answers |= {rank: decode(answer) for rank, answer in found.items() if answer is not None}
-            if dead or any(map(is_fault, answers.values())):
+            if dead or any(map(is_error, answers.values())):
                 deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         return answers, dead, tuple(sorted(silent))
 
     def _lost(
-        self, method: str, dead: set[int], faults: Mapping[int, Mapping[str, Any]], *, silent: tuple[int, ...] = ()
+        self, method: str, dead: set[int], errors: Mapping[int, Mapping[str, Any]], *, silent: tuple[int, ...] = ()
     ) -> LearnerLostError:
         """End what is left, and say which rank was lost and how."""
-        reasons = [f"rank {rank} {self.crew.ending(rank)}" for rank in sorted(dead)]
-        short = {rank: fault["memory"] for rank, fault in faults.items() if "memory" in fault}
+        reasons = [f"rank {rank} {self.crew.exit_reason(rank)}" for rank in sorted(dead)]
+        short = {rank: error["memory"] for rank, error in errors.items() if "memory" in error}
         if not reasons and short:
             reasons = [f"rank {rank} ran out of memory ({why})" for rank, why in short.items()]
         if not reasons:
-            reasons = [f"rank {rank} failed: {fault['crash']}" for rank, fault in faults.items() if "crash" in fault]
+            reasons = [f"rank {rank} failed: {error['crash']}" for rank, error in errors.items() if "crash" in error]
         if not reasons:
             minutes = self._seconds / 60.0
             reasons = [f"rank {rank} did not answer within {minutes:g} minutes" for rank in silent]

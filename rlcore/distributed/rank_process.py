@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.distributed.rank import open_rank
-from rlcore.distributed.serialization import decode, encode, fault_of
+from rlcore.distributed.serialization import decode, encode, encode_error
 
 _POLL_SECONDS = 0.5
 
@@ -45,7 +45,7 @@ def serve(end: Connection, setup: Mapping[str, Any]) -> None:
             while (request := _next(end)) is not None:
                 end.send_bytes(encode(rank.answer(*request)))
     except Exception as error:  # noqa: BLE001 - told to who asked
-        end.send_bytes(encode(fault_of(error)))
+        end.send_bytes(encode(encode_error(error)))
 
 
 def _next(end: Connection) -> Any:

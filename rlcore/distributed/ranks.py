@@ -71,7 +71,7 @@ class Ranks:
         pairs = [pair for part in self.gather(list(zip(numbers, values, strict=True))) for pair in part]
         return [value for _, value in sorted(pairs, key=itemgetter(0))]
 
-    def of_first(self, work: Callable[[], T]) -> T:
+    def broadcast_object(self, work: Callable[[], T]) -> T:
         """What ``work`` gives on the first rank, on every rank; the others do not do it.
 
         Raises:
@@ -137,7 +137,7 @@ def is_shard(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gather_full(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor of which each rank may hold a part; all ranks ask at the same point."""
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 

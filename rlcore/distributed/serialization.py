@@ -20,15 +20,15 @@ import torch
 
 from rlcore import errors
 from rlcore.checks.audit.sampling import Features
-from rlcore.checks.audit.shuffle_gap import Pairing
-from rlcore.checks.audit.slow_path import Examined, Gradient, Trial
+from rlcore.checks.audit.shuffle_gap import ShuffleGap
+from rlcore.checks.audit.slow_path import Gradient, SlowPathResult, Trial
 from rlcore.errors import RlcoreError
 from rlcore.hardware.memory import Footprint
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.training.preferences import Comparison, PreferenceSet
-from rlcore.training.scoring_models import Passes
+from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
@@ -37,14 +37,14 @@ _KINDS = {
     for kind in (
         Comparison,
         Demonstration,
-        Examined,
+        SlowPathResult,
         FailedRollout,
         Features,
         Footprint,
         Gradient,
         Message,
-        Pairing,
-        Passes,
+        ShuffleGap,
+        ForwardScores,
         PreferenceSet,
         Prompt,
         Rollout,
@@ -79,7 +79,7 @@ def decode(data: bytes) -> Any:
     return _value(found["value"], [numbers[start:end] for start, end in pairwise(starts)])
 
 
-def fault_of(error: Exception) -> dict[str, Any]:
+def encode_error(error: Exception) -> dict[str, Any]:
     """What is told of an error to who asked: a table with one of ``error``, ``memory`` and ``crash``."""
     if isinstance(error, torch.OutOfMemoryError):
         return {"memory": str(error).partition(". ")[0]}
@@ -89,14 +89,14 @@ def fault_of(error: Exception) -> dict[str, Any]:
     return {"crash": f"{type(error).__name__}: {error}"}
 
 
-def is_fault(answer: Mapping[str, Any]) -> bool:
-    """Whether an answer is what :func:`fault_of` says of an error."""
+def is_error(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer is what :func:`encode_error` says of an error."""
     return bool({"error", "memory", "crash"} & answer.keys())
 
 
-def error_of(fault: Mapping[str, Any]) -> RlcoreError:
-    """The error of ours that a fault tells of."""
-    name, what, where, fix = fault["error"]
+def decode_error(error: Mapping[str, Any]) -> RlcoreError:
+    """The error of ours that a error tells of."""
+    name, what, where, fix = error["error"]
     kind: type[RlcoreError] = getattr(errors, name)
     return kind(what, where=where, fix=fix)
 

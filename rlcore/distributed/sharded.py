@@ -4,7 +4,7 @@ A layer's weights are gathered for its forward pass, and again for its backward 
 heads for the whole pass. So trunk, head and loss have to stand in one forward pass of one root module: with the
 library's model as the root, its head would be asked for outside of it.
 
-    whole_pass(model, work) -> the root's forward: gather; work(); scatter -> the loss, whose backward does likewise
+    run_forward(model, work) -> the root's forward: gather; work(); scatter -> the loss, whose backward does likewise
 
 Gradients arrive as sums over the ranks, since a loss's weights are those of the whole optimizer step already.
 """
@@ -29,9 +29,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from rlcore.distributed.ranks import ONE, Ranks, whole
+from rlcore.distributed.ranks import ONE, Ranks, gather_full
 from rlcore.errors import ModelError
-from rlcore.models.architectures import trunk
+from rlcore.models.architectures import backbone
 
 if TYPE_CHECKING:
     from jaxtyping import Real
@@ -50,7 +50,7 @@ _STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sharding:
+class ShardConfig:
     """How weights are cut up. ``dtype``: in which precision they are gathered, and gradients computed; None: their own.
 
     Gradients are summed in float32. ``offload``: shards, gradients and moments rest in the machine's memory, where the
@@ -70,7 +70,7 @@ class _Membership:
     device: torch.device | None = None
 
 
-class _Whole(nn.Module):
+class _ForwardModule(nn.Module):
     """A model, or a critic with the policy below it, as one module that computes whatever it is given."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -82,12 +82,12 @@ class _Whole(nn.Module):
         return work()
 
 
-def join(model: nn.Module, ranks: Ranks) -> None:
+def attach_ranks(model: nn.Module, ranks: Ranks) -> None:
     """Say that every one of ``ranks`` has this model, whole: passes over sequences are shared among them."""
     setattr(_language_model(model), _MARK, _Membership(ranks))
 
 
-def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.device) -> None:
+def shard(model: nn.Module, ranks: Ranks, sharding: ShardConfig, *, device: torch.device) -> None:
     """Leave of a model's weights this rank's shards. ``model``: a language model, or a critic with its trunk.
 
     Every rank holds the same weights before it. An optimizer is made after it.
@@ -109,7 +109,7 @@ def shard(model: nn.Module, ranks: Ranks, sharding: Sharding, *, device: torch.d
         ),
         "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if sharding.offload else OffloadPolicy(),
     }
-    root = _Whole(model)
+    root = _ForwardModule(model)
     for module in (*_layers(language_model), root):
         fully_shard(module, **settings)
     for module in root.modules():
@@ -157,19 +157,19 @@ def ranks_of(model: Any) -> Ranks:
     return _membership(model).ranks
 
 
-def is_alone(model: Any) -> bool:
+def is_single_process(model: Any) -> bool:
     """Whether this process has the model as a whole, and shares no pass with another."""
     membership = _membership(model)
     return membership.ranks.size == 1 and membership.root is None
 
 
-def whole_pass(model: Any, work: Callable[[], T]) -> T:
+def run_forward(model: Any, work: Callable[[], T]) -> T:
     """What ``work`` gives: one forward pass of ``model`` and all that is computed of it up to the loss."""
     root = _membership(model).root
     return work() if root is None else root(work)
 
 
-def like(parameter: Real[torch.Tensor, "..."], tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
+def shard_like(parameter: Real[torch.Tensor, "..."], tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
     """``tensor``, whole on every rank, cut up as ``parameter`` is; unchanged where that is whole."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
@@ -177,7 +177,7 @@ def like(parameter: Real[torch.Tensor, "..."], tensor: Real[torch.Tensor, "..."]
     return part.to(parameter.device)  # the mesh's device computes, and shards may rest elsewhere
 
 
-def whole_state(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
+def full_state_dict(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
     """The state of a model in shards, whole, in the first rank's memory; tied weights are one tensor, as in the model.
 
     None for a model that this process has as a whole. All ranks ask at the same point; the others get an empty one.
@@ -189,7 +189,7 @@ def whole_state(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
     known: dict[int, torch.Tensor] = {}
     for name, tensor in (*model.named_parameters(remove_duplicate=False), *_kept_buffers(model)):
         if id(tensor) not in known:
-            gathered = whole(tensor.detach())
+            gathered = gather_full(tensor.detach())
             known[id(tensor)] = gathered.cpu() if membership.ranks.is_first else gathered.new_empty(0)
         if membership.ranks.is_first:
             found[name] = known[id(tensor)]
@@ -214,7 +214,7 @@ def _language_model(model: Any) -> Any:
 
 def _layers(model: Any) -> list[nn.Module]:
     """The blocks of a trunk: of its lists of modules (a block's experts may be one), that which holds the most."""
-    modules: Any = trunk(model)
+    modules: Any = backbone(model)
     lists = [module for module in modules.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=_size) if lists else nn.ModuleList()
     return list(largest)

@@ -39,7 +39,7 @@ class ToolFailure:
 class CallError(Exception):
     """Raised by a method of an environment: the call is wrong, and the policy is told why.
 
-    Any other exception is a fault of the environment, which fails the rollout.
+    Any other exception is a error of the environment, which fails the rollout.
     """
 
 
@@ -56,7 +56,7 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedCall:
-    """A call as it was written; ``fault`` says why it is none that can be run (then ``tool`` is empty).
+    """A call as it was written; ``error`` says why it is none that can be run (then ``tool`` is empty).
 
     What the tool is given is ``arguments`` by name where the format writes them so, else the text ``argument``.
     ``call_id``: what the policy calls its call, in formats that have such a name.
@@ -64,7 +64,7 @@ class ParsedCall:
 
     tool: str = ""
     argument: str = ""
-    fault: str = ""
+    error: str = ""
     arguments: Mapping[str, Any] | None = None
     call_id: str = ""
 
@@ -80,7 +80,7 @@ def parse_call(turn: str) -> ParsedCall | None:
     body = text[: -len(CLOSING)]
     openings = list(OPENING.finditer(body))
     if len(openings) != 1 or CLOSING in body:
-        return ParsedCall(fault="a turn ends in one call, <tool:name>argument</tool>")
+        return ParsedCall(error="a turn ends in one call, <tool:name>argument</tool>")
     return ParsedCall(tool=openings[0].group(1), argument=body[openings[0].end() :].strip())
 
 

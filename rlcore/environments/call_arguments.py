@@ -19,25 +19,25 @@ _ALTERNATIVES = ("anyOf", "oneOf")
 _ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # where an object may have further properties
 
 
-def declaration_faults(tool: str, declared: object) -> list[str]:
+def declaration_errors(tool: str, declared: object) -> list[str]:
     """Errors of a tool as it is declared to a chat template; nothing where its calls can be checked."""
     if not 0 < len(tool) <= _MAX_NAME or not tool.isprintable() or any(each in tool for each in " <>{}\"'"):
         return [f"'{shown(tool)}' is no name of a tool"]
     function = declared.get("function") if isinstance(declared, Mapping) else None
     if not isinstance(function, Mapping) or function.get("name") != tool:
         return [f"{tool} is not declared as a function of that name"]
-    faults = [] if isinstance(function.get("description"), str) else ["its description must be a text"]
+    errors = [] if isinstance(function.get("description"), str) else ["its description must be a text"]
     parameters = function.get("parameters")
     if not isinstance(parameters, Mapping):
-        faults.append("its parameters must be the schema of a JSON object")
+        errors.append("its parameters must be the schema of a JSON object")
     else:
         kinds = parameters.get("type", "object")
         if _are_kinds(kinds) and "object" not in _listed(kinds):
-            faults.append(f"parameters.type must be object, not {shown(kinds)}")
+            errors.append(f"parameters.type must be object, not {shown(kinds)}")
         if not _are_texts(parameters.get("required", [])):
-            faults.append("parameters.required must be a list of names")
-        faults += _faults(parameters, "parameters", depth=0)
-    return [f"{tool}: {fault}" for fault in faults]
+            errors.append("parameters.required must be a list of names")
+        errors += _errors(parameters, "parameters", depth=0)
+    return [f"{tool}: {error}" for error in errors]
 
 
 def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | None) -> dict[str, Any] | str:
@@ -59,19 +59,19 @@ def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | No
         if name not in found:
             return f"the argument {name!r} is missing"
     for name, value in found.items():
-        if not fits(value, schema := properties.get(name, others)):
+        if not matches_schema(value, schema := properties.get(name, others)):
             return f"{name} must be {_kind(schema)}"
     return found
 
 
-def fits(value: object, schema: Schema | bool) -> bool:
+def matches_schema(value: object, schema: Schema | bool) -> bool:
     """True if a JSON value is one of a schema: ``true`` is that of every value, ``false`` of none."""
     if isinstance(schema, bool):
         return schema
     if value is None and schema.get("nullable"):
         return True
     for key in _ALTERNATIVES:
-        if key in schema and not any(fits(value, each) for each in schema[key]):
+        if key in schema and not any(matches_schema(value, each) for each in schema[key]):
             return False
     if "enum" in schema and value not in schema["enum"]:
         return False
@@ -79,7 +79,7 @@ def fits(value: object, schema: Schema | bool) -> bool:
     if kinds and not any(_is_a(value, kind) for kind in kinds):
         return False
     items = schema.get("items", True)
-    return not isinstance(value, list) or isinstance(items, list) or all(fits(each, items) for each in value)
+    return not isinstance(value, list) or isinstance(items, list) or all(matches_schema(each, items) for each in value)
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -115,7 +115,7 @@ def _from_text(properties: Mapping[str, Schema | bool], text: str, others: Schem
     if len(properties) != 1:
         return None
     ((name, schema),) = properties.items()
-    return {name: value if not fits(text, schema) else text}
+    return {name: value if not matches_schema(text, schema) else text}
 
 
 def _kind(schema: Schema | bool) -> str:
@@ -138,7 +138,7 @@ def _are_kinds(value: object) -> bool:
     return isinstance(value, str) or _are_texts(value)
 
 
-def _faults(schema: object, path: str, *, depth: int) -> Iterator[str]:
+def _errors(schema: object, path: str, *, depth: int) -> Iterator[str]:
     """What of a schema, and of those in it, no call can be held against."""
     if isinstance(schema, bool):
         return
@@ -158,7 +158,7 @@ def _faults(schema: object, path: str, *, depth: int) -> Iterator[str]:
         if not isinstance(schema.get(key, []), list):
             yield f"{path}.{key} must be a list of schemas"
     for place, each in _inner(schema):
-        yield from _faults(each, f"{path}.{place}", depth=depth + 1)
+        yield from _errors(each, f"{path}.{place}", depth=depth + 1)
 
 
 def _inner(schema: Schema) -> Iterator[tuple[str, object]]:

@@ -48,7 +48,7 @@ def parse_hermes(turn: str) -> ParsedCall | None:
         return None
     inside, closing, _ = after.partition(_HERMES_END)
     if not closing or _HERMES in after:
-        return ParsedCall(fault="a turn has one call, <tool_call>{...}</tool_call>")
+        return ParsedCall(error="a turn has one call, <tool_call>{...}</tool_call>")
     return _call(inside, "arguments")
 
 
@@ -98,16 +98,16 @@ def _call(text: str, key: str) -> ParsedCall:
     found = _json(text)
     if isinstance(found, list):
         if len(found) != 1:
-            return ParsedCall(fault="a turn has one call")
+            return ParsedCall(error="a turn has one call")
         found = found[0]
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return ParsedCall(fault=f'a call is JSON: {{"name": "...", "{key}": {{...}}}}')
+        return ParsedCall(error=f'a call is JSON: {{"name": "...", "{key}": {{...}}}}')
     return _with_arguments(found["name"], found.get(key, {}), found.get("id", ""))
 
 
 def _with_arguments(name: str, arguments: Any, call_id: Any) -> ParsedCall:
     if not isinstance(arguments, dict):
-        return ParsedCall(fault="the arguments of a call are a JSON object")
+        return ParsedCall(error="the arguments of a call are a JSON object")
     return ParsedCall(tool=name, arguments=arguments, call_id=call_id if isinstance(call_id, str) else "")
 
 

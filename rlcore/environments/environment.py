@@ -25,12 +25,12 @@ from typing import Any
 
 from transformers.utils import get_json_schema
 
-from rlcore.environments.call_arguments import Schema, declaration_faults
+from rlcore.environments.call_arguments import Schema, declaration_errors
 from rlcore.errors import ConfigError, shown
 
 RESERVED = ("reset", "get_reward", "close", "tool_schemas")
 _MAX_DECLARED = 1_000_000  # characters of all schemas
-_MOST_FAULTS = 5
+_MOST_ERRORS = 5
 _FIX = "name a class as module:Class, of a module in the current folder or on PYTHONPATH"
 
 
@@ -62,10 +62,10 @@ def import_environment(name: str, options: Mapping[str, Any], *, where: str = "e
         found = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # the module is the user's: whatever its import raises
         raise ConfigError(f"cannot import the environment {name!r}: {error}", where=where, fix=_FIX) from error
-    return environment_of(found, options, name=name, where=where)
+    return wrap_environment(found, options, name=name, where=where)
 
 
-def environment_of(
+def wrap_environment(
     found: Any, options: Mapping[str, Any], *, name: str = "", where: str = "environment"
 ) -> EnvironmentClass:
     """The same of a class at hand.
@@ -117,19 +117,19 @@ def _declared(described: Callable[..., Any], options: Mapping[str, Any], *, name
         raise ConfigError(
             f"the tools of {name!r} cannot be described: {shown(error)}", where=where, fix="give their schemas as JSON"
         ) from error
-    faults = [fault for tool, schema in schemas.items() for fault in declaration_faults(tool, schema)]
+    errors = [error for tool, schema in schemas.items() for error in declaration_errors(tool, schema)]
     if len(said) > _MAX_DECLARED:
-        faults = [f"they take {len(said):,} characters, and no prompt has room for more than {_MAX_DECLARED:,}"]
-    if faults:
+        errors = [f"they take {len(said):,} characters, and no prompt has room for more than {_MAX_DECLARED:,}"]
+    if errors:
         raise ConfigError(
-            f"the tools of {name!r} cannot be offered: {'; '.join(faults[:_MOST_FAULTS])}",
+            f"the tools of {name!r} cannot be offered: {'; '.join(errors[:_MOST_ERRORS])}",
             where=where,
             fix="correct the schemas where the tools are defined, or at their server",
         )
     return schemas
 
 
-def written(value: object) -> str:
+def to_text(value: object) -> str:
     """What a tool gave, as the policy reads it: a text as it is, anything else as JSON, None as nothing."""
     if value is None:
         return ""
@@ -147,7 +147,7 @@ def _schema(found: type, tool: str, *, where: str) -> Schema:
     bound = method.__func__ if isinstance(method, staticmethod) else types.MethodType(getattr(found, tool), found)
     try:
         schema: dict[str, Any] = get_json_schema(bound)
-    except Exception as error:  # the library has a type of its own for each fault
+    except Exception as error:  # the library has a type of its own for each error
         raise ConfigError(
             f"the method {found.__name__}.{tool} is a tool, and cannot be described: {error}",
             where=where,

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOutput, error_output
 from rlcore.environments.call_arguments import arguments_of
-from rlcore.environments.environment import EnvironmentClass, written
-from rlcore.errors import DeadlineError, shown
+from rlcore.environments.environment import EnvironmentClass, to_text
+from rlcore.errors import CallTimeoutError, shown
 from rlcore.seeding import derive_seed
-from rlcore.timeouts import Aside, Deadline
+from rlcore.timeouts import CallTimeout, WorkerThread
 from rlcore.types import Prompt
 
 MAX_FAILURES = 0.1  # share of the episodes of a batch that an environment may fail
@@ -34,14 +34,14 @@ _SETTING = "sampling.episodes.timeout_seconds"
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class Worlds:
+class EnvironmentPool:
     """One environment for each episode of a batch, by the episode's key; close it when the batch is done."""
 
     def __init__(self, kind: EnvironmentClass, *, timeout_seconds: float) -> None:
         self._kind, self._seconds = kind, timeout_seconds
         self._instances: dict[Any, Any] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = Aside(f"calls of {kind.name}")
+        self._thread = WorkerThread(f"calls of {kind.name}")
         self._failures: list[ToolFailure] = []
         self._allowed = math.inf
 
@@ -123,8 +123,8 @@ class Worlds:
         return said
 
     def _deadline(self, method: str, call: Callable[[], Any]) -> Callable[[], Any]:
-        deadline = Deadline(seconds=self._seconds, name=self._name(method), setting=_SETTING)
-        return lambda: deadline.within(call, aside=self._thread)
+        deadline = CallTimeout(seconds=self._seconds, name=self._name(method), setting=_SETTING)
+        return lambda: deadline.run(call, aside=self._thread)
 
     def _guarded(self, method: str, call: Callable[[], Any]) -> Any:
         if len(self._failures) > self._allowed:
@@ -136,7 +136,7 @@ class Worlds:
             return error_output(_shown(str(error))) if is_call else self._failure(method, error)
 
     def _failure(self, method: str, error: BaseException) -> ToolFailure:
-        if isinstance(error, DeadlineError):
+        if isinstance(error, CallTimeoutError):
             return ToolFailure(reason=f"{error.what}; {error.fix.partition(';')[0]}")
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
@@ -145,7 +145,7 @@ class Worlds:
     def _finished(self, waiting: Mapping[_Key, Awaitable[Any]], method: str) -> dict[_Key, Any]:
         """What the awaitables give, all awaited at once in the loop of this batch."""
         future = asyncio.run_coroutine_threadsafe(self._gather(list(waiting.values())), self._running_loop())
-        late = DeadlineError(f"{self._name(method)} has not come back after {self._seconds:g} s", fix=_LATE)
+        late = CallTimeoutError(f"{self._name(method)} has not come back after {self._seconds:g} s", fix=_LATE)
         try:
             results = future.result(2.0 * self._seconds + 1.0)  # one that never waits keeps all the others
         except TimeoutError:
@@ -188,9 +188,9 @@ def _given(result: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """An observation that a tokenizer and a table can hold: half of a surrogate pair is neither's."""
-    return written(value)[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
+    return to_text(value)[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def seeds_of(seed: int, place: int, sample: int) -> tuple[int, int]:
+def episode_seeds(seed: int, place: int, sample: int) -> tuple[int, int]:
     """The seeds of an episode's draws: in ``reset``, which are its group's, and from then on."""
     return derive_seed(seed, "environment", place), derive_seed(seed, "environment", place, sample)

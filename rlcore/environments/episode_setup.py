@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rlcore.environments.base import ToolFailure
-from rlcore.environments.environment_pool import MAX_FAILURES, Worlds, seeds_of
+from rlcore.environments.environment_pool import MAX_FAILURES, EnvironmentPool, episode_seeds
 from rlcore.errors import SamplingError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -16,11 +16,11 @@ _OURS = "the environment: "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class EpisodePrompts:
     """The prompts as the policy reads them; ``grown``: by how many tokens each; ``failed``: what could not begin."""
 
     prompts: list[Prompt]
-    grown: list[int]
+    num_added_tokens: list[int]
     failed: dict[Key, FailedRollout] = field(default_factory=dict)
 
 
@@ -29,11 +29,11 @@ def open_episodes(
     prompts: Sequence[Prompt],
     *,
     tools: str,
-    worlds: Worlds | None = None,
+    worlds: EnvironmentPool | None = None,
     numbers: Sequence[int] = (),
     num_samples: int = 0,
     seed: int = 0,
-) -> Opening:
+) -> EpisodePrompts:
     """The prompts with the tools declared, and the first observation at the end of the last message.
 
     Raises:
@@ -41,9 +41,9 @@ def open_episodes(
         ModelError: the template cannot write a prompt with tools.
     """
     if worlds is None and not tools:
-        return Opening(prompts=list(prompts), grown=[0] * len(prompts))
+        return EpisodePrompts(prompts=list(prompts), num_added_tokens=[0] * len(prompts))
     keys = [(i, j) for i in range(len(prompts)) for j in range(num_samples if worlds else 0)]
-    seeds = {(i, j): seeds_of(seed, numbers[i], j) for i, j in keys}
+    seeds = {(i, j): episode_seeds(seed, numbers[i], j) for i, j in keys}
     starts = worlds.reset({key: prompts[key[0]] for key in keys}, seeds) if worlds else {}
     failed = {
         key: FailedRollout(prompt=prompts[key[0]], reason=_OURS + start.reason)
@@ -61,10 +61,12 @@ def open_episodes(
             )
         opened.append(_opened(tokenizer, prompt, "".join(said), tools))
     grown = [len(new.token_ids) - len(old.token_ids) for new, old in zip(opened, prompts, strict=True)]
-    return Opening(prompts=opened, grown=grown, failed=failed)
+    return EpisodePrompts(prompts=opened, num_added_tokens=grown, failed=failed)
 
 
-def pay(worlds: Worlds, groups: Sequence[Sequence[Rollout | FailedRollout]]) -> list[list[Rollout | FailedRollout]]:
+def assign_rewards(
+    worlds: EnvironmentPool, groups: Sequence[Sequence[Rollout | FailedRollout]]
+) -> list[list[Rollout | FailedRollout]]:
     """The episodes with what the environment says that each was worth."""
     keys = [(i, j) for i, group in enumerate(groups) for j, made in enumerate(group) if isinstance(made, Rollout)]
     rewards = worlds.rewards(keys)

@@ -23,9 +23,16 @@ from rlcore.config import EpisodeConfig
 from rlcore.environments.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output
 from rlcore.environments.call_formats import format_of
 from rlcore.environments.environment import EnvironmentClass
-from rlcore.environments.environment_pool import Worlds
-from rlcore.environments.episode_setup import Key, Opening, check_failures, failures_of, open_episodes, pay
-from rlcore.environments.tool_output_template import refuse_control_tokens, reply_frame, writes_tools
+from rlcore.environments.environment_pool import EnvironmentPool
+from rlcore.environments.episode_setup import (
+    EpisodePrompts,
+    Key,
+    assign_rewards,
+    check_failures,
+    failures_of,
+    open_episodes,
+)
+from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
 from rlcore.environments.tool_schemas import text_argument, tool_schema
 from rlcore.errors import ConfigError, ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -33,11 +40,11 @@ from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout, ToolCall
 
-CUT = " [cut]"  # stands at the end of tool output that was longer than the limit
+TRUNCATED_REPLY = " [cut]"  # stands at the end of tool output that was longer than the limit
 
 
 @dataclass(frozen=True, slots=True)
-class _Reply:
+class _ToolReply:
     """What a tool said: as token ids with the template around it, and as the record of the call."""
 
     token_ids: tuple[int, ...]
@@ -73,11 +80,11 @@ class EpisodeSampler:
         for name in self._tools.keys() & methods.keys():
             raise ConfigError(f"{name!r} is a tool and a method of the environment too", fix="rename the method")
         self._names = (*self._tools, *methods)
-        self._format = format_of(str(tokenizer.backend.get_chat_template()), config.call_format)
+        self._format = format_of(str(tokenizer.hf_tokenizer.get_chat_template()), config.call_format)
         schemas = json.dumps([*map(tool_schema, tools), *methods.values()])
         self._declared = schemas if self._format.is_own and writes_tools(tokenizer, schemas) else ""
         refuse_control_tokens(tokenizer, self._declared)
-        self._frame = reply_frame(tokenizer, config.tool_role, self._format, tools=self._declared)
+        self._frame = make_tool_output_template(tokenizer, config.tool_role, self._format, tools=self._declared)
 
     @property
     def policy_version(self) -> int:
@@ -117,7 +124,7 @@ class EpisodeSampler:
         if self._environment is None:
             opening = open_episodes(self._tokenizer, prompts, tools=self._declared)
             return self._play(opening, params, seed=seed, numbers=numbers, worlds=None)
-        with closing(Worlds(self._environment, timeout_seconds=self._config.timeout_seconds)) as worlds:
+        with closing(EnvironmentPool(self._environment, timeout_seconds=self._config.timeout_seconds)) as worlds:
             opening = open_episodes(
                 self._tokenizer,
                 prompts,
@@ -127,19 +134,25 @@ class EpisodeSampler:
                 num_samples=params.num_samples,
                 seed=seed,
             )
-            groups = pay(worlds, self._play(opening, params, seed=seed, numbers=numbers, worlds=worlds))
+            groups = assign_rewards(worlds, self._play(opening, params, seed=seed, numbers=numbers, worlds=worlds))
         check_failures(failures_of(self._environment.name, groups), sum(map(len, groups)))
         return groups
 
     def _play(
-        self, opening: Opening, params: SamplingParams, *, seed: int, numbers: Sequence[int], worlds: Worlds | None
+        self,
+        opening: EpisodePrompts,
+        params: SamplingParams,
+        *,
+        seed: int,
+        numbers: Sequence[int],
+        worlds: EnvironmentPool | None,
     ) -> list[list[Rollout | FailedRollout]]:
         turn_params = replace(params, max_new_tokens=min(self._config.max_turn_tokens, params.max_new_tokens))
-        rooms = [params.max_new_tokens - grown - turn_params.max_new_tokens for grown in opening.grown]
+        rooms = [params.max_new_tokens - grown - turn_params.max_new_tokens for grown in opening.num_added_tokens]
         if min(rooms, default=0) < 0:
             raise SamplingError(
-                f"the declared tools and the first observation take {max(opening.grown)} tokens of max_new_tokens = "
-                f"{params.max_new_tokens}, which leaves no room for a turn",
+                f"the declared tools and the first observation take {max(opening.num_added_tokens)} tokens of "
+                f"max_new_tokens = {params.max_new_tokens}, which leaves no room for a turn",
                 fix="raise sampling.max_new_tokens, and evaluation.max_new_tokens with it",
             )
         groups = self._engine.sample(opening.prompts, turn_params, seed=seed, places=numbers)
@@ -162,7 +175,7 @@ class EpisodeSampler:
         return [[self._ended(made[i, j]) for j in range(len(group))] for i, group in enumerate(groups)]
 
     def _answer(
-        self, live: Mapping[Key, Rollout], rooms: Sequence[int], worlds: Worlds | None
+        self, live: Mapping[Key, Rollout], rooms: Sequence[int], worlds: EnvironmentPool | None
     ) -> dict[Key, Rollout | FailedRollout]:
         """The episodes whose last turn is a call, with its answer; where no room is left after that, none of it."""
         calls = {key: call for key, episode in live.items() if (call := self._open_call(episode))}
@@ -177,10 +190,12 @@ class EpisodeSampler:
                 answered[key] = _with_reply(episode, reply)
         return answered
 
-    def _run(self, calls: Mapping[Key, ParsedCall], worlds: Worlds | None) -> dict[Key, ToolOutput | ToolFailure]:
+    def _run(
+        self, calls: Mapping[Key, ParsedCall], worlds: EnvironmentPool | None
+    ) -> dict[Key, ToolOutput | ToolFailure]:
         """The answer to each call; every tool is asked once, for all of its calls."""
         answers: dict[Key, ToolOutput | ToolFailure] = {
-            key: error_output(call.fault or f"there is no tool {call.tool!r}, only {', '.join(self._names)}")
+            key: error_output(call.error or f"there is no tool {call.tool!r}, only {', '.join(self._names)}")
             for key, call in calls.items()
             if call.tool not in self._names
         }
@@ -196,7 +211,7 @@ class EpisodeSampler:
             answers |= worlds.answer({key: call for key, call in calls.items() if key not in answers})
         return {key: answers[key] for key in calls}
 
-    def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> _Reply:
+    def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> _ToolReply:
         try:
             text = self._cut(output.text)
             ids = self._frame.reply(text, call.call_id)
@@ -205,15 +220,15 @@ class EpisodeSampler:
             text = self._cut(output.text)
             ids = self._frame.reply(text, call.call_id)
         tool = call.tool if call.tool in self._names else ""  # a name of nothing is no call of a tool
-        return _Reply(token_ids=ids, call=ToolCall(text=turn, tool=tool, output=text, is_error=output.is_error))
+        return _ToolReply(token_ids=ids, call=ToolCall(text=turn, tool=tool, output=text, is_error=output.is_error))
 
     def _cut(self, output: str) -> str:
         """What a tool said, up to the limit of its tokens."""
         limit, ids = self._config.max_tool_output_tokens, self._tokenizer.encode(output)
         if len(ids) <= limit:
             return output
-        kept = self._tokenizer.encoder.spell(ids[: limit - len(self._tokenizer.encode(CUT))])
-        return kept.rstrip("\ufffd") + CUT  # half a character is none
+        kept = self._tokenizer.encoder.spell(ids[: limit - len(self._tokenizer.encode(TRUNCATED_REPLY))])
+        return kept.rstrip("\ufffd") + TRUNCATED_REPLY  # half a character is none
 
     def _open_call(self, episode: Rollout) -> ParsedCall | None:
         """The call that an episode waits for. A turn that was cut by its limit is not a call, however it ends."""
@@ -225,7 +240,9 @@ class EpisodeSampler:
             return episode.text
         start, end = episode.turns[-1]
         ids = [number for number in episode.completion_ids[start:end] if number not in self._tokenizer.eos_ids]
-        text: str = self._tokenizer.backend.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text: str = self._tokenizer.hf_tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         return text
 
     def _ended(self, made: Rollout | FailedRollout) -> Rollout | FailedRollout:
@@ -238,7 +255,7 @@ def _sound(made: Mapping[Key, Rollout | FailedRollout]) -> dict[Key, Rollout]:
     return {key: item for key, item in made.items() if isinstance(item, Rollout)}
 
 
-def _with_reply(rollout: Rollout, reply: _Reply) -> Rollout:
+def _with_reply(rollout: Rollout, reply: _ToolReply) -> Rollout:
     count = len(reply.token_ids)
     return replace(
         rollout,

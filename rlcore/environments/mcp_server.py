@@ -35,7 +35,7 @@ _BAD_ARGUMENTS = -32602  # JSON-RPC: Invalid params
 class McpServer:
     """A session with a server that ``command`` starts, or that answers at ``url``. Its tools are methods.
 
-    What the server calls an error of the tool is told to the policy; any other fault fails the rollout.
+    What the server calls an error of the tool is told to the policy; any other error fails the rollout.
     """
 
     def __init__(self, *, command: str = "", url: str = "") -> None:
@@ -138,7 +138,7 @@ def _server(command: str, url: str) -> StdioServerParameters | str:
 
 
 def _innermost(error: BaseException) -> str:
-    """The first fault of a group, which is how the library's tasks report one."""
+    """The first error of a group, which is how the library's tasks report one."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     with suppress(AttributeError):

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlcore.environments.base import CallError
 from rlcore.environments.call_arguments import Schema
-from rlcore.environments.environment import RESERVED, written
+from rlcore.environments.environment import RESERVED, to_text
 from rlcore.errors import ConfigError, shown
 from rlcore.types import Prompt
 
@@ -154,8 +154,8 @@ def _shown(observation: Mapping[str, Any]) -> str:
     fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
     if len(fields) == 1:
         (value,) = fields.values()
-        return written(value)
-    return written(fields) if fields else ""
+        return to_text(value)
+    return to_text(fields) if fields else ""
 
 
 def _result(observation: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ def _result(observation: Mapping[str, Any]) -> str:
         raise CallError(error["message"])
     result = observation["result"]
     if not isinstance(result, Mapping) or "content" not in result:
-        return written(result)
+        return to_text(result)
     text = "\n".join(block.get("text", f"[{block['type']}]") for block in result["content"])
     if result.get("is_error"):
         raise CallError(text)

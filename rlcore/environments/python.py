@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from rlcore.environments.base import ToolFailure, ToolOutput, error_output
-from rlcore.sandbox.base import Limits, Outcome, Sandbox, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus, Sandbox
 
 NUM_AT_ONCE = 4
 _WITHOUT_WORDS = {
-    Verdict.TIMEOUT: "the program's time was up",
-    Verdict.DIED: "the program ended without a word: it used too much memory, or ended itself",
-    Verdict.PROTOCOL: "the program printed too much",
+    RunStatus.TIMEOUT: "the program's time was up",
+    RunStatus.DIED: "the program ended without a word: it used too much memory, or ended itself",
+    RunStatus.PROTOCOL: "the program printed too much",
 }
 
 
@@ -30,7 +30,7 @@ class PythonTool:
 
     def __init__(self, sandbox: Sandbox, *, timeout_seconds: float) -> None:
         self._sandbox = sandbox
-        self._limits = Limits(wall_seconds=timeout_seconds, cpu_seconds=math.ceil(timeout_seconds) + 1)
+        self._limits = ResourceLimits(wall_seconds=timeout_seconds, cpu_seconds=math.ceil(timeout_seconds) + 1)
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
         """What each program printed.
@@ -41,14 +41,14 @@ class PythonTool:
         with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
             return [_told(outcome) for outcome in threads.map(self._run, arguments)]
 
-    def _run(self, code: str) -> Outcome:
+    def _run(self, code: str) -> RunResult:
         return self._sandbox.run(code, limits=self._limits)
 
 
-def _told(outcome: Outcome) -> ToolOutput | ToolFailure:
-    if outcome.verdict is Verdict.INFRA:
+def _told(outcome: RunResult) -> ToolOutput | ToolFailure:
+    if outcome.status is RunStatus.INFRA:
         return ToolFailure(reason=outcome.error or "the box did not start")
-    if outcome.verdict is Verdict.PASS:
+    if outcome.status is RunStatus.PASS:
         return ToolOutput(text=outcome.stdout.strip() or "nothing was printed")
     lines = outcome.error.strip().splitlines()
-    return error_output(_WITHOUT_WORDS.get(outcome.verdict, lines[-1] if lines else "the program failed"))
+    return error_output(_WITHOUT_WORDS.get(outcome.status, lines[-1] if lines else "the program failed"))

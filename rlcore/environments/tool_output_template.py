@@ -22,7 +22,7 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplyFrame:
+class ToolOutputTemplate:
     """Texts of the template around a tool's output; ``quotes``: it writes the output as a JSON string.
 
     ``end``: the end of the assistant's turn before that, which the policy has written itself.
@@ -48,31 +48,33 @@ class ReplyFrame:
         return ids[len(start) :]
 
 
-def reply_frame(tokenizer: ChatTokenizer, role: Role, form: CallFormat, *, tools: str = "") -> ReplyFrame:
+def make_tool_output_template(
+    tokenizer: ChatTokenizer, role: Role, form: CallFormat, *, tools: str = ""
+) -> ToolOutputTemplate:
     """The frame of a message of ``role`` after a turn with a call; ``tools``: as the prompt declares them.
 
     Raises:
         ModelError: the template refuses such a conversation, or does not write the output.
     """
     if not form.is_own or role == "user":
-        pieces = template_pieces(tokenizer.backend, ["user", "assistant", role], tools=tools)
+        pieces = template_pieces(tokenizer.hf_tokenizer, ["user", "assistant", role], tools=tools)
         end, before = _split_at_eos(tokenizer, pieces[2])
-        return ReplyFrame(tokenizer=tokenizer, end=end, before=before, after=pieces[3])
+        return ToolOutputTemplate(tokenizer=tokenizer, end=end, before=before, after=pieces[3])
     rendered = _rendered(tokenizer, _SAID, tools)
     if rendered.count(_SAID) != 1:
-        where = str(tokenizer.backend.name_or_path)
+        where = str(tokenizer.hf_tokenizer.name_or_path)
         raise ModelError("the chat template does not write the output of a tool once", where=where, fix=TEMPLATE_FIX)
     before, _, after = rendered.partition(_SAID)
     end, before = _split_at_eos(tokenizer, before)
     quotes = f'{_SAID}\\"' in _rendered(tokenizer, f'{_SAID}"', tools)
-    return ReplyFrame(tokenizer=tokenizer, end=end, before=before, after=after, quotes=quotes)
+    return ToolOutputTemplate(tokenizer=tokenizer, end=end, before=before, after=after, quotes=quotes)
 
 
 def writes_tools(tokenizer: ChatTokenizer, tools: str) -> bool:
     """Whether the template describes tools that it is given; ``tools``: their schemas, as in :class:`Prompt`."""
     question = [{"role": "user", "content": "?"}]
     with_tools, without = (
-        render_turns(tokenizer.backend, question, add_generation_prompt=True, tools=each) for each in (tools, "")
+        render_turns(tokenizer.hf_tokenizer, question, add_generation_prompt=True, tools=each) for each in (tools, "")
     )
     return with_tools != without
 
@@ -100,11 +102,11 @@ def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": output, "name": _NAME, "tool_call_id": _CALL_ID},
     ]
-    return render_turns(tokenizer.backend, turns, add_generation_prompt=True, tools=tools)
+    return render_turns(tokenizer.hf_tokenizer, turns, add_generation_prompt=True, tools=tools)
 
 
 def _split_at_eos(tokenizer: ChatTokenizer, text: str) -> tuple[str, str]:
     """The last end of a turn in a text, which is that of the assistant's, and what follows it."""
-    marks = tokenizer.backend.convert_ids_to_tokens(list(tokenizer.eos_ids))
+    marks = tokenizer.hf_tokenizer.convert_ids_to_tokens(list(tokenizer.eos_ids))
     place, mark = max((text.rfind(mark), mark) for mark in marks)
     return (mark, text[place + len(mark) :]) if place >= 0 else ("", text)

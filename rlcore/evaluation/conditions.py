@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlcore.evaluation.intervals import accuracy, finite, independent_values
-from rlcore.evaluation.paired_tests import lowest_share
+from rlcore.evaluation.intervals import accuracy, effective_sample_size, finite
+from rlcore.evaluation.paired_tests import fraction_lower_bound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Check:
     sentence: str
 
 
-def at_least(
+def check_min(
     name: str,
     values: Sequence[float],
     limit: float,
@@ -46,7 +46,7 @@ def at_least(
     """
     share = accuracy(values, clusters=clusters, confidence=confidence)
     n = share.n if clusters is None else math.floor(_surely_independent(values, clusters) + 1e-9)
-    low = lowest_share(math.floor(share.mean * n + 1e-9), n, (1.0 - confidence) / 2.0)
+    low = fraction_lower_bound(math.floor(share.mean * n + 1e-9), n, (1.0 - confidence) / 2.0)
     passed = low >= limit
     sentence = f"{name} is at least {low:.3f}, {'which reaches' if passed else 'which does not reach'} {limit:g}"
     bounds = {"estimate": share.mean, "low": low, "high": share.high}
@@ -54,7 +54,7 @@ def at_least(
 
 
 def _surely_independent(values: Sequence[float], clusters: Sequence[int]) -> float:
-    """As ``independent_values``, with one more cluster imagined, the largest and all wrong.
+    """As ``effective_sample_size``, with one more cluster imagined, the largest and all wrong.
 
     Few wrong values cannot show that those of a cluster go together. Without the imagined ones a share of exactly the
     limit passed in up to 7.7 % in place of 2.5 %.
@@ -63,10 +63,10 @@ def _surely_independent(values: Sequence[float], clusters: Sequence[int]) -> flo
     sizes = np.bincount(places)
     data, imagined = finite(values), int(sizes.max())
     longer = np.append(data, np.zeros(imagined)), np.append(places, np.full(imagined, len(sizes)))
-    return independent_values(*longer) * len(data) / (len(data) + imagined)
+    return effective_sample_size(*longer) * len(data) / (len(data) + imagined)
 
 
-def at_most(name: str, value: float, limit: float) -> Check:
+def check_max(name: str, value: float, limit: float) -> Check:
     """A single figure of one model, such as its KL to the reference: at most ``limit``; NaN does not pass."""
     passed = value <= limit
     sentence = f"{name} is {value:.4g}, {'within' if passed else 'not within'} the limit of {limit:g}"

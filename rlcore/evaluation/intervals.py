@@ -31,7 +31,7 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
 
     ``values`` [N] are verdicts, 1 right, 0 wrong, 0.5 a tie; the interval is then a little too wide, never too narrow.
     ``accuracy([1] * 8 + [0] * 2)`` is 0.8 [0.490, 0.943]. ``clusters`` [N]: values of one prompt, which go together,
-    have the same number; the interval is then that of :func:`independent_values`.
+    have the same number; the interval is then that of :func:`effective_sample_size`.
 
     Raises:
         DataError: no values, a value outside 0..1, or clusters of another number.
@@ -40,7 +40,7 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
     if verdicts.min() < 0.0 or verdicts.max() > 1.0:
         raise DataError("a verdict lies outside 0..1", fix="pass right or wrong per problem, 0.5 for a tie")
     mean, z = float(verdicts.mean()), _quantile(confidence)
-    n = float(len(verdicts)) if clusters is None else independent_values(verdicts, clusters)
+    n = float(len(verdicts)) if clusters is None else effective_sample_size(verdicts, clusters)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     # In exact arithmetic the interval always holds the mean; rounding may leave it outside at 0 and 1.
@@ -48,7 +48,7 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
     return Interval(mean=mean, low=low, high=high, n=len(verdicts))
 
 
-def independent_values(values: ArrayLike, clusters: ArrayLike) -> float:
+def effective_sample_size(values: ArrayLike, clusters: ArrayLike) -> float:
     """Number of independent values that tell as much of the mean as these [N] in clusters [N] of m_c values each.
 
     N over the design effect (Kish 1965), the variance of the mean with whole clusters drawn over the variance with

@@ -1,6 +1,6 @@
 """A checkpoint as the language model evaluation harness asks it, and the records of what it answered.
 
-    model = HarnessModel(policy, tokenizer, config, seed=0)
+    model = LmEvalModel(policy, tokenizer, config, seed=0)
     records = evaluate(model, config)      # a row for each task, document and metric
 
 It needs the extra ``benchmarks`` (lm-eval). Nothing comes from the internet: a task is a YAML file whose data are JSONL
@@ -38,7 +38,7 @@ SHARES = ("acc", "acc_norm", "acc_mutual_info", "acc_bytes", "exact_match")
 """The metrics that each document has, between 0 and 1, of which more is better."""
 
 
-class HarnessModel(TemplateLM):  # type: ignore[misc]
+class LmEvalModel(TemplateLM):  # type: ignore[misc]
     """A policy and its tokenizer in the harness's protocol: log-likelihoods of continuations, and greedy answers."""
 
     tokenizer_name = ""  # of the harness's own cache of requests, which is off
@@ -58,12 +58,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The ids of a text. Where it is a rendered conversation, its control tokens are control tokens."""
-        found: list[int] = self._chat.backend.encode(string, add_special_tokens=False)
+        found: list[int] = self._chat.hf_tokenizer.encode(string, add_special_tokens=False)
         return found
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the model answers."""
-        return render_turns(self._chat.backend, chat_history, add_generation_prompt=add_generation_prompt)
+        return render_turns(self._chat.hf_tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each whole text, in nats, after an end of sequence."""

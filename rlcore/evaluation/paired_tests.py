@@ -79,7 +79,7 @@ def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> 
 
 
 @lru_cache(maxsize=8192)
-def loss_p(won: int, lost: int, n: int, margin: float) -> float:
+def noninferiority_p(won: int, lost: int, n: int, margin: float) -> float:
     """p value of "the share has fallen by ``margin`` or more", exact: a rule that passes at p <= alpha errs at most so.
 
     The chance of a score statistic as high as this one, or higher, where the loss is exactly ``margin``
@@ -116,7 +116,7 @@ def chance_of_score(observed: float, n: int, margin: float) -> float:
     return min(1.0, largest)
 
 
-def fewest(margin: float, alpha: float) -> int:
+def min_sample_size(margin: float, alpha: float) -> int:
     """Fewest problems for which a loss of ``margin`` can be ruled out at ``alpha`` at all: ``(1 - margin)^n <= alpha``.
 
     With fewer, not even a model that loses none can pass.
@@ -124,7 +124,7 @@ def fewest(margin: float, alpha: float) -> int:
     return math.ceil(math.log(alpha) / math.log1p(-margin)) if 0.0 < margin < 1.0 else 1
 
 
-def lowest_share(right: int, n: int, alpha: float) -> float:
+def fraction_lower_bound(right: int, n: int, alpha: float) -> float:
     """The share at which ``right`` or more of ``n`` have the chance ``alpha`` (Clopper & Pearson 1934); 0 for none.
 
     No smaller share is likely: one of exactly s has its bound above s with ``alpha`` at most. ``alpha^(1/n)`` for all.

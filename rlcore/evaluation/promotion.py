@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.evaluation.conditions import Check
-from rlcore.evaluation.paired_tests import fewest, loss_p, score_interval
+from rlcore.evaluation.paired_tests import min_sample_size, noninferiority_p, score_interval
 from rlcore.seeding import derive_seed
 
 Values = NDArray[np.float64]
@@ -33,7 +33,7 @@ _CHUNK_VALUES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Paired:
+class PairedMetric:
     """One figure of both models on the same N problems, in the same order: float [N] each, 0/1 or real.
 
     ``margin`` is the largest loss that a guard lets pass, in the figure's unit; the primary figure has none.
@@ -47,7 +47,7 @@ class Paired:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class PromotionRule:
     """``alpha``: of all looks together. ``min_gain``: the smallest gain of the primary figure worth a promotion."""
 
     alpha: float = 0.05
@@ -59,7 +59,7 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class PromotionDecision:
     """Promote or refuse, with every check. ``look`` and ``alpha``: which look this was, and the level that it had."""
 
     promote: bool
@@ -80,9 +80,15 @@ def alpha_of_look(alpha: float, look: int) -> float:
     return alpha / (look * (look + 1))
 
 
-def judge(
-    primary: Paired | None, guards: Sequence[Paired], limits: Sequence[Check], *, rule: Rule, look: int, seed: int
-) -> Verdict:
+def decide(
+    primary: PairedMetric | None,
+    guards: Sequence[PairedMetric],
+    limits: Sequence[Check],
+    *,
+    rule: PromotionRule,
+    look: int,
+    seed: int,
+) -> PromotionDecision:
     """The verdict on a challenger. ``primary`` is None, and ``guards`` empty, where there is no champion yet.
 
     ``limits`` are conditions on the challenger alone (``at_least``). The draws of the bootstrap
@@ -98,24 +104,24 @@ def judge(
     gain = (_gain(primary, rule.min_gain, alpha, seed=seed),) if primary else ()
     checks = (*gain, *(_non_inferior(guard, alpha, seed=seed) for guard in guards), *limits)
     failed = [check for check in checks if not check.passed]
-    return Verdict(
+    return PromotionDecision(
         promote=not failed, look=look, alpha=alpha, checks=checks, sentence=_summary(failed, first=primary is None)
     )
 
 
-def superiority_p(pair: Paired, *, seed: int, flips: int = 10_000) -> float:
+def superiority_p(pair: PairedMetric, *, seed: int, flips: int = 10_000) -> float:
     """One-sided p value of "the challenger is better": an exact test for verdicts, sign flips for real figures.
 
-    That of verdicts is McNemar's statistic in its unconditional test (``loss_p`` at a margin of 0),
+    That of verdicts is McNemar's statistic in its unconditional test (``noninferiority_p`` at a margin of 0),
     which finds more than the test among the changed problems alone. It is 1 where the challenger is not ahead.
 
     Raises:
-        DataError, NonFiniteError: as :func:`judge`.
+        DataError, NonFiniteError: as :func:`decide`.
     """
     differences = _differences(pair)
     if _is_verdict(pair):
         won, lost = _changed(differences)
-        return loss_p(won, lost, len(differences), 0.0) if won > lost else 1.0
+        return noninferiority_p(won, lost, len(differences), 0.0) if won > lost else 1.0
     return sign_flip_p(differences, seed=derive_seed(seed, "promotion", pair.name, "signs"), flips=flips)
 
 
@@ -148,7 +154,7 @@ def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values
     return np.concatenate([generator.multinomial(n, counts / n, size=size) @ values / n for size in sizes])
 
 
-def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
+def _gain(pair: PairedMetric, min_gain: float, alpha: float, *, seed: int) -> Check:
     """Better than the champion, and by enough."""
     differences = _differences(pair)
     p_value = superiority_p(pair, seed=seed, flips=_num_resamples(alpha))
@@ -175,14 +181,17 @@ def _gain(pair: Paired, min_gain: float, alpha: float, *, seed: int) -> Check:
     )
 
 
-def _non_inferior(pair: Paired, alpha: float, *, seed: int) -> Check:
+def _non_inferior(pair: PairedMetric, alpha: float, *, seed: int) -> Check:
     """Not worse than the champion by the margin or more: exact for verdicts, else by the bootstrap's tail beyond it."""
     differences = _differences(pair)
     n, estimate, more = len(differences), float(differences.mean()), ""
     if _is_verdict(pair):
         won, lost = _changed(differences)
-        p_value, ends = loss_p(won, lost, n, pair.margin), score_interval(won, lost, n, confidence=1.0 - 2.0 * alpha)
-        least = fewest(pair.margin, alpha)
+        p_value, ends = (
+            noninferiority_p(won, lost, n, pair.margin),
+            score_interval(won, lost, n, confidence=1.0 - 2.0 * alpha),
+        )
+        least = min_sample_size(pair.margin, alpha)
         more = f"; not enough problems: at least {least} are needed" if n < least else ""
     else:
         means = _means(pair, alpha, seed=seed)
@@ -207,7 +216,7 @@ def _non_inferior(pair: Paired, alpha: float, *, seed: int) -> Check:
     )
 
 
-def _is_verdict(pair: Paired) -> bool:
+def _is_verdict(pair: PairedMetric) -> bool:
     """Whether the figures are right or wrong, with a margin that is a share: those are tested exactly."""
     return bool(np.isin(np.concatenate([pair.champion, pair.challenger]), (0.0, 1.0)).all()) and pair.margin <= 1.0
 
@@ -217,7 +226,7 @@ def _changed(differences: Values) -> tuple[int, int]:
     return int((differences > 0).sum()), int((differences < 0).sum())
 
 
-def _means(pair: Paired, alpha: float, *, seed: int) -> Values:
+def _means(pair: PairedMetric, alpha: float, *, seed: int) -> Values:
     """Resampled means of the differences, as many as the level needs."""
     draws = derive_seed(seed, "promotion", pair.name)
     return bootstrap_means(_differences(pair), seed=draws, resamples=_num_resamples(alpha))
@@ -232,7 +241,7 @@ def _interval(means: Values, estimate: float, alpha: float) -> tuple[float, floa
     return min(float(low), estimate), max(float(high), estimate)
 
 
-def _differences(pair: Paired) -> Values:
+def _differences(pair: PairedMetric) -> Values:
     """Challenger minus champion, turned so that more is better."""
     if pair.champion.shape != pair.challenger.shape or pair.champion.ndim != 1 or not len(pair.champion):
         raise DataError(

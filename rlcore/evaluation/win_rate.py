@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlcore.config.win_rate import JudgeBounds
 from rlcore.errors import DataError
-from rlcore.evaluation.conditions import Check, at_least, at_most
+from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.intervals import Interval, accuracy, mean_share
 from rlcore.training.reward_calibration import cluster_bootstrap
 
@@ -27,7 +27,7 @@ _LARGEST_STEP = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Verdicts:
+class PairResults:
     """What a judge said of N pairs. ``forward`` [N]: the first model's answer in front; ``backward`` [N]: behind.
 
     ``lengths`` [N] and ``other_lengths`` [N]: of the first model's answers and the other's, in characters.
@@ -44,7 +44,7 @@ class Verdicts:
         both: Floats = (self.forward + self.backward) / 2.0
         return both
 
-    def judged(self) -> Verdicts:
+    def judged(self) -> PairResults:
         """Those that have a verdict in both orders.
 
         Raises:
@@ -55,11 +55,11 @@ class Verdicts:
             raise DataError("the judge has judged no pair", fix="look at the errors beside the verdicts")
         return self.take(kept)
 
-    def take(self, rows: NDArray[np.bool_]) -> Verdicts:
+    def take(self, rows: NDArray[np.bool_]) -> PairResults:
         """Some of them."""
         fields = (self.forward, self.backward, self.lengths, self.other_lengths)
         forward, backward, lengths, other_lengths = (each[rows] for each in fields)
-        return Verdicts(forward=forward, backward=backward, lengths=lengths, other_lengths=other_lengths)
+        return PairResults(forward=forward, backward=backward, lengths=lengths, other_lengths=other_lengths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ class JudgeAudit:
         return all(check.passed for check in self.checks)
 
 
-def win_rate(verdicts: Verdicts, *, seed: int, confidence: float = 0.95) -> WinRate:
+def win_rate(verdicts: PairResults, *, seed: int, confidence: float = 0.95) -> WinRate:
     """The win rate of the first model, over the prompts that were judged in both orders.
 
     ``rate`` has the percentile bootstrap interval over prompts (``mean_share``), which ties make
@@ -157,7 +157,7 @@ def length_controlled(
 
 
 def audit_judge(
-    verdicts: Verdicts, prompts: NDArray[np.int64], bounds: JudgeBounds, *, seed: int, confidence: float = 0.95
+    verdicts: PairResults, prompts: NDArray[np.int64], bounds: JudgeBounds, *, seed: int, confidence: float = 0.95
 ) -> JudgeAudit:
     """What a judge says of held-out human pairs, the answer that people prefer taken as the first model's.
 
@@ -179,14 +179,14 @@ def audit_judge(
     bias = _length_bias(kept, of_prompt, seed=seed, confidence=confidence)
     parts = {"longer": kept.lengths > kept.other_lengths, "shorter": kept.lengths < kept.other_lengths}
     checks = (
-        at_least(
+        check_min(
             "agreement with people",
             values.tolist(),
             bounds.min_agreement,
             clusters=of_prompt.tolist(),
             confidence=confidence,
         ),
-        at_most("share of verdicts that depend on the order", order.mean, bounds.max_position_bias),
+        check_max("share of verdicts that depend on the order", order.mean, bounds.max_position_bias),
         _unbiased(bias, bounds.max_length_bias),
     )
     return JudgeAudit(
@@ -208,23 +208,23 @@ def _unbiased(bias: Interval, limit: float) -> Check:
     """True if a judge prefers longer answers no more than people do; not passed where no pair could show it."""
     name = "preference for the longer answer beyond that of people"
     if bias.n or limit >= 1.0:
-        return at_most(name, bias.mean, limit)
+        return check_max(name, bias.mean, limit)
     sentence = f"{name} is not known: no human pair that was judged has answers of different lengths"
-    return replace(at_most(name, 1.0, limit), sentence=sentence)
+    return replace(check_max(name, 1.0, limit), sentence=sentence)
 
 
-def _differ(verdicts: Verdicts) -> NDArray[np.bool_]:
+def _differ(verdicts: PairResults) -> NDArray[np.bool_]:
     """Whether each pair is won by another answer when they change places; a graded verdict differs in its last bits."""
     winners = (np.sign(np.round(values - 0.5, 9)) for values in (verdicts.forward, verdicts.backward))
     return np.asarray(np.not_equal(*winners))
 
 
-def _first(verdicts: Verdicts) -> float:
+def _first(verdicts: PairResults) -> float:
     """How often the answer in front wins, a tie counting half."""
     return float((verdicts.forward + 1.0 - verdicts.backward).mean() / 2.0)
 
 
-def _length_bias(verdicts: Verdicts, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
+def _length_bias(verdicts: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
     unequal = verdicts.lengths != verdicts.other_lengths
     if not unequal.any():
         return Interval(mean=0.0, low=0.0, high=0.0, n=0)
@@ -233,7 +233,7 @@ def _length_bias(verdicts: Verdicts, prompts: NDArray[np.int64], *, seed: int, c
     return cluster_bootstrap(lambda rows: float(more[rows].mean()), prompts[unequal], seed=seed, confidence=confidence)
 
 
-def _beyond_length(verdicts: Verdicts, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
+def _beyond_length(verdicts: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
     by_length = np.heaviside(verdicts.lengths - verdicts.other_lengths, 0.5)
     more = verdicts.preferences - by_length
     return cluster_bootstrap(lambda rows: float(more[rows].mean()), prompts, seed=seed, confidence=confidence)

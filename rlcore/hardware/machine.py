@@ -19,7 +19,8 @@ with two threads and of a matrix product in bfloat16 with four; where MKL takes 
 float32 product with two. Draws of ``torch.randn`` differ between ``default`` and the rest.
 
 No interface names all of these causes (MKL chooses by vendor, and variables of the environment overrule both), so a
-digest of a small computation stands in for them: :attr:`Machine.arithmetic`. It differs in exactly the columns above.
+digest of a small computation stands in for them: :attr:`Machine.numerics_digest`. It differs in exactly these
+columns.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Machine:
     gpu: str = ""
     instructions: str = ""
     threads: int = 0
-    arithmetic: str = ""
+    numerics_digest: str = ""
 
 
 def find_machine(config: HardwareConfig) -> Machine:
@@ -75,11 +76,11 @@ def find_machine(config: HardwareConfig) -> Machine:
         precision=precision,
         instructions=_instructions(dtype),
         threads=config.num_threads or torch.get_num_threads(),
-        arithmetic=_arithmetic(dtype),
+        numerics_digest=_arithmetic(dtype),
     )
 
 
-def why_slow(machine: Machine) -> str:
+def slow_dtype_warning(machine: Machine) -> str:
     """A sentence where this CPU computes half precision much slower than float32; empty elsewhere.
 
     The figures are those of docs/benchmarks/precision.md: bfloat16 needs AVX-512 at least, float16 units of its own.
@@ -93,7 +94,7 @@ def why_slow(machine: Machine) -> str:
     )
 
 
-def settings_of(machine: Mapping[str, Any]) -> dict[str, Any]:
+def hardware_config_for(machine: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that ask for a recorded machine, as far as one can ask: for CUDA only where there is a card."""
     if not machine:
         return {}

@@ -48,7 +48,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
+class MemoryPlan:
     """Which models a run holds. ``num_adapter``: parameters of one adapter, 0 where all of the policy learns.
 
     ``reference``: whether the KL needs one (``kl.coefficient`` > 0); ``own_reference``: it is not the policy's start.
@@ -68,7 +68,7 @@ class Plan:
     moment_bytes: int = FLOAT32  # per parameter that learns and moment; 1 with ``optim.kind = "adamw_8bit"``
 
 
-def expected(plan: Plan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
+def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
     """The footprint of a plan; an engine holds a frozen copy of its own, and heads of one column are left out."""
     uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
     critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.placement]
@@ -102,7 +102,7 @@ def num_parameters(policy: PreTrainedModel | AdaptedModel) -> int:
     return sum(parameter.numel() for path, parameter in base.named_parameters() if ".lora_" not in path)
 
 
-def held_bytes(models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None]) -> int:
+def weight_bytes(models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None]) -> int:
     """Bytes of all weights and buffers, each tensor once however many models share it."""
     sizes: dict[int, int] = {}
     for model in models:
@@ -125,7 +125,7 @@ def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
 
 
 class PeakMeter:
-    """The largest sums of bytes seen at once while :func:`measuring`: ``activations``, and ``gradients``."""
+    """The largest sums of bytes seen at once while :func:`measure_peak`: ``activations``, and ``gradients``."""
 
     def __init__(self, weights: int, pointers: frozenset[int]) -> None:
         self.weights, self.activations, self.gradients = weights, 0, 0
@@ -160,7 +160,7 @@ class PeakMeter:
 
 
 @contextmanager
-def measuring(
+def measure_peak(
     models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None], optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[PeakMeter]:
     """Measure an update from within: nothing that is computed changes by a bit.
@@ -170,7 +170,7 @@ def measuring(
     models, optimizers = list(models), list(optimizers)
     modules = [module for model in models for module in _with_base(model)]
     pointers = frozenset(p.untyped_storage().data_ptr() for module in modules for p in module.parameters())
-    meter = PeakMeter(held_bytes(models), pointers)
+    meter = PeakMeter(weight_bytes(models), pointers)
     learning = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
     def before_step(*_: Any) -> None:

@@ -1,7 +1,7 @@
 """What a stage will hold in memory, worked out from the configuration and the model's shape before anything is loaded.
 
 Weights, gradients and moments are exact. Activations are an estimate for the layers of Llama and its like, within a
-quarter of what :func:`rlcore.hardware.memory.measuring` finds there. Bytes for one token in one layer:
+quarter of what :func:`rlcore.hardware.memory.measure_peak` finds there. Bytes for one token in one layer:
 
     float32     32 h + 8 k + 16 i        h, k, i: widths of the stream, of keys, of the feed-forward layer
     half        30 h + 4 k +  8 i        the stream and the norms stay float32
@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from rlcore.config import AdapterConfig, DpoConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
-from rlcore.hardware.memory import FLOAT32, Footprint, Plan, Recipe, expected
+from rlcore.config import DpoConfig, LoraConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
+from rlcore.hardware.memory import FLOAT32, Footprint, MemoryPlan, Recipe, expected
 from rlcore.models.adapter_targets import linear_names
 from rlcore.models.logprobs import CHUNK_SIZE
 
@@ -63,7 +63,7 @@ class ModelSize:
             adaptable=frozenset(linear_names(model)),
         )
 
-    def adapter_parameters(self, adapter: AdapterConfig) -> int:
+    def adapter_parameters(self, adapter: LoraConfig) -> int:
         """Parameters of an adapter, 0 where there is none."""
         names = adapter.targets or self.adaptable
         chosen = [(inputs, outputs) for name, inputs, outputs in self.linear if name in names]
@@ -96,13 +96,13 @@ class Conditions:
         return self.trunk(size) + logits + (0 if self.is_adapter else FLOAT32 * size.vocabulary * size.hidden)
 
 
-def sft_needs(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
+def sft_footprint(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
     """The footprint of supervised fine-tuning: all weights learn."""
     conditions = Conditions(compute_bytes=compute_bytes, recompute=recompute, tokens=config.tokens_per_microbatch)
     return _learning(size.num_parameters, config.optim, conditions.activations(size))
 
 
-def dpo_needs(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
+def dpo_footprint(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
     """The footprint of DPO: all weights learn, or an adapter on frozen ones; the reference is no second model."""
     adapter = config.lora
     conditions = Conditions(
@@ -118,7 +118,9 @@ def dpo_needs(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompu
     return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
 
 
-def reward_model_needs(size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
+def reward_model_footprint(
+    size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool
+) -> Footprint:
     """The footprint of training a reward model: its members one after another, what does not learn held once."""
     trunk = config.backbone
     kept = trunk.layers or size.num_layers
@@ -140,7 +142,7 @@ def reward_model_needs(size: ModelSize, config: RewardModelConfig, *, compute_by
     return replace(one, weights=FLOAT32 * (parameters + (config.ensemble - 1) * own))
 
 
-def rl_needs(
+def rl_footprint(
     size: ModelSize,
     config: RlConfig,
     *,
@@ -160,7 +162,7 @@ def rl_needs(
     adapter, engine = config.update.lora, config.sampling.engine
     native = engine is None or engine.kind == "native"
     on_base = bool(adapter.rank and reward_model and reward_model.backbone.lora.rank)
-    plan = Plan(
+    plan = MemoryPlan(
         recipe=_recipe(uses_critic, reward_model is not None),
         num_parameters=size.num_parameters,
         num_adapter=size.adapter_parameters(adapter),
@@ -183,7 +185,7 @@ def rl_needs(
     return expected(plan, activations=conditions.activations(size), kv_cache=cache)
 
 
-def readable(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
     """A number of bytes for people: 131 GiB, 1.2 GiB, 184 MiB."""
     if num_bytes < 2**30:
         return f"{num_bytes / 2**20:.0f} MiB"

@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-from rlcore.distributed.sharded import is_alone
+from rlcore.distributed.sharded import is_single_process
 from rlcore.errors import TrainingError
 from rlcore.text.packing import TokenSequence
 
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 logger = logging.getLogger(__name__)
 
 
-def fit(attempt: Callable[[int], T], tokens: int, *, longest: int, setting: str = "") -> tuple[T, int]:
+def retry_smaller(attempt: Callable[[int], T], tokens: int, *, longest: int, setting: str = "") -> tuple[T, int]:
     """What ``attempt`` returns, and the tokens of a micro-batch with which it did not run out of memory.
 
     Args:
@@ -45,12 +45,12 @@ def fit(attempt: Callable[[int], T], tokens: int, *, longest: int, setting: str 
                 raise _hopeless(error, longest) from error
             why = str(error).partition(". ")[0]
         tokens = max(longest, tokens // 2)  # out here, where the error no longer holds the attempt's tensors
-        free_cached()
+        empty_cache()
         advice = f"; set {setting} = {tokens}, and this search is saved" if setting else ""
         logger.warning("out of memory: done again with at most %d tokens in a micro-batch (%s)%s", tokens, why, advice)
 
 
-def in_smaller_batches(score: Callable[P, T]) -> Callable[P, T]:
+def oom_retry(score: Callable[P, T]) -> Callable[P, T]:
     """Let a pass over ``(model, sequences, *, tokens_per_microbatch, ...)`` be done again where it does not fit.
 
     A rank does not try again: others would wait for it, and shards that were gathered are in an unknown state.
@@ -58,7 +58,7 @@ def in_smaller_batches(score: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(score)
     def fitted(*arguments: P.args, **settings: P.kwargs) -> T:
-        if not is_alone(arguments[0]):
+        if not is_single_process(arguments[0]):
             return score(*arguments, **settings)
         sequences = cast(Sequence[TokenSequence], arguments[1])
         tokens = cast(int, settings["tokens_per_microbatch"])
@@ -67,7 +67,7 @@ def in_smaller_batches(score: Callable[P, T]) -> Callable[P, T]:
             settings["tokens_per_microbatch"] = smaller
             return score(*arguments, **settings)
 
-        return fit(attempt, tokens, longest=longest_of(sequences))[0]
+        return retry_smaller(attempt, tokens, longest=longest_of(sequences))[0]
 
     return fitted
 
@@ -77,7 +77,7 @@ def longest_of(sequences: Sequence[TokenSequence]) -> int:
     return max((len(one.prompt_ids) + len(one.completion_ids) for one in sequences), default=0)
 
 
-def free_cached() -> None:
+def empty_cache() -> None:
     """Give back to the GPU's driver what no tensor uses any more, those that only a cycle keeps among it."""
     if torch.cuda.is_available():
         gc.collect()

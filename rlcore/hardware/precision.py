@@ -1,7 +1,7 @@
 """The precision of a model's matrix products. It belongs to the model, not to a context around it.
 
 Weights that learn are float32 always: in bfloat16 a small learning rate rounds to no update at all. If such a model
-computes in half precision (:func:`compute_in`), the trunk casts its weights again in every forward pass. Autocast's
+computes in half precision (:func:`set_compute_dtype`), the trunk casts its weights in every forward pass. Autocast's
 cache of cast weights stays off: it is emptied only when the outermost context ends, so a context that outlives an
 optimizer step would continue with the old weights.
 
@@ -24,13 +24,13 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 _MARK = "_compute_dtype"
 
 
-def compute_in(model: Model, dtype: torch.dtype) -> Model:
+def set_compute_dtype(model: Model, dtype: torch.dtype) -> Model:
     """Let the products of ``model`` be computed in ``dtype`` (float32, bfloat16, float16); returns the model itself."""
     setattr(model, _MARK, dtype)
     return model
 
 
-def narrow_linears(model: Any, dtype: torch.dtype) -> Any:
+def cast_linears(model: Any, dtype: torch.dtype) -> Any:
     """Keep the weights of linear layers in ``dtype``, and let the products of ``model`` be computed in it; returns it.
 
     Autocast casts no other weights, so the model computes bit for bit what it would with all of them in float32: what a
@@ -40,11 +40,11 @@ def narrow_linears(model: Any, dtype: torch.dtype) -> Any:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module.weight is not embedding:
             module.to(dtype)
-    return compute_in(model, dtype)
+    return set_compute_dtype(model, dtype)
 
 
 def compute_dtype(model: Any) -> torch.dtype:
-    """The precision of the model's products: what :func:`compute_in` said, else that of its weights."""
+    """The precision of the model's products: what :func:`set_compute_dtype` said, else that of its weights."""
     dtype: torch.dtype = getattr(getattr(model, "base", model), _MARK, model.dtype)
     return dtype
 

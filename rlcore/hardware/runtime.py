@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.hardware.precision import compute_in, narrow_linears
-from rlcore.models.gradient_checkpointing import recompute_layers
+from rlcore.hardware.precision import cast_linears, set_compute_dtype
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.loading import load_policy
 
 
@@ -26,8 +26,8 @@ class Runtime:
 
     def load_trainable(self, folder: Path) -> PreTrainedModel:
         """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
-        model = compute_in(load_policy(folder, device=self.device, dtype=torch.float32), self.compute_dtype)
-        return recompute_layers(model) if self.recompute else model
+        model = set_compute_dtype(load_policy(folder, device=self.device, dtype=torch.float32), self.compute_dtype)
+        return enable_gradient_checkpointing(model) if self.recompute else model
 
     def load_frozen(self, folder: Path) -> PreTrainedModel:
         """A model for inference alone, in the compute precision."""
@@ -40,9 +40,9 @@ class Runtime:
         With all weights and states in half precision it would differ by rounding, and a KL penalty would train on that.
         """
         model = load_policy(folder, device=self.device, dtype=torch.float32)
-        return narrow_linears(model, self.compute_dtype).requires_grad_(False)
+        return cast_linears(model, self.compute_dtype).requires_grad_(False)
 
     def load_base(self, folder: Path) -> PreTrainedModel:
         """A frozen base for adapters that learn."""
         model = self.load_frozen(folder)
-        return recompute_layers(model) if self.recompute else model
+        return enable_gradient_checkpointing(model) if self.recompute else model

@@ -12,19 +12,19 @@
         outcome = conclude(run)
 """
 
-from rlcore.loop.iteration import conclude, iterate, open_run, train
-from rlcore.loop.recorder import LogRecorder, Recorder, Stop, summary_line
-from rlcore.loop.run import HeldOut, Outcome, Parts, Run
+from rlcore.loop.iteration import finish, iterate, open_run, train
+from rlcore.loop.recorder import HealthStop, LogRecorder, Recorder, summary_line
+from rlcore.loop.run import Components, HeldOut, Run, TrainResult
 
 __all__ = [
+    "Components",
+    "HealthStop",
     "HeldOut",
     "LogRecorder",
-    "Outcome",
-    "Parts",
     "Recorder",
     "Run",
-    "Stop",
-    "conclude",
+    "TrainResult",
+    "finish",
     "iterate",
     "open_run",
     "summary_line",

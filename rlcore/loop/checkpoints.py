@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.training.learner_protocol import LearnerProtocol
 
 
 class Checkpoints:
@@ -23,7 +23,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        learner: LearnerHandle,
+        learner: LearnerProtocol,
         *,
         identity: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
-from rlcore.training.manifest import AppendedLines, Seal
+from rlcore.training.manifest import AppendOnlyFile, Seal
 
 NAME = "history.jsonl"
 Row = dict[str, float]
@@ -24,7 +24,7 @@ class History(Sequence[Row]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._lines = AppendedLines(folder / NAME)
+        self._lines = AppendOnlyFile(folder / NAME)
         self._names: list[tuple[str, ...]] = []
         self._values: list[array[float]] = []
         self._shared: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -12,17 +12,17 @@ from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.errors import ConfigError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop.run import Parts
+from rlcore.loop.run import Components
 from rlcore.models.saving import weights_digest
-from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.mix import WeightedReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
 
-def native_parts(
-    start: Path, config: RlConfig, *, prompts: Sequence[Prompt], reward: MixedReward, folder: Path, seed: int = 0
-) -> Parts:
+def native_components(
+    start: Path, config: RlConfig, *, prompts: Sequence[Prompt], reward: WeightedReward, folder: Path, seed: int = 0
+) -> Components:
     """The parts of a run from the checkpoint ``start``, on a GPU if there is one, with an engine in this process.
 
     Weights that learn are float32. ``folder``: that of the run's checkpoints. To add held-out problems or other health
@@ -39,7 +39,7 @@ def native_parts(
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=seed)
     learner = make_learner(plan, make_policy(plan, runtime), runtime)
     engine = NativeSampler(runtime.load_frozen(start), tokenizer, max_concurrent=config.sampling.max_concurrent)
-    return Parts(
+    return Components(
         seed=seed,
         learner=learner,
         engine=engine,
@@ -82,9 +82,9 @@ def _refuse_what_is_not_built(config: RlConfig) -> None:
     }
     for name in (name for name, is_set in settings.items() if is_set):
         raise ConfigError(
-            "native_parts loads no adapter, tools, other engine or reward model",
+            "native_components loads no adapter, tools, other engine or reward model",
             where=name,
-            fix="leave it out, or make the Parts yourself as native_parts does",
+            fix="leave it out, or make the Parts yourself as native_components does",
         )
 
 

@@ -27,14 +27,14 @@ from rlcore.types import Message, Prompt, Rollout, ScoredRollout, ToolCall
 Groups = list[list[Rollout]]
 
 
-class RolloutsAhead:
+class RolloutPrefetcher:
     """The rollouts of iterations to come, being sampled in a thread one after another, or done."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts-ahead")
         self._batches: dict[int, Future[Groups]] = {}
 
-    def advance(
+    def get(
         self,
         sample: Callable[[int], Groups],
         iteration: int,
@@ -62,7 +62,7 @@ class RolloutsAhead:
                 batch.result()
         return self._batches.pop(iteration).result()
 
-    def wait(self) -> None:
+    def drain(self) -> None:
         """Return when the engine is idle.
 
         Raises:

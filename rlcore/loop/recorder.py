@@ -7,35 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlcore.checks.health import Finding
-from rlcore.loop.prompt_schedule import Drawn
+from rlcore.checks.health import HealthFinding
+from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.types import ScoredRollout
 
 _OPTIONAL = {"KL": "kl/ref", "with calls": "episode/with_calls", "held-out": "eval/accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stop:
+class HealthStop:
     """What a health rule did: it ended the run after ``iteration``, and the result is that of iteration ``sound``.
 
     ``sound`` is the newest iteration that every rule has seen within its bound, or 0 if there is none.
     """
 
-    finding: Finding
+    finding: HealthFinding
     iteration: int
-    sound: int
+    restored_iteration: int
 
     def __str__(self) -> str:
-        fix = self.finding.fix
-        return (
-            f"stopped after iteration {self.iteration} by {self.finding}; the result is iteration {self.sound}. {fix}"
-        )
+        end = f"stopped after iteration {self.iteration} by {self.finding}"
+        return f"{end}; the result is iteration {self.restored_iteration}. {self.finding.fix}"
 
 
 class Recorder(Protocol):
     """Receives what a run reports. A method that raises ends the run."""
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show a sentence to people."""
         ...
 
@@ -43,11 +41,11 @@ class Recorder(Protocol):
         """Keep the figures of an iteration, all of which are finite. docs/metrics.md explains each name."""
         ...
 
-    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+    def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
         """Keep the scored groups of an iteration: those trained on, and those that dynamic sampling replaced."""
         ...
 
-    def stopped(self, stop: Stop) -> None:
+    def stopped(self, stop: HealthStop) -> None:
         """Note that a health rule ended the run, and that the learner has gone back."""
         ...
 
@@ -65,18 +63,18 @@ class LogRecorder:
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations, self._logger = num_iterations, logging.getLogger("rlcore")
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Log it."""
         self._logger.info("%s", text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Log reward and length, and KL, tool calls and held-out accuracy if the iteration has them."""
-        self.note(summary_line(iteration, self._num_iterations, metrics))
+        self.log(summary_line(iteration, self._num_iterations, metrics))
 
-    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+    def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
         """Keep nothing."""
 
-    def stopped(self, stop: Stop) -> None:
+    def stopped(self, stop: HealthStop) -> None:
         """Log it as a warning."""
         self._logger.warning("%s", stop)
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from rlcore.checks.health import Verdict
+from rlcore.checks.health import HealthReport
 from rlcore.errors import TrainingError
-from rlcore.loop.recorder import Stop
-from rlcore.loop.run import Run, new_findings, noted
+from rlcore.loop.recorder import HealthStop
+from rlcore.loop.run import Run, to_record, unreported
 
 
-def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
+def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
     """The verdict after the newest iteration, and the number of findings as ``health/...``.
 
     A rule that has just crossed a bound is noted and kept. A rule whose patience is used up stops the run, if the
     configuration lets it.
     """
-    config = run.parts.health
-    verdict = run.judge.verdict(run.history)
-    for finding in new_findings(verdict, run.findings):
-        run.findings.append(noted(finding, run.done))
-        run.recorder.note(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
+    config = run.components.health
+    verdict = run.health_monitor.update(run.history)
+    for finding in unreported(verdict, run.findings):
+        run.findings.append(to_record(finding, run.iterations_done))
+        run.recorder.log(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
     if verdict.stop and config.action == "stop":
-        run.stop = Stop(finding=verdict.stop, iteration=run.done, sound=verdict.sound)
+        run.stop = HealthStop(
+            finding=verdict.stop, iteration=run.iterations_done, restored_iteration=verdict.last_healthy
+        )
     warnings = sum(finding.level == "warn" for finding in verdict.findings)
     return verdict, {
         "health/warnings": float(warnings),
@@ -28,14 +30,14 @@ def judge_run(run: Run) -> tuple[Verdict, dict[str, float]]:
     }
 
 
-def go_back(run: Run, stop: Stop) -> None:
+def restore_last_healthy(run: Run, stop: HealthStop) -> None:
     """Restore the newest checkpoint of the stop's sound iteration, or of an earlier one. The history stays whole.
 
     Raises:
         TrainingError: there is no such checkpoint, because the run was unhealthy from the start.
     """
-    run.ahead.wait()
-    state = run.checkpoints.load(up_to=stop.sound)
+    run.prefetcher.drain()
+    state = run.checkpoints.load(up_to=stop.restored_iteration)
     if state is None:
         raise TrainingError(
             f"the run was stopped by a health rule after iteration {stop.iteration}, and no checkpoint is from before"
@@ -43,6 +45,6 @@ def go_back(run: Run, stop: Stop) -> None:
             where=f"health.{stop.finding.rule}",
             fix=stop.finding.fix,
         )
-    run.done = int(state["iteration"])
-    run.turns.restore(state["turns"])
-    run.ahead.restore(state["ahead"], run.done + 1, run.turns.prompts_of)
+    run.iterations_done = int(state["iteration"])
+    run.prompt_schedule.restore(state["turns"])
+    run.prefetcher.restore(state["ahead"], run.iterations_done + 1, run.prompt_schedule.prompts_for)

@@ -13,17 +13,17 @@ from rlcore.checks.audit.belonging import require_groups
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import RewardError
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy
-from rlcore.loop.prompt_schedule import Drawn, fresh_prompts, mixed_by_shares, replace_groups
-from rlcore.loop.run import HeldOut, Parts, Run, timed
-from rlcore.loop.weight_sync import load_between
+from rlcore.loop.prompt_schedule import SampledGroups, interleave, replace_groups, unused_prompts
+from rlcore.loop.run import Components, HeldOut, Run, timed
+from rlcore.loop.weight_sync import prepare_weight_load
 from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.training.experience import is_usable, reward_of
+from rlcore.training.experience import is_trainable, reward_of
 from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout, is_correct
 
 
-def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[list[ScoredRollout]]:
+def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> SampledGroups[list[ScoredRollout]]:
     """The iteration's scored groups. Dynamic sampling replaces groups without signal by groups of fresh prompts.
 
     The wall seconds of sampling and scoring are added to ``seconds``.
@@ -33,15 +33,15 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
         CanaryError: a completion is not whole.
         RewardError: the grader fails on more than a tenth of the rollouts.
     """
-    parts, sampling = run.parts, run.parts.config.sampling
+    parts, sampling = run.components, run.components.config.sampling
     if sampling.staleness:
         with timed(seconds, "rollout"):
             until = min(iteration + sampling.staleness, parts.config.num_iterations)
-            run.turns.prompts_of(until)  # chosen here: the thread that samples must not find out when
-            sample, prepare = partial(_rollouts_of, run), partial(load_between, run)
-            ahead = run.ahead.advance(sample, iteration, until=until, prepare=prepare)
+            run.prompt_schedule.prompts_for(until)  # chosen here: the thread that samples must not find out when
+            sample, prepare = partial(_rollouts_of, run), partial(prepare_weight_load, run)
+            ahead = run.prefetcher.get(sample, iteration, until=until, prepare=prepare)
         with timed(seconds, "score"):
-            return Drawn(groups=tuple(_score(run, iteration, ahead)), replaced=())
+            return SampledGroups(groups=tuple(_score(run, iteration, ahead)), replaced=())
 
     def draw(prompts: Sequence[Prompt], *purpose: int) -> list[list[ScoredRollout]]:
         with timed(seconds, "rollout"):
@@ -49,41 +49,44 @@ def draw_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Drawn[li
         with timed(seconds, "score"):
             return _score(run, iteration, groups)
 
-    prompts = run.turns.prompts_of(iteration)
+    prompts = run.prompt_schedule.prompts_for(iteration)
     groups = draw(prompts, iteration)
     if not sampling.dynamic_sampling_rounds:
-        return Drawn(groups=tuple(groups), replaced=())
+        return SampledGroups(groups=tuple(groups), replaced=())
     used = {prompt.prompt_id for prompt in prompts}
-    unused = fresh_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration)
-    fresh = mixed_by_shares(unused, parts.shares) if len(parts.shares) > 1 else iter(unused)
+    unused = unused_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration)
+    fresh = interleave(unused, parts.mixture_weights) if len(parts.mixture_weights) > 1 else iter(unused)
     return replace_groups(
         groups,
         lambda number, count: draw(list(islice(fresh, count)), iteration, number),
-        partial(carries_signal, truncated=parts.config.update.truncated_completions),
+        partial(group_has_signal, truncated=parts.config.update.truncated_completions),
         max_rounds=sampling.dynamic_sampling_rounds,
     )
 
 
-def carries_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
+def group_has_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
     """Whether the rewards of a group's usable rollouts differ. A KL penalty in the reward does not count."""
-    rewards = [reward_of(item, truncated) for item in group if is_usable(item, truncated)]
+    rewards = [reward_of(item, truncated) for item in group if is_trainable(item, truncated)]
     return has_signal(torch.tensor(rewards, dtype=torch.float64))
 
 
-def close_turn(run: Run, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+def record_group_signals(run: Run, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
     """Tell the turns which groups of an iteration had a signal. A group that nobody could score says nothing."""
-    truncated = run.parts.config.update.truncated_completions
-    groups = (group for group in (*drawn.groups, *drawn.replaced) if any(is_usable(item, truncated) for item in group))
+    truncated = run.components.config.update.truncated_completions
+    groups = (
+        group for group in (*drawn.groups, *drawn.replaced) if any(is_trainable(item, truncated) for item in group)
+    )
     # Looked at only where turns depend on it.
-    run.turns.heard(
-        iteration, ((group[0].rollout.prompt.prompt_id, carries_signal(group, truncated=truncated)) for group in groups)
+    run.prompt_schedule.record_signals(
+        iteration,
+        ((group[0].rollout.prompt.prompt_id, group_has_signal(group, truncated=truncated)) for group in groups),
     )
 
 
-def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
+def replacement_metrics(drawn: SampledGroups[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
     """The cost of dynamic sampling, and the mean reward of everything that was drawn and could be trained on."""
     everything = [item for group in (*drawn.groups, *drawn.replaced) for item in group]
-    values = [reward_of(item, truncated) for item in everything if is_usable(item, truncated)]
+    values = [reward_of(item, truncated) for item in everything if is_trainable(item, truncated)]
     return {
         "groups/replaced": float(len(drawn.replaced)),
         "rollouts/discarded": float(sum(map(len, drawn.replaced))),
@@ -94,7 +97,7 @@ def replacement_metrics(drawn: Drawn[list[ScoredRollout]], *, truncated: str) ->
 def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str) -> dict[str, float]:
     """The mean reward of each data set's usable rollouts, as ``reward/data/<name>``."""
     values: dict[str, list[float]] = {}
-    for item in (item for group in groups for item in group if is_usable(item, truncated)):
+    for item in (item for group in groups for item in group if is_trainable(item, truncated)):
         values.setdefault(item.rollout.prompt.dataset, []).append(reward_of(item, truncated))
     return {f"reward/data/{name}": sum(each) / len(each) for name, each in sorted(values.items())}
 
@@ -105,18 +108,18 @@ def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> lis
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.
     """
-    scored = score_groups(run.parts.reward, groups)
+    scored = score_groups(run.components.reward, groups)
     try:
         check_error_rate([item.score for group in scored for item in group])
     except RewardError:
-        run.recorder.rollouts(iteration, Drawn(groups=tuple(scored), replaced=()))
+        run.recorder.rollouts(iteration, SampledGroups(groups=tuple(scored), replaced=()))
         run.recorder.flush()
         raise
     return scored
 
 
 def evaluate_held_out(
-    sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, note: Callable[[str], None]
+    sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, log: Callable[[str], None]
 ) -> dict[str, float]:
     """Greedy accuracy on the held-out problems with its interval as ``eval/...``, and of each data set of several.
 
@@ -130,7 +133,7 @@ def evaluate_held_out(
     scores = score_each([rollout for group in groups for rollout in group], held_out.verifier)
     failed = [score.error for score in scores if score.error]
     if failed:
-        note(f"{len(failed)} of {len(scores)} held-out problems count as wrong, as one: {failed[0]}")
+        log(f"{len(failed)} of {len(scores)} held-out problems count as wrong, as one: {failed[0]}")
     correct = [is_correct(score) for score in scores]
     interval = accuracy(correct, confidence=held_out.confidence)
     return {
@@ -144,25 +147,25 @@ def evaluate_held_out(
 
 def _rollouts_of(run: Run, iteration: int) -> list[list[Rollout]]:
     """The groups that the engine samples for an iteration."""
-    seed = derive_seed(run.parts.seed, "rollouts", iteration)
-    return _collect(run, run.turns.prompts_of(iteration), seed=seed)
+    seed = derive_seed(run.components.seed, "rollouts", iteration)
+    return _collect(run, run.prompt_schedule.prompts_for(iteration), seed=seed)
 
 
 def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:
     """A group of completions for each prompt, without those that the engine could not produce."""
-    parts = run.parts
+    parts = run.components
     groups = parts.sampler.sample(prompts, _params(parts), seed=seed)
     require_groups(groups, prompts, parts.config.group_size)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
     if failed:
         run.audit.allow_missing(len(failed))
-        run.recorder.note(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")
+        run.recorder.log(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")
     sampled = [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
     mask_canary([rollout for group in sampled for rollout in group], parts.tokenizer.eos_ids)
     return sampled
 
 
-def _params(parts: Parts) -> SamplingParams:
+def _params(parts: Components) -> SamplingParams:
     """The sampling parameters of a run's rollouts."""
     config = parts.config
     return SamplingParams(

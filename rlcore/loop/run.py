@@ -16,18 +16,18 @@ from typing import Any
 import torch
 
 from rlcore.checks.audit.audit import Audit
-from rlcore.checks.canaries import Baseline
-from rlcore.checks.health import Finding, Judge, Verdict
+from rlcore.checks.canaries import EngineCalibration
+from rlcore.checks.health import HealthFinding, HealthMonitor, HealthReport
 from rlcore.config import HealthConfig, RlConfig
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.history import History
-from rlcore.loop.prefetch import RolloutsAhead
-from rlcore.loop.prompt_schedule import Turns
-from rlcore.loop.recorder import Recorder, Stop
-from rlcore.rewards.mix import MixedReward
+from rlcore.loop.prefetch import RolloutPrefetcher
+from rlcore.loop.prompt_schedule import PromptSchedule
+from rlcore.loop.recorder import HealthStop, Recorder
+from rlcore.rewards.mix import WeightedReward
 from rlcore.sampling.base import Sampler
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.training.learner_protocol import LearnerProtocol
 from rlcore.types import Prompt
 
 START: Mapping[str, Any] = MappingProxyType({"iteration": 0, "beside": {}, "turns": {}, "ahead": "", "audit": {}})
@@ -42,12 +42,12 @@ class HeldOut:
     """
 
     prompts: Sequence[Prompt]
-    verifier: MixedReward
+    verifier: WeightedReward
     confidence: float = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Parts:
+class Components:
     """Everything that an iteration works with.
 
     ``learner`` has the policy, its reference, the critic and the configuration. ``engine`` takes the weights.
@@ -62,32 +62,32 @@ class Parts:
     """
 
     seed: int
-    learner: LearnerHandle
+    learner: LearnerProtocol
     engine: Sampler
     sampler: Sampler
     engine_dtype: torch.dtype
     tokenizer: ChatTokenizer
-    reward: MixedReward
+    reward: WeightedReward
     prompts: Sequence[Prompt]
     folder: Path
     identity: Mapping[str, str]
     held_out: HeldOut | None = None
     health: HealthConfig = field(default_factory=HealthConfig)
-    shares: Mapping[str, float] = field(default_factory=dict)
+    mixture_weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def config(self) -> RlConfig:
         """The run's configuration, which the learner was made with."""
         return self.learner.config
 
-    def turns(self) -> Turns:
+    def prompt_schedule(self) -> PromptSchedule:
         """Which prompts come when, before the first iteration."""
         config = self.config
-        return Turns(
+        return PromptSchedule(
             self.prompts,
             config.prompts_per_iteration,
             seed=self.seed,
-            shares=self.shares,
+            shares=self.mixture_weights,
             revisit=config.sampling.zero_signal_keep_prob,
         )
 
@@ -103,26 +103,26 @@ class Run:
     the learner changes, and when a checkpoint has it. ``spared``: the checkpoints that the health rules may go back to.
     """
 
-    parts: Parts
+    components: Components
     recorder: Recorder
     checkpoints: Checkpoints
-    turns: Turns
-    ahead: RolloutsAhead
+    prompt_schedule: PromptSchedule
+    prefetcher: RolloutPrefetcher
     audit: Audit
     history: History
-    judge: Judge
-    baselines: tuple[Baseline, ...]
-    done: int = 0
-    served: int = 0
+    health_monitor: HealthMonitor
+    calibrations: tuple[EngineCalibration, ...]
+    iterations_done: int = 0
+    served_version: int = 0
     findings: list[dict[str, Any]] = field(default_factory=list)
-    stop: Stop | None = None
-    settled: str = ""
-    spared: tuple[int, ...] = ()
+    stop: HealthStop | None = None
+    pending_audit_state: str = ""
+    protected_steps: tuple[int, ...] = ()
 
     @property
     def is_over(self) -> bool:
         """Whether every iteration is done, or a health rule ended the run."""
-        return self.stop is not None or self.done == self.parts.config.num_iterations
+        return self.stop is not None or self.iterations_done == self.components.config.num_iterations
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the learner, as JSON values. The checkpoint itself keeps the iteration.
@@ -131,46 +131,46 @@ class Run:
         """
         return {
             "beside": self.history.seal(),
-            "turns": self.turns.state(),
-            "ahead": self.ahead.state(),
+            "turns": self.prompt_schedule.state(),
+            "ahead": self.prefetcher.state(),
             "audit": self.audit.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Resume from what :meth:`state` gave. The learner has been restored already."""
-        self.done = int(state["iteration"])
+        self.iterations_done = int(state["iteration"])
         self.history.restore(state["beside"])
         self._judge_again()
-        self.turns.restore(state["turns"])
-        self.ahead.restore(state["ahead"], self.done + 1, self.turns.prompts_of)
+        self.prompt_schedule.restore(state["turns"])
+        self.prefetcher.restore(state["ahead"], self.iterations_done + 1, self.prompt_schedule.prompts_for)
         self.audit.restore(state["audit"])
 
     def _judge_again(self) -> None:
         """Find what the rules have found, row by row: a checkpoint that kept it would grow with the run."""
-        self.judge, self.findings = Judge(self.parts.health), []
+        self.health_monitor, self.findings = HealthMonitor(self.components.health), []
         rows: list[Mapping[str, float]] = []
         for row in self.history:
             rows.append(row)
-            verdict = self.judge.verdict(rows)
-            self.findings += [noted(each, int(row["iteration"])) for each in new_findings(verdict, self.findings)]
+            verdict = self.health_monitor.update(rows)
+            self.findings += [to_record(each, int(row["iteration"])) for each in unreported(verdict, self.findings)]
 
 
-def new_findings(verdict: Verdict, known: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def unreported(verdict: HealthReport, known: Sequence[Mapping[str, Any]]) -> list[HealthFinding]:
     """Those of a verdict that are not known yet."""
     return [each for each in verdict.findings if not any(_same(each, one) for one in known)]
 
 
-def noted(finding: Finding, iteration: int) -> dict[str, Any]:
+def to_record(finding: HealthFinding, iteration: int) -> dict[str, Any]:
     """A finding as it is kept, with the iteration after which it came up."""
     return {"iteration": iteration, **asdict(finding)}
 
 
-def _same(finding: Finding, known: Mapping[str, Any]) -> bool:
+def _same(finding: HealthFinding, known: Mapping[str, Any]) -> bool:
     return all(known[name] == getattr(finding, name) for name in ("rule", "level", "since"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class TrainResult:
     """What a run measured; the learner has the trained policy.
 
     ``history``: the metrics of each iteration up to the one whose weights the learner holds. ``dropped``: those of the
@@ -179,8 +179,8 @@ class Outcome:
 
     history: tuple[Mapping[str, float], ...]
     findings: tuple[Mapping[str, Any], ...]
-    stop: Stop | None
-    dropped: tuple[Mapping[str, float], ...]
+    stop: HealthStop | None
+    rolled_back_history: tuple[Mapping[str, float], ...]
 
 
 @contextmanager

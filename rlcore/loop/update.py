@@ -12,9 +12,9 @@ from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import sample_canary
 from rlcore.errors import NonFiniteError
 from rlcore.hardware.memory import Footprint, kv_cache_bytes
-from rlcore.loop.prompt_schedule import Drawn
-from rlcore.loop.run import Parts, Run
-from rlcore.models.saving import new_folder
+from rlcore.loop.prompt_schedule import SampledGroups
+from rlcore.loop.run import Components, Run
+from rlcore.models.saving import atomic_folder
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.update_stats import UpdateStats
@@ -26,16 +26,16 @@ _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "adv
 
 
 def update_policy(
-    run: Run, drawn: Drawn[list[ScoredRollout]], iteration: int, *, audit: Audit | None = None
+    run: Run, drawn: SampledGroups[list[ScoredRollout]], iteration: int, *, audit: Audit | None = None
 ) -> dict[str, float]:
     """Compute advantages, then take the optimizer steps. Returns the metrics of both. ``audit``, if given, checks them.
 
     Raises:
         TrainingError: no rollout can be trained on, or a single sequence does not fit in memory.
         NonFiniteError: NaN or infinity in a reward, or in the losses or gradients of too many steps in a row.
-        CanaryError: a training sample is not whole, the end of a turn is not trained on, or the audit found a fault.
+        CanaryError: a training sample is not whole, the end of a turn is not trained on, or the audit found a error.
     """
-    parts, learner = run.parts, run.parts.learner
+    parts, learner = run.components, run.components.learner
     experience = build_experience(
         drawn.groups,
         learner.algorithm,
@@ -46,19 +46,23 @@ def update_policy(
         need_old_logprobs=learner.needs_old_logprobs,
     )
     sample_canary(experience.samples, parts.tokenizer.eos_ids)
-    asked = run.turns.prompts_of(iteration)
-    looked = audit.before(drawn.groups, experience, iteration, asked=asked, replaced=drawn.replaced) if audit else None
+    asked = run.prompt_schedule.prompts_for(iteration)
+    looked = (
+        audit.check_before_update(drawn.groups, experience, iteration, asked=asked, replaced=drawn.replaced)
+        if audit
+        else None
+    )
     try:
         stats, memory = measured_update(run, experience.samples, seed=derive_seed(parts.seed, "update", iteration))
     except NonFiniteError as error:
-        keep_batch(parts.folder, iteration, experience.samples, [error.what])
+        save_skipped_batch(parts.folder, iteration, experience.samples, [error.what])
         raise
     if stats.skipped:
-        kept = keep_batch(parts.folder, iteration, experience.samples, stats.skipped)
-        run.recorder.note(f"steps that were skipped: {'; '.join(stats.skipped)}; their samples are in {kept}")
+        kept = save_skipped_batch(parts.folder, iteration, experience.samples, stats.skipped)
+        run.recorder.log(f"steps that were skipped: {'; '.join(stats.skipped)}; their samples are in {kept}")
     kl = mean_kl(experience, stats.metrics)
     if audit:
-        audit.after(looked, stats, experience.samples, iteration, mean_kl=kl)
+        audit.check_after_update(looked, stats, experience.samples, iteration, mean_kl=kl)
     if not stats.skipped:  # of what was skipped no KL is known
         learner.observe_kl(kl, len(experience.samples))
     # KL in the reward is measured with the rewards, KL in the loss with the loss.
@@ -80,11 +84,11 @@ def measured_update(run: Run, samples: Sequence[TrainingSample], *, seed: int) -
     An update without signal takes no step, so there are neither gradients nor optimizer states to measure.
     """
     is_known = run.history.has("memory/total_bytes")
-    stats, held = run.parts.learner.update(samples, seed=seed, measured=not is_known)
-    return stats, _memory_metrics(run.parts, held) if held and stats.moved else {}
+    stats, held = run.components.learner.update(samples, seed=seed, measured=not is_known)
+    return stats, _memory_metrics(run.components, held) if held and stats.moved else {}
 
 
-def _memory_metrics(parts: Parts, held: Footprint) -> dict[str, float]:
+def _memory_metrics(parts: Components, held: Footprint) -> dict[str, float]:
     """The measured memory, and the engine's, which follows from the shapes of its weights, keys and values."""
     policy, config, width = parts.learner.facts, parts.config, parts.engine_dtype.itemsize
     together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
@@ -97,7 +101,7 @@ def _memory_metrics(parts: Parts, held: Footprint) -> dict[str, float]:
     return whole.metrics(policy.num_parameters)
 
 
-def keep_batch(folder: Path, iteration: int, samples: Sequence[TrainingSample], errors: Sequence[str]) -> Path:
+def save_skipped_batch(folder: Path, iteration: int, samples: Sequence[TrainingSample], errors: Sequence[str]) -> Path:
     """Write all samples of an iteration, with what its skipped steps met; returns their folder.
 
     An iteration that a resumed run does again has them already.
@@ -107,7 +111,7 @@ def keep_batch(folder: Path, iteration: int, samples: Sequence[TrainingSample], 
     """
     target = folder / SKIPPED / f"iteration-{iteration:05d}"
     if not target.exists():
-        with new_folder(target) as temporary:
+        with atomic_folder(target) as temporary:
             found = {"errors": list(errors), "samples": [_described(sample) for sample in samples]}
             (temporary / SAMPLES).write_text(json.dumps(found), encoding="utf-8")
     return target

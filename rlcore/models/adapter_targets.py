@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
-from rlcore.models.architectures import trunk
+from rlcore.models.architectures import backbone
 
 logger = logging.getLogger(__name__)
 # peft takes these names for the projections of all of a mixture's experts, which are one tensor in memory.
@@ -43,7 +43,7 @@ def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
 
 def linear_names(base: PreTrainedModel) -> set[str]:
     """Last names of the trunk's linear layers that an adapter can change, with or without one on them."""
-    modules = dict(trunk(base).named_modules())  # type: ignore[attr-defined]  # a module, called as a function
+    modules = dict(backbone(base).named_modules())  # type: ignore[attr-defined]  # a module, called as a function
     names = set()
     for path, module in modules.items():
         if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and ".lora_" not in path:
@@ -55,10 +55,10 @@ def linear_names(base: PreTrainedModel) -> set[str]:
     return names
 
 
-def say_coverage(base: PreTrainedModel, num_changed: int) -> None:
+def log_coverage(base: PreTrainedModel, num_changed: int) -> None:
     """Log how much of the trunk an adapter changes, ``num_changed`` weights, where that is the smaller part."""
     embedding = base.get_input_embeddings().weight.numel()
-    total = sum(p.numel() for name, p in trunk(base).named_parameters() if ".lora_" not in name)  # type: ignore[attr-defined]
+    total = sum(p.numel() for name, p in backbone(base).named_parameters() if ".lora_" not in name)  # type: ignore[attr-defined]
     share = num_changed / max(1, total - embedding)
     if share < _SMALL_SHARE:
         experts = " Its experts keep theirs." if any(map(_holds_experts, base.modules())) else ""

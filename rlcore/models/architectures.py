@@ -36,7 +36,7 @@ _SCALES: dict[str, Callable[[Any], float]] = {
 }
 
 
-def trunk(model: Any) -> Callable[..., Any]:
+def backbone(model: Any) -> Callable[..., Any]:
     """The model without its head. Some classes name another attribute as their base, and then name themselves.
 
     A model that has no head is its own trunk.
@@ -46,7 +46,7 @@ def trunk(model: Any) -> Callable[..., Any]:
     return part
 
 
-def shares_prompts(model: Any) -> bool:
+def supports_prompt_sharing(model: Any) -> bool:
     """Whether completions of one prompt may stand in one row, and be decoded over one copy of its keys.
 
     ``model``: a language model, or one that has an adapter on.
@@ -77,7 +77,7 @@ def library_attention(model: PreTrainedModel) -> str:
     return "sdpa" if model._supports_sdpa and not caps else "eager"
 
 
-def obstacle(model: PreTrainedModel) -> str:
+def unsupported_reason(model: PreTrainedModel) -> str:
     """Why a model's logits are not the product of hidden states and head; empty where nothing speaks against it."""
     head = model.get_output_embeddings()
     if head is None:

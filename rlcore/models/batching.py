@@ -11,16 +11,16 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.distributed.sharded import device_of, ranks_of
-from rlcore.models.architectures import is_recurrent, library_attention, shares_prompts
+from rlcore.models.architectures import is_recurrent, library_attention, supports_prompt_sharing
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
-from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, deal, empty, pack
+from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, split_across_ranks
 
 logger = logging.getLogger(__name__)
 
 
 def choose_attention(model: PreTrainedModel) -> None:
     """Set the fastest attention that is right for the model; a slow one is said once in the log."""
-    if shares_prompts(model):
+    if supports_prompt_sharing(model):
         model.set_attn_implementation(TREE_ATTENTION)
         return
     if model._can_set_attn_implementation():
@@ -39,7 +39,7 @@ def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_micro
 
     Every one of the model's ranks gets equally many: passes through shards are theirs together.
     """
-    shares = shares_prompts(model)
+    shares = supports_prompt_sharing(model)
     device: torch.device = device_of(model)
     widths = WIDTHS if shares and device.type == "cuda" else EXACT
     batches = pack(sequences, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares, widths=widths)
@@ -49,6 +49,6 @@ def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_micro
 
 def share_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> list[int]:
     """The numbers of the sequences that this rank passes through ``model``; all of them where it is alone."""
-    ranks, shares = ranks_of(model), shares_prompts(model)
-    dealt = deal(sequences, ranks.size, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares)
+    ranks, shares = ranks_of(model), supports_prompt_sharing(model)
+    dealt = split_across_ranks(sequences, ranks.size, tokens_per_microbatch=tokens_per_microbatch, share_prompts=shares)
     return dealt[ranks.rank]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-from rlcore.text.packing import places
+from rlcore.text.packing import tree_positions
 
 if TYPE_CHECKING:
     from jaxtyping import Int
@@ -25,7 +25,7 @@ _ABOVE = 1 << 30  # above every segment's number
 
 def block_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> BlockMask:
     """What ``tree_mask`` says, for rows of segments int64 [B, T]; nothing waits for the device."""
-    place = places(segment)
+    place = tree_positions(segment)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, other = segment[batch, query], segment[batch, key]

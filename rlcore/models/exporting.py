@@ -12,7 +12,7 @@ from safetensors import safe_open
 from rlcore.errors import ModelError, StorageError
 from rlcore.models.heads import HEAD_FILE
 from rlcore.models.loading import GENERATION_CONFIG, TOKENIZER_FILES
-from rlcore.models.saving import cast_weights, new_folder
+from rlcore.models.saving import atomic_folder, cast_weights
 
 ExportDtype = Literal["keep", "float32", "bfloat16", "float16"]
 README = "README.md"
@@ -34,7 +34,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "k
         folder.rmdir()
     if folder.exists():
         raise StorageError("the folder is not empty", where=str(folder), fix="name another one, or empty it")
-    with new_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         for path in _files(checkpoint):
             shutil.copyfile(path, temporary / path.name)
         if dtype != "keep":

@@ -12,7 +12,7 @@ from rlcore.errors import ModelError
 from rlcore.models.lora import activate, active_name
 
 
-def recompute_layers(model: PreTrainedModel) -> PreTrainedModel:
+def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
     """Let every layer of the trunk keep its input alone; returns the model itself. About a third more time.
 
     The library does so in training mode only, which would turn dropout on: so the layers are put into it by

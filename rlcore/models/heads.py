@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlcore.distributed.ranks import whole
-from rlcore.distributed.sharded import device_of, ranks_of, whole_pass
+from rlcore.distributed.ranks import gather_full
+from rlcore.distributed.sharded import device_of, ranks_of, run_forward
 from rlcore.errors import ModelError
-from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import at_least_float32, no_autocast
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HEAD_FILE = "scalar_head.safetensors"
 
 
-class ScalarModel(nn.Module):
+class ScalarHeadModel(nn.Module):
     """A trunk and one bias-free linear map of its hidden state to a scalar."""
 
     def __init__(self, backbone: PreTrainedModel, head: nn.Linear) -> None:
@@ -36,21 +36,21 @@ class ScalarModel(nn.Module):
         self.backbone, self.head = backbone, head
 
     @classmethod
-    def on_trunk(cls, backbone: PreTrainedModel) -> ScalarModel:
+    def on_trunk(cls, backbone: PreTrainedModel) -> ScalarHeadModel:
         """A critic that predicts 0 everywhere at first, on this very trunk, be it the policy's."""
         head = _new_head(backbone)
         nn.init.zeros_(head.weight)
         return cls(backbone, head)
 
     @classmethod
-    def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarModel:
+    def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarHeadModel:
         """A reward model on this very trunk, head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
         model = cls(backbone, _new_head(backbone))
-        model.draw_head(generator)
+        model.init_head(generator)
         return model
 
     @torch.no_grad()
-    def draw_head(self, generator: torch.Generator) -> None:
+    def init_head(self, generator: torch.Generator) -> None:
         """Give the head random weights, as :meth:`with_random_head` does."""
         weight = self.head.weight
         weight.copy_(torch.randn(weight.shape, generator=generator) * (self.head.in_features + 1) ** -0.5)
@@ -91,23 +91,23 @@ def _new_head(backbone: PreTrainedModel) -> nn.Linear:
     return nn.Linear(backbone.config.hidden_size, 1, bias=False, device=device_of(backbone), dtype=torch.float32)
 
 
-@in_smaller_batches
+@oom_retry
 @torch.no_grad()
 def score_values(
-    critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+    critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> list[Float[Tensor, "_time"]]:
     """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        values = whole_pass(critic, partial(critic.token_values, batch.to(device_of(critic))))
+        values = run_forward(critic, partial(critic.token_values, batch.to(device_of(critic))))
         scatter_tokens(values, batch, results)
     return results
 
 
-@in_smaller_batches
+@oom_retry
 @torch.no_grad()
 def score_shared(
-    critic: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
+    critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
 ) -> tuple[list[Float[Tensor, "_time"]], list[Float[Tensor, "_time"]]]:
     """Log-probabilities and values of a policy that carries the critic's head, from one forward pass each batch.
 
@@ -117,39 +117,39 @@ def score_shared(
     policy = critic.backbone
     for packed in pack_for(policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(device_of(policy))
-        found = whole_pass(critic, partial(_scores_and_values, critic, batch, temperature))
+        found = run_forward(critic, partial(_scores_and_values, critic, batch, temperature))
         for flat, results in zip(found, (logprobs, values), strict=True):
             scatter_tokens(flat, batch, results)
     return logprobs, values
 
 
 def _scores_and_values(
-    critic: ScalarModel, batch: PackedBatch, temperature: float
+    critic: ScalarHeadModel, batch: PackedBatch, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     states = completion_states(critic.backbone, batch)
     return state_scores(critic.backbone, states, batch, temperature=temperature), critic.state_values(states)
 
 
-@in_smaller_batches
+@oom_retry
 @torch.no_grad()
 def score_rewards(
-    reward_model: ScalarModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+    reward_model: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "sequences"]:
     """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
     for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         score = partial(reward_model.sequence_scores, batch.to(device_of(reward_model)))
-        scores[batch.sequences] = whole_pass(reward_model, score).cpu()
+        scores[batch.sequences] = run_forward(reward_model, score).cpu()
     return scores
 
 
-def save_head(model: ScalarModel, folder: Path) -> None:
+def save_head(model: ScalarHeadModel, folder: Path) -> None:
     """Write the head's weight beside the trunk's checkpoint."""
-    ranks, weight = ranks_of(model), whole(model.head.weight.detach()).cpu().contiguous()
-    ranks.of_first(partial(save_tensors, {"weight": weight}, folder / HEAD_FILE))
+    ranks, weight = ranks_of(model), gather_full(model.head.weight.detach()).cpu().contiguous()
+    ranks.broadcast_object(partial(save_tensors, {"weight": weight}, folder / HEAD_FILE))
 
 
-def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarModel:
+def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarHeadModel:
     """A trunk that was loaded from ``folder`` with the head that lies beside it.
 
     Raises:
@@ -166,4 +166,4 @@ def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarModel:
         )
     with torch.no_grad():
         head.weight.copy_(weight)
-    return ScalarModel(backbone, head)
+    return ScalarHeadModel(backbone, head)

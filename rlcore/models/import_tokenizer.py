@@ -21,7 +21,7 @@ from rlcore.text.tokenization import ChatTokenizer
 _SHOWN = 12
 
 
-def with_arguments(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
+def set_template_defaults(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
     """A chat template with other defaults of its variables; who renders it may still give them other values.
 
     Raises:

@@ -18,11 +18,11 @@ from rlcore.config.data import tried
 from rlcore.errors import ModelError
 from rlcore.models.architectures import max_positions
 from rlcore.models.gguf import find_package_file, read_gguf
-from rlcore.models.import_tokenizer import control_token, load_tokenizer, pin_date, read_template, with_arguments
+from rlcore.models.import_tokenizer import control_token, load_tokenizer, pin_date, read_template, set_template_defaults
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.logprob_check import check_model
-from rlcore.models.model_validation import look_at, read_config, require_template_ends
-from rlcore.models.saving import files_digest, new_folder, weights_digest
+from rlcore.models.model_validation import read_config, require_template_ends, validate_model_dir
+from rlcore.models.saving import atomic_folder, files_digest, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.text.template_date import recorded_date
 from rlcore.text.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
@@ -32,7 +32,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCard:
+class CheckpointInfo:
     """What a starting checkpoint is and where it came from. Digests are SHA-256, of the template's text and of the
     safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor; ``max_positions``: 0 is no bound;
     ``template_date``: the day that the template writes, empty where it asks for none.
@@ -55,7 +55,7 @@ class ModelCard:
     weights_sha256: str
 
 
-def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
+def import_model(config: ModelConfig, folder: Path, *, seed: int) -> CheckpointInfo:
     """Write the configured starting model as a checkpoint folder, proved by reading it back.
 
     ``seed`` decides the weights of a model from scratch; other sources do not use it.
@@ -64,14 +64,14 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> ModelCard:
         ModelError: unknown or unreachable model, damaged file, missing tokenizer or chat template.
         StorageError: ``folder`` exists or the disk refuses.
     """
-    with no_progress_bars(), new_folder(folder) as temporary:
+    with no_progress_bars(), atomic_folder(folder) as temporary:
         model, backend = _read_source(config, seed=seed)
         if config.chat_template:
             backend.chat_template = read_template(Path(config.chat_template))
         elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
             backend.chat_template = backend.get_chat_template()
         if config.chat_template_kwargs:
-            backend.chat_template = with_arguments(backend.chat_template or "", config.chat_template_kwargs)
+            backend.chat_template = set_template_defaults(backend.chat_template or "", config.chat_template_kwargs)
         if config.source != "scratch":
             require_template_ends(backend)
         pin_date(backend, config.template_date)
@@ -131,7 +131,7 @@ def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
             fix="correct model.path",
         )
     require_vocabulary(folder)
-    model = from_pretrained(folder, dtype="auto", config=look_at(folder), local_files_only=True)
+    model = from_pretrained(folder, dtype="auto", config=validate_model_dir(folder), local_files_only=True)
     return model, _read_tokenizer(folder, local_files_only=True)
 
 
@@ -187,9 +187,11 @@ def _is_tied(model: PreTrainedModel) -> bool:
     return model.get_input_embeddings().weight is model.get_output_embeddings().weight
 
 
-def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer, *, weights_sha256: str) -> ModelCard:
-    template = str(tokenizer.backend.get_chat_template())
-    return ModelCard(
+def _card(
+    config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer, *, weights_sha256: str
+) -> CheckpointInfo:
+    template = str(tokenizer.hf_tokenizer.get_chat_template())
+    return CheckpointInfo(
         source=config.source,
         path=config.without_folders.path,
         revision=config.revision,
@@ -202,7 +204,7 @@ def _card(config: ModelConfig, model: PreTrainedModel, tokenizer: ChatTokenizer,
         dtype=str(model.dtype).removeprefix("torch."),
         tied_embeddings=_is_tied(model),
         eos_ids=tokenizer.eos_ids,
-        template_date=day.isoformat() if (day := recorded_date(tokenizer.backend)) else "",
+        template_date=day.isoformat() if (day := recorded_date(tokenizer.hf_tokenizer)) else "",
         chat_template_sha256=hashlib.sha256(template.encode()).hexdigest(),
         weights_sha256=weights_sha256,
     )

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rlcore.errors import ModelError
 from rlcore.models.batching import choose_attention
-from rlcore.models.saving import narrow_like, new_folder
+from rlcore.models.saving import atomic_folder, cast_like
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -55,10 +55,10 @@ def save_model(
         ModelError: ``tokenizer_folder`` is not a checkpoint.
         StorageError: ``folder`` exists or the disk refuses; nothing is left behind.
     """
-    with no_progress_bars(), new_folder(folder) as temporary:
+    with no_progress_bars(), atomic_folder(folder) as temporary:
         model.save_pretrained(temporary, **({} if state is None else {"state_dict": dict(state)}))
         if like_start:
-            narrow_like(temporary, tokenizer_folder)
+            cast_like(temporary, tokenizer_folder)
         for name in (GENERATION_CONFIG, *TOKENIZER_FILES):
             source = tokenizer_folder / name
             if source.is_file():
@@ -88,9 +88,9 @@ def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: An
             where=_damaged_file(name) or str(name),
             fix="check the name and the files; without a network use a folder, a GGUF or a package as model.source",
         ) from error
-    faults = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
-    if faults:  # transformers would go on with random numbers in their place
-        raise ModelError(f"the weights are incomplete: {faults}", where=str(name), fix="fetch the checkpoint again")
+    errors = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
+    if errors:  # transformers would go on with random numbers in their place
+        raise ModelError(f"the weights are incomplete: {errors}", where=str(name), fix="fetch the checkpoint again")
     if getattr(model.config, "quantization_config", None) is not None:
         raise ModelError("quantized weights cannot be trained", where=str(name), fix="name the unquantized model")
     return model

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
-from rlcore.hardware.precision import compute_dtype, compute_in
-from rlcore.models.architectures import obstacle
+from rlcore.hardware.precision import compute_dtype, set_compute_dtype
+from rlcore.models.architectures import unsupported_reason
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
@@ -40,7 +40,7 @@ def check_model(model: PreTrainedModel, tokenizer: ChatTokenizer | None = None) 
     Raises:
         ModelError: they differ, or the model's code cannot be called as it is here.
     """
-    if reason := obstacle(model):
+    if reason := unsupported_reason(model):
         raise ModelError(f"{type(model).__name__} {reason}", where=_name(model), fix=_OTHER_MODEL)
     sequences = _sequences(_tokens(model, tokenizer))
     try:
@@ -118,8 +118,8 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
             post = part.register_forward_hook(lambda *_, narrow=narrow: _restore(narrow), always_call=True)
             stack.callback(pre.remove)
             stack.callback(post.remove)
-        stack.callback(compute_in, model, before)
-        compute_in(model, torch.float32)
+        stack.callback(set_compute_dtype, model, before)
+        set_compute_dtype(model, torch.float32)
         yield
 
 

@@ -18,11 +18,11 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlcore.config import AdapterConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.hardware.precision import at_least_float32
-from rlcore.models.adapter_targets import choose_targets, say_coverage
-from rlcore.models.architectures import trunk
+from rlcore.models.adapter_targets import choose_targets, log_coverage
+from rlcore.models.architectures import backbone
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
@@ -72,7 +72,7 @@ class AdaptedModel(nn.Module):
     def base_model(self, **inputs: Any) -> Any:
         """The trunk's forward pass with this adapter; the name is that of transformers' models."""
         activate(self.base, self.name)
-        return trunk(self.base)(**inputs)
+        return backbone(self.base)(**inputs)
 
     def get_output_embeddings(self) -> nn.Module:
         """The head of the base, which has no adapter."""
@@ -99,7 +99,7 @@ class AdaptedModel(nn.Module):
         return {f"{layer}.weight": (shapes[layer + up][0], shapes[layer + down][1]) for layer in layers}
 
 
-def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, name: str, *, seed: int) -> AdaptedModel:
+def add_lora(model: PreTrainedModel | AdaptedModel, config: LoraConfig, name: str, *, seed: int) -> AdaptedModel:
     """Put a new adapter on a base, which is frozen, and return the model that learns it.
 
     It changes nothing at first: B is 0, and A uniform within ±1/sqrt(inputs), drawn from (seed, name).
@@ -119,7 +119,7 @@ def add_adapter(model: PreTrainedModel | AdaptedModel, config: AdapterConfig, na
                 uniform = torch.rand(parameter.shape, generator=draws) * 2.0 - 1.0
                 parameter.copy_(uniform / math.sqrt(parameter.shape[1]))
     adapted = AdaptedModel(base, name)
-    say_coverage(base, sum(outputs * inputs for outputs, inputs in adapted.adapter_shapes().values()))
+    log_coverage(base, sum(outputs * inputs for outputs, inputs in adapted.adapter_shapes().values()))
     return adapted
 
 
@@ -185,7 +185,7 @@ class MergedState(Mapping[str, torch.Tensor]):
         return len(self._keys)
 
 
-def _peft_config(config: AdapterConfig, targets: list[str]) -> Any:
+def _peft_config(config: LoraConfig, targets: list[str]) -> Any:
     try:
         from peft import LoraConfig
     except ImportError as error:

@@ -78,7 +78,7 @@ for roles in said["roles"]:
 """
 
 
-def look_at(folder: Path) -> PretrainedConfig:
+def validate_model_dir(folder: Path) -> PretrainedConfig:
     """The configuration of a model's folder, after checks of its files, its sizes and its weights.
 
     Raises:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.distributed.sharded import device_of, whole_pass
+from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.errors import ModelError
-from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import autocast, compute_dtype
-from rlcore.models.architectures import logit_scale, shares_prompts, trunk
+from rlcore.models.architectures import backbone, logit_scale, supports_prompt_sharing
 from rlcore.models.batching import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
@@ -33,14 +33,14 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "
         ModelError: completions share a row, and the model hands a state on from token to token.
     """
     with autocast(model):
-        output = trunk(model)(input_ids=batch.token_ids, use_cache=False, **_sight(model, batch))
+        output = backbone(model)(input_ids=batch.token_ids, use_cache=False, **_sight(model, batch))
     states: Tensor = output.last_hidden_state
     return states
 
 
 def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
     """The arguments that say what each token sees, and at which place it stands."""
-    if not shares_prompts(model):
+    if not supports_prompt_sharing(model):
         if batch.shares_prompts:
             raise ModelError(f"a row of {type(model).__name__} holds one completion", fix="pack with pack_for")
         return {}  # a row is causal, and padding stands behind it
@@ -128,7 +128,7 @@ def completion_loss(
     )
 
 
-@in_smaller_batches
+@oom_retry
 @torch.no_grad()
 def score_sequences(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float = 1.0
@@ -137,7 +137,7 @@ def score_sequences(
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(device_of(model))
-        scatter_tokens(whole_pass(model, partial(_scores, model, batch, temperature)), batch, results)
+        scatter_tokens(run_forward(model, partial(_scores, model, batch, temperature)), batch, results)
     return results
 
 

@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.distributed.ranks import whole
-from rlcore.distributed.sharded import device_of, ranks_of, whole_pass
+from rlcore.distributed.ranks import gather_full
+from rlcore.distributed.sharded import device_of, ranks_of, run_forward
 from rlcore.errors import ModelError
-from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import no_autocast
 from rlcore.models.batching import pack_for
-from rlcore.models.heads import HEAD_FILE, ScalarModel, load_scalar_model, save_head, score_rewards
+from rlcore.models.heads import HEAD_FILE, ScalarHeadModel, load_scalar_model, save_head, score_rewards
 from rlcore.models.policy import hidden_states
 from rlcore.models.reward_scale import RewardScales, lengths_of
 from rlcore.models.saving import save_tensors
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class RewardModel:
     """M members over the same prompts; those whose trunk did not learn share one trunk and its forward pass."""
 
-    members: tuple[ScalarModel, ...]
+    members: tuple[ScalarHeadModel, ...]
     scales: RewardScales
 
     def rewards(
@@ -53,7 +53,7 @@ class RewardModel:
 
 
 def raw_scores(
-    members: Sequence[ScalarModel], sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
+    members: Sequence[ScalarHeadModel], sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "members sequences"]:
     """Scores as the heads give them, float32 [M, S] on the CPU, without gradient."""
     if len({id(member.backbone) for member in members}) == len(members):
@@ -61,12 +61,12 @@ def raw_scores(
             [score_rewards(each, sequences, tokens_per_microbatch=tokens_per_microbatch) for each in members]
         )
     states = last_states(members[0].backbone, sequences, tokens_per_microbatch=tokens_per_microbatch)
-    heads = torch.cat([whole(member.head.weight.detach()) for member in members]).cpu().float()
+    heads = torch.cat([gather_full(member.head.weight.detach()) for member in members]).cpu().float()
     with no_autocast(states):
         return (states @ heads.T).T.contiguous()
 
 
-@in_smaller_batches
+@oom_retry
 @torch.no_grad()
 def last_states(
     backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
@@ -74,7 +74,7 @@ def last_states(
     """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
     for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        found = whole_pass(backbone, partial(_last_states, backbone, batch.to(device_of(backbone))))
+        found = run_forward(backbone, partial(_last_states, backbone, batch.to(device_of(backbone))))
         states[batch.sequences] = found.float().cpu()
     return states
 
@@ -83,10 +83,10 @@ def _last_states(backbone: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
     return hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions]
 
 
-def share_frozen(model: ScalarModel) -> ScalarModel:
+def share_frozen(model: ScalarHeadModel) -> ScalarHeadModel:
     """A copy of what learns; what does not is the same tensor in both, and a frozen trunk is the same trunk."""
     if not any(parameter.requires_grad for parameter in model.backbone.parameters()):
-        return ScalarModel(model.backbone, copy.deepcopy(model.head))
+        return ScalarHeadModel(model.backbone, copy.deepcopy(model.head))
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
     return copy.deepcopy(model, frozen)
 
@@ -111,7 +111,7 @@ def keep_layers(backbone: PreTrainedModel, count: int) -> None:
         backbone.config.layer_types = backbone.config.layer_types[:count]
 
 
-def save_members(members: Sequence[ScalarModel], folder: Path) -> None:
+def save_members(members: Sequence[ScalarHeadModel], folder: Path) -> None:
     """Write the first member's head beside its trunk (saved already), and of each other one what has learned in it.
 
     All ranks that share the members ask at the same point.
@@ -119,11 +119,11 @@ def save_members(members: Sequence[ScalarModel], folder: Path) -> None:
     save_head(members[0], folder)
     for number, member in enumerate(members[1:], start=1):
         own = {
-            name: whole(parameter.detach()).cpu().contiguous()
+            name: gather_full(parameter.detach()).cpu().contiguous()
             for name, parameter in member.named_parameters()
             if parameter.requires_grad
         }
-        ranks_of(member).of_first(partial(save_tensors, own, folder / _member_file(number)))
+        ranks_of(member).broadcast_object(partial(save_tensors, own, folder / _member_file(number)))
 
 
 def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:
@@ -138,7 +138,7 @@ def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:
     return RewardModel(members=(first, *others), scales=scales)
 
 
-def _load_member(first: ScalarModel, path: Path) -> ScalarModel:
+def _load_member(first: ScalarHeadModel, path: Path) -> ScalarHeadModel:
     if not path.is_file():
         raise ModelError("a member of the ensemble is missing", where=str(path), fix="run the reward_model stage again")
     tensors = load_file(path)

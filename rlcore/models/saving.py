@@ -19,7 +19,7 @@ from rlcore.models.unfinished import remove_abandoned, unfinished_folder
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def atomic_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that gets its name when the block ends without an error.
 
     Raises:
@@ -72,7 +72,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapp
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def narrow_like(folder: Path, start: Path) -> None:
+def cast_like(folder: Path, start: Path) -> None:
     """Round the weights in ``folder`` to half precision where those of the same names in ``start`` are in it."""
     kinds: dict[str, torch.dtype] = {}
     for path in start.glob("*.safetensors"):

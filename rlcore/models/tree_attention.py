@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
 TREE_ATTENTION = "rlcore_tree"
-WIDTHS = Widths(multiple=BLOCK, least=2 * BLOCK)  # below, FlexAttention compiles kernels of another kind
+WIDTHS = Widths(multiple=BLOCK, minimum=2 * BLOCK)  # below, FlexAttention compiles kernels of another kind
 _KINDS_OF_INPUT = 128
 # What layers hand to an attention that changes nothing in it, or is computed.
 _COMPUTED = frozenset(("scaling", "sliding_window", "is_causal", "dropout"))

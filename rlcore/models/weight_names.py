@@ -20,17 +20,19 @@ from rlcore.errors import ModelError
 _KEPT = 8  # converted tensors whose parts are still read in turns: the projections of one layer
 
 
-def as_stored(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
+def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
     """A whole ``state_dict()`` by the names that ``checkpoint`` stores; the state itself where they agree.
 
     Raises:
         ModelError: the library's conversion wants several tensors at once.
     """
     model, sources = _layout(checkpoint)
-    return state if all(name == source for name, source in sources.items()) else StoredWeights(state, model, sources)
+    return (
+        state if all(name == source for name, source in sources.items()) else CheckpointNameView(state, model, sources)
+    )
 
 
-class StoredWeights(Mapping[str, torch.Tensor]):
+class CheckpointNameView(Mapping[str, torch.Tensor]):
     """The tensors of ``state`` by stored names, converted when they are read.
 
     ``sources``: the name in ``state`` of each stored name. What the layout does not know keeps its name.

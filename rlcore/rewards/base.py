@@ -26,20 +26,20 @@ class RewardFn(Protocol):
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
 
 
-def known_as(reward: RewardFn) -> RewardFn:
+def unwrap_reward(reward: RewardFn) -> RewardFn:
     """What a reward is: itself, or what it has computed in another process."""
-    found: RewardFn = getattr(reward, "known_as", reward)
+    found: RewardFn = getattr(reward, "unwrap_reward", reward)
     return found
 
 
-def graded(name: str, value: float) -> Score:
+def scored(name: str, value: float) -> Score:
     """The score of a rollout that the part ``name`` could judge."""
-    return Score(value=value, parts={name: value})
+    return Score(value=value, terms={name: value})
 
 
-def ungraded(error: str) -> Score:
+def failed_score(error: str) -> Score:
     """The score of a rollout whose grader failed: it is counted, and left out of the baseline."""
-    return Score(value=None, parts={}, error=error)
+    return Score(value=None, terms={}, error=error)
 
 
 def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> list[Score]:
@@ -49,7 +49,7 @@ def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> 
     """
     scores = iter(grade([rollout for rollout in rollouts if isinstance(rollout, Rollout)]))
     return [
-        next(scores) if isinstance(rollout, Rollout) else Score(value=0.0, parts={}, error=rollout.reason)
+        next(scores) if isinstance(rollout, Rollout) else Score(value=0.0, terms={}, error=rollout.reason)
         for rollout in rollouts
     ]
 
@@ -91,5 +91,5 @@ def score_all(
             continue
         outcome = next(outcomes)
         is_ours = outcome.error and not outcome.is_of_answer
-        scores.append(ungraded(outcome.error) if is_ours else to_score(outcome.value or False))
+        scores.append(failed_score(outcome.error) if is_ours else to_score(outcome.value or False))
     return scores

@@ -10,8 +10,8 @@ from typing import Literal
 
 from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.rewards.answers import final_part, marked_answers
-from rlcore.rewards.base import graded, ungraded
-from rlcore.sandbox.base import Limits, Outcome, Verdict
+from rlcore.rewards.base import failed_score, scored
+from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.pool import Backend, Job, SandboxPool
 from rlcore.sandbox.program_check import MAX_REPEATS
 from rlcore.sandbox.suite import best_constant, parse_suite
@@ -71,25 +71,25 @@ class CodeReward:
         try:
             suite = parse_suite(rollout.prompt.reference)
         except ValueError as error:
-            return ungraded(f"the reference is no code task: {error}")
+            return failed_score(f"the reference is no code task: {error}")
         code = find_program(self._prefill + rollout.text)
         if code is None or not code.strip() or len(code) > MAX_CODE_CHARACTERS:
-            return graded(self.name, 0.0)
+            return scored(self.name, 0.0)
         seconds = self._options.timeout_seconds
         # One process serves all tests of a program, so its processor time is bounded by their sum.
-        limits = Limits(wall_seconds=seconds, cpu_seconds=1 + int(seconds * max(len(suite.tests), MAX_REPEATS)))
+        limits = ResourceLimits(wall_seconds=seconds, cpu_seconds=1 + int(seconds * max(len(suite.tests), MAX_REPEATS)))
         stop_early = self._options.credit == "all"
         return Job(reference=rollout.prompt.reference, code=code, limits=limits, stop_early=stop_early)
 
-    def _score(self, job: Job, outcomes: Sequence[Outcome]) -> Score:
-        failed = next((one for one in outcomes if one.verdict is Verdict.INFRA), None)
+    def _score(self, job: Job, outcomes: Sequence[RunResult]) -> Score:
+        failed = next((one for one in outcomes if one.status is RunStatus.INFRA), None)
         if failed is not None:
-            return ungraded(f"the sandbox failed: {failed.error}")
-        passed = sum(one.verdict is Verdict.PASS for one in outcomes)
+            return failed_score(f"the sandbox failed: {failed.error}")
+        passed = sum(one.status is RunStatus.PASS for one in outcomes)
         free = _passed_by_a_constant(job.reference)
         if self._options.credit == "all" or passed == len(outcomes) or free == len(outcomes):
-            return graded(self.name, float(passed == len(outcomes)))
-        return graded(self.name, max(passed - free, 0) / (len(outcomes) - free))
+            return scored(self.name, float(passed == len(outcomes)))
+        return scored(self.name, max(passed - free, 0) / (len(outcomes) - free))
 
 
 @lru_cache(maxsize=256)

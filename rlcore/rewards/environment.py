@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlcore.rewards.base import graded, ungraded
+from rlcore.rewards.base import failed_score, scored
 from rlcore.types import Rollout, Score
 
 
@@ -21,8 +21,8 @@ class EnvironmentReward:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            ungraded("the environment gave no reward")
+            failed_score("the environment gave no reward")
             if rollout.environment_reward is None
-            else graded(self.name, rollout.environment_reward)
+            else scored(self.name, rollout.environment_reward)
             for rollout in rollouts
         ]

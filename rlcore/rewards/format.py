@@ -13,7 +13,7 @@ from typing import Any, Literal
 from rlcore.config import PositiveFloat
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import closing, final_part, has_content, marked_answers
-from rlcore.rewards.base import graded, score_all
+from rlcore.rewards.base import score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import Rollout, Score
 
@@ -89,11 +89,11 @@ class FormatReward:
 
     def _prepare(self, text: str) -> Score | dict[str, str]:
         if len(text) > MAX_REGEX_CHARACTERS:
-            return graded(self.name, 0.0)
+            return scored(self.name, 0.0)
         return {"pattern": self._options.pattern, "text": text}
 
     def _score(self, fits: Any) -> Score:
-        return graded(self.name, float(fits))
+        return scored(self.name, float(fits))
 
     def _require_example(self, prefill: str) -> None:
         if prefill and self._options.example.startswith(prefill):

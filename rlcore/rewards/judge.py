@@ -22,7 +22,7 @@ from typing import Any
 
 from rlcore.config import NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.rewards.base import graded, ungraded
+from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.chat_endpoint import ChatEndpoint, EndpointError, Reply
 from rlcore.rewards.control_words import as_text
 from rlcore.types import Message, Rollout, Score
@@ -154,9 +154,9 @@ class JudgeReward:
 
     def _score(self, digest: str, failed: Mapping[str, str], used: Mapping[str, float]) -> Score:
         if digest in failed:  # not kept: the next batch asks again
-            return ungraded(failed[digest])
-        score = graded(self.name, self._marks[digest])
-        return replace(score, parts={**score.parts, **used})
+            return failed_score(failed[digest])
+        score = scored(self.name, self._marks[digest])
+        return replace(score, terms={**score.terms, **used})
 
     def _per_mark(self, num_marks: int) -> dict[str, float]:
         """The tokens since the last mark, shared by the marks of this batch; what none can carry waits for the next."""

@@ -21,7 +21,7 @@ from typing import Literal
 from rlcore.config import Fraction, NonNegativeInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import has_content
-from rlcore.rewards.base import graded
+from rlcore.rewards.base import scored
 from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Rollout, Score
 
@@ -101,7 +101,7 @@ class LanguageReward:
         self._identify = None if self._options.identifier == "words" else open_identifier()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [graded(self.name, self._value(rollout)) for rollout in rollouts]
+        return [scored(self.name, self._value(rollout)) for rollout in rollouts]
 
     def _value(self, rollout: Rollout) -> float:
         if not has_content(rollout.text):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlcore.config import PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import has_content
-from rlcore.rewards.base import graded
+from rlcore.rewards.base import scored
 from rlcore.types import Rollout, Score
 
 
@@ -36,7 +36,7 @@ class LengthReward:
         self._options = options
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [graded(self.name, self._value(rollout)) for rollout in rollouts]
+        return [scored(self.name, self._value(rollout)) for rollout in rollouts]
 
     def _value(self, rollout: Rollout) -> float:
         if not has_content(rollout.text):

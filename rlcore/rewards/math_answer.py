@@ -38,13 +38,13 @@ from rlcore.rewards.answers import (
     spelled,
     stated,
 )
-from rlcore.rewards.base import graded, score_all, ungraded
+from rlcore.rewards.base import failed_score, score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.left_to_do import leaves_work
 from rlcore.rewards.mathematics.notations import read_notation
 from rlcore.rewards.mathematics.spelling import canonical
 from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.references import plain_fault
+from rlcore.rewards.references import plain_error
 from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words
 from rlcore.rewards.worked_steps import is_sound_work
 from rlcore.types import CORRECT_FROM, Rollout, Score
@@ -130,8 +130,8 @@ class MathReward:
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
-        if fault := plain_fault(rollout.prompt.reference):
-            return ungraded(f"the reference {fault}")
+        if fault := plain_error(rollout.prompt.reference):
+            return failed_score(f"the reference {fault}")
         found = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         answer, reference = spelled(found or ""), find_reference(rollout.prompt.reference)
         if reference.endswith("%") and not answer.endswith("%") and is_percent_behind(rollout, self._prefill):
@@ -147,10 +147,10 @@ class MathReward:
         expected = parse_quantity(find_reference(rollout.prompt.reference))
         if score.value != 0.0 or expected is None or not is_sound_work(rollout.text, expected.value):
             return score
-        return graded(self.name, self._options.partial)
+        return scored(self.name, self._options.partial)
 
     def _score(self, is_right: bool) -> Score:
-        return graded(self.name, float(is_right))
+        return scored(self.name, float(is_right))
 
 
 def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:

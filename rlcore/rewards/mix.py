@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from rlcore.errors import RewardError, RlcoreError
-from rlcore.rewards.base import RewardFn, ungraded
+from rlcore.rewards.base import RewardFn, failed_score
 from rlcore.types import Prompt, Rollout, Score
 
 
@@ -23,7 +23,7 @@ class Closeable(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedPart:
+class WeightedTerm:
     """One component of the reward; a value below ``gate`` makes the total ``below_gate``.
 
     ``data``: the data sets whose rollouts it scores; none named: all of them.
@@ -40,7 +40,7 @@ class WeightedPart:
         return not self.data or prompt.dataset in self.data
 
 
-class MixedReward:
+class WeightedReward:
     """``value = Σ weight · part``, rewards of turns likewise; ``parts`` holds each component before weighting.
 
     Where a part is below its gate, the total is that gate's ``below_gate``; of several closed gates the first counts,
@@ -53,11 +53,11 @@ class MixedReward:
 
     name = "mix"
 
-    def __init__(self, parts: Sequence[WeightedPart]) -> None:
+    def __init__(self, parts: Sequence[WeightedTerm]) -> None:
         self._parts = tuple(parts)
         self._names = {part.reward.name for part in self._parts}
 
-    def __enter__(self) -> MixedReward:
+    def __enter__(self) -> WeightedReward:
         return self
 
     def __exit__(
@@ -71,12 +71,12 @@ class MixedReward:
             RewardError: an infinite value, or a part that scored another number of rollouts than it was given.
         """
         if not self._parts:
-            return [Score(value=0.0, parts={}) for _ in rollouts]
+            return [Score(value=0.0, terms={}) for _ in rollouts]
         columns = [_column(part, rollouts) for part in self._parts]
         return [self._total(row) for row in zip(*columns, strict=True)] if rollouts else []
 
     @property
-    def parts(self) -> tuple[WeightedPart, ...]:
+    def parts(self) -> tuple[WeightedTerm, ...]:
         """The components, in the order of the configuration."""
         return self._parts
 
@@ -92,7 +92,7 @@ class MixedReward:
         is_undecided = False  # an unscored part has a gate that nobody can say is open
         present = [(part, score) for part, score in zip(self._parts, scores, strict=True) if score is not None]
         if not present:
-            return ungraded("no reward is on its data set")
+            return failed_score("no reward is on its data set")
         skipped = tuple(sorted(self._names - {part.reward.name for part, _ in present}))
         for part, score in present:
             error = _fault(part.reward.name, score)
@@ -100,20 +100,20 @@ class MixedReward:
                 errors.append(error)
                 is_undecided |= part.gate is not None and not closed
                 continue
-            parts |= score.parts
+            parts |= score.terms
             total += part.weight * score.value
             weighted = [part.weight * reward for reward in score.turn_rewards]
             turn_rewards = [sum(pair) for pair in zip_longest(turn_rewards, weighted, fillvalue=0.0)]
             if part.gate is not None and score.value < part.gate:
                 closed.append(part.below_gate)
         if closed and not is_undecided:
-            return Score(value=closed[0], parts=parts, skipped=skipped)
+            return Score(value=closed[0], terms=parts, skipped=skipped)
         if errors:
-            return Score(value=None, parts=parts, error="; ".join(errors), skipped=skipped)
-        return Score(value=total, parts=parts, turn_rewards=tuple(turn_rewards), skipped=skipped)
+            return Score(value=None, terms=parts, error="; ".join(errors), skipped=skipped)
+        return Score(value=total, terms=parts, turn_rewards=tuple(turn_rewards), skipped=skipped)
 
 
-def _column(part: WeightedPart, rollouts: Sequence[Rollout]) -> list[Score | None]:
+def _column(part: WeightedTerm, rollouts: Sequence[Rollout]) -> list[Score | None]:
     """The part's score of each rollout; None where it is not on the rollout's data set."""
     places = [place for place, rollout in enumerate(rollouts) if part.is_on(rollout.prompt)]
     column: list[Score | None] = [None] * len(rollouts)
@@ -134,7 +134,7 @@ def scores_of(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
     except RlcoreError:
         raise
     except Exception as error:  # noqa: BLE001 - a failing grader is an error value per rollout, counted, never a 0
-        return [ungraded(f"{type(error).__name__}: {error}")] * len(rollouts)
+        return [failed_score(f"{type(error).__name__}: {error}")] * len(rollouts)
     if len(scores) != len(rollouts):
         raise RewardError(f"{reward.name} returned {len(scores)} scores for {len(rollouts)} rollouts")
     return scores
@@ -143,21 +143,21 @@ def scores_of(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
 _OF_A_PART = re.compile(r"_(?:std|prompt_tokens|completion_tokens)$")  # what a part says beside its value
 
 
-def part_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> dict[str, float]:
+def term_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> dict[str, float]:
     """Per part: mean, population std and share of zeros over ``scored``, share without a value over ``all_scores``.
 
     ``reward/term/<name>``, ``reward/term_std/<name>``, ``reward/term_zero/<name>``, ``reward/term_unscored/<name>``.
     Values are those before weighting and gates; rollouts that a part is not on are not counted for it.
     """
     metrics = dict[str, float]()
-    for name in sorted({name for score in scored for name in score.parts}):
-        values = [score.parts[name] for score in scored if name in score.parts]
+    for name in sorted({name for score in scored for name in score.terms}):
+        values = [score.terms[name] for score in scored if name in score.terms]
         mean = sum(values) / len(values)
         metrics[f"reward/term/{name}"] = mean
         metrics[f"reward/term_std/{name}"] = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
         metrics[f"reward/term_zero/{name}"] = values.count(0.0) / len(values)
         asked = [score for score in all_scores if _OF_A_PART.sub("", name) not in score.skipped]
-        metrics[f"reward/term_unscored/{name}"] = sum(name not in score.parts for score in asked) / len(asked)
+        metrics[f"reward/term_unscored/{name}"] = sum(name not in score.terms for score in asked) / len(asked)
     return metrics
 
 

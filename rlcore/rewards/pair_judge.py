@@ -21,7 +21,7 @@ from rlcore.rewards.pairs import Judgement, Pair
 from rlcore.rewards.reward_model import ScoreTokens
 from rlcore.rewards.user_function import call_within, load_function, plain_numbers
 from rlcore.strict import build
-from rlcore.timeouts import Deadline
+from rlcore.timeouts import CallTimeout
 
 TIE = 0.5
 
@@ -39,7 +39,7 @@ class BothOrders:
 
     forward: Judgement
     backward: Judgement
-    asked: bool
+    was_judged: bool
 
 
 def judge_both_orders(judge: PairJudge, pairs: Sequence[Pair]) -> list[BothOrders]:
@@ -50,11 +50,11 @@ def judge_both_orders(judge: PairJudge, pairs: Sequence[Pair]) -> list[BothOrder
     found = []
     for pair in pairs:
         if pair.first == pair.second:
-            found.append(BothOrders(forward=tie, backward=tie, asked=False))
+            found.append(BothOrders(forward=tie, backward=tie, was_judged=False))
             continue
         forward, backward = next(said), next(said)
         turned = backward if backward.value is None else replace(backward, value=1.0 - backward.value)
-        found.append(BothOrders(forward=forward, backward=turned, asked=True))
+        found.append(BothOrders(forward=forward, backward=turned, was_judged=True))
     return found
 
 
@@ -71,7 +71,7 @@ class FunctionPairJudge:
         """
         if not pairs:
             return []
-        deadline = Deadline(
+        deadline = CallTimeout(
             seconds=self._seconds,
             name=f"the judge {self._name}",
             where=f"{len(pairs)} pairs",

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.rewards.answers import clean, find_answer
-from rlcore.rewards.base import graded, score_all, ungraded
+from rlcore.rewards.base import failed_score, score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import CORRECT_FROM, Rollout, Score
 
@@ -53,12 +53,12 @@ class ProceduralReward:
             problem = json.loads(rollout.prompt.reference)
             request = {"dataset": problem["dataset"], "entry": problem["entry"]}
         except (ValueError, KeyError, TypeError) as error:
-            return ungraded(f"the reference is no procedural problem: {type(error).__name__}: {error}")
+            return failed_score(f"the reference is no procedural problem: {type(error).__name__}: {error}")
         answer = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         if not answer or len(answer) > MAX_ANSWER_CHARACTERS:
-            return graded(self.name, 0.0)
+            return scored(self.name, 0.0)
         # As written and without delimiters: a final full stop is noise after a number and text in a sentence.
         return request | {"answers": list(dict.fromkeys((answer, clean(answer))))}
 
     def _score(self, value: Any) -> Score:
-        return graded(self.name, float(value >= CORRECT_FROM))
+        return scored(self.name, float(value >= CORRECT_FROM))

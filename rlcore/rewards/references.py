@@ -1,6 +1,6 @@
 r"""Which reference answers nobody can be graded by: ``proof``, ``notfound``, ``1/0``, a paragraph, an open box.
 
-By such a reference no answer has a score, whatever it is. The data gate asks before a run (:func:`reference_faults`);
+By such a reference no answer has a score, whatever it is. The data gate asks before a run (:func:`reference_errors`);
 the reward says the same of a row that came another way.
 """
 
@@ -48,7 +48,7 @@ _SECONDS = 5.0
 
 
 @lru_cache(maxsize=4096)
-def plain_fault(reference: str) -> str:
+def plain_error(reference: str) -> str:
     """Why nobody can be graded by a reference, as far as its text says; empty where it can be tried."""
     written = find_reference(reference)
     if not has_content(written):
@@ -81,7 +81,7 @@ def _fault_of_form(written: str) -> str:
     return f"has {num_words} words, which no answer repeats" if num_words > MAX_WORDS else ""
 
 
-def reference_faults(
+def reference_errors(
     references: Sequence[str], *, timeout_seconds: float = _SECONDS, num_workers: int = 2
 ) -> list[str]:
     """Why nobody can be graded by each reference; empty where its own text is a right answer within the deadline.
@@ -91,7 +91,7 @@ def reference_faults(
     Raises:
         RewardError: the grader cannot be started.
     """
-    faults = {reference: plain_fault(reference) for reference in dict.fromkeys(references)}
+    faults = {reference: plain_error(reference) for reference in dict.fromkeys(references)}
     asked = [reference for reference, fault in faults.items() if not fault and not _is_plain(reference)]
     with GraderPool("math", timeout_seconds=timeout_seconds, num_workers=num_workers) as pool:
         outcomes = pool.grade_all([{"reference": find_reference(reference)} for reference in asked])

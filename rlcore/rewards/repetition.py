@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlcore.config import PositiveInt
 from rlcore.rewards.answers import has_content
-from rlcore.rewards.base import graded
+from rlcore.rewards.base import scored
 from rlcore.types import Rollout, Score
 
 
@@ -27,7 +27,7 @@ class RepetitionReward:
         self._options = options
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [graded(self.name, self._value(rollout.text)) for rollout in rollouts]
+        return [scored(self.name, self._value(rollout.text)) for rollout in rollouts]
 
     def _value(self, text: str) -> float:
         return repetition_penalty(text.split(), ngram=self._options.ngram) if has_content(text) else -1.0

@@ -87,4 +87,4 @@ class RewardModelReward:
         parts = [{self.name: value} for value in values.tolist()]
         if len(scores) > 1:
             parts = [part | {f"{self.name}_std": std} for part, std in zip(parts, spread.tolist(), strict=True)]
-        return [Score(value=part[self.name], parts=part) for part in parts]
+        return [Score(value=part[self.name], terms=part) for part in parts]

@@ -21,7 +21,7 @@ from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.language import LanguageOptions, LanguageReward
 from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
-from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
@@ -85,7 +85,7 @@ REWARDS: Mapping[str, RewardEntry] = choices(
 FUNCTIONS = choices("rewards.kind", {"function": import_function})
 
 
-def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) -> MixedReward:
+def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) -> WeightedReward:
     """The weighted sum of ``terms`` behind their gates; use it in a ``with`` block, which ends its parts' processes.
 
     Raises:
@@ -96,10 +96,10 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
     parts = [_part(term, f"rewards.{place}", resources) for place, term in enumerate(terms)]
     for name in _named_twice(parts):
         raise ConfigError(f"the reward {name!r} is named twice for the same data", where="rewards", fix=_KEEP_ONE)
-    return MixedReward(parts)
+    return WeightedReward(parts)
 
 
-def reward_faults(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") -> list[str]:
+def reward_errors(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") -> list[str]:
     """What :func:`build_rewards` would refuse, all of it, each fault with its full key; ``path``: that of the terms.
 
     A reward model that another stage trains is taken to be there. Functions are imported, and no completion is scored.
@@ -111,7 +111,7 @@ def reward_faults(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") 
             parts.append(_part(term, f"{path}.{place}", RewardResources(score_tokens=models, prefill=prefill)))
         except RlcoreError as error:
             faults += _lines(error, f"{path}.{place}")
-    with MixedReward(parts):  # ends what they have started
+    with WeightedReward(parts):  # ends what they have started
         twice = _named_twice(parts)
     return faults + [f"{path}: the reward {name!r} is named twice for the same data; {_KEEP_ONE}" for name in twice]
 
@@ -130,11 +130,11 @@ def untrained(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
     raise AssertionError("rewards that are built to be checked score nothing")
 
 
-def _part(term: RewardTerm, path: str, resources: RewardResources) -> WeightedPart:
-    return WeightedPart(_make(term, path, resources), term.weight, term.gate, term.below_gate, term.data)
+def _part(term: RewardTerm, path: str, resources: RewardResources) -> WeightedTerm:
+    return WeightedTerm(_make(term, path, resources), term.weight, term.gate, term.below_gate, term.data)
 
 
-def _named_twice(parts: Sequence[WeightedPart]) -> list[str]:
+def _named_twice(parts: Sequence[WeightedTerm]) -> list[str]:
     """The names of parts that another one has on the same data."""
     alike = [(one, other) for one, other in combinations(parts, 2) if one.reward.name == other.reward.name]
     return list(dict.fromkeys(one.reward.name for one, other in alike if _overlap(one.data, other.data)))

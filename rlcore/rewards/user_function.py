@@ -22,9 +22,9 @@ from typing import Any
 from rlcore.config import RewardTerm
 from rlcore.config.rl import DEADLINE_MINUTES
 from rlcore.errors import ConfigError, RewardError, RlcoreError
-from rlcore.rewards.base import graded, ungraded
-from rlcore.rewards.mix import MixedReward, WeightedPart
-from rlcore.timeouts import Deadline
+from rlcore.rewards.base import failed_score, scored
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
+from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout, Score
 
 Value = float | Sequence[float] | None
@@ -47,7 +47,7 @@ class FunctionReward:
         Raises:
             RewardError: the function raised, returned another number of values than rollouts, or a value that is
                 neither a number nor None; names the function and the rollout.
-            DeadlineError: it did not come back in time.
+            CallTimeoutError: it did not come back in time.
         """
         if not rollouts:
             return []
@@ -66,7 +66,7 @@ class FunctionReward:
 
     def _call(self, rollouts: Sequence[Rollout]) -> Values:
         first = rollouts[0]
-        deadline = Deadline(
+        deadline = CallTimeout(
             seconds=self._seconds,
             name=f"the reward function {self.name}",
             where=f"{len(rollouts)} rollouts; the first is of prompt {first.prompt.prompt_id!r}: {first.text[:120]!r}",
@@ -97,30 +97,30 @@ class FunctionReward:
 
     def _score(self, value: Value, rollout: Rollout) -> Score:
         if value is None:
-            return ungraded("the function returned None")
+            return failed_score("the function returned None")
         rewards = tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else (value,)
         where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
         if not all(isinstance(reward, int | float) for reward in rewards):
             raise RewardError(f"{self.name} returned {value!r}", where=where, fix=_ONE_EACH)
         if not isinstance(value, list | tuple):
-            return graded(self.name, float(rewards[0]))
+            return scored(self.name, float(rewards[0]))
         if len(rewards) != len(rollout.turns):
             what = f"{self.name} returned {len(rewards)} rewards for a rollout of {len(rollout.turns)} turns"
             raise RewardError(what, where=where, fix="return one for each of rollout.turns, or one float for all")
-        return replace(graded(self.name, float(sum(rewards))), turn_rewards=tuple(map(float, rewards)))
+        return replace(scored(self.name, float(sum(rewards))), turn_rewards=tuple(map(float, rewards)))
 
 
-def call_within(deadline: Deadline, function: Callable[..., Any], batch: Sequence[Any]) -> Any:
+def call_within(deadline: CallTimeout, function: Callable[..., Any], batch: Sequence[Any]) -> Any:
     """What a function, plain or ``async``, gives for a batch.
 
     Raises:
-        DeadlineError: it did not come back in time.
+        CallTimeoutError: it did not come back in time.
     """
-    outcome = deadline.within(partial(function, batch))
+    outcome = deadline.run(partial(function, batch))
     if not inspect.isawaitable(outcome):
         return outcome
     # In a thread of its own: the caller's thread may be running an event loop already.
-    return deadline.aside(partial(asyncio.run, _finished(outcome)))
+    return deadline.run_in_thread(partial(asyncio.run, _finished(outcome)))
 
 
 def plain_numbers(value: Any) -> Any:
@@ -187,9 +187,9 @@ async def _finished(outcome: Awaitable[Any]) -> Any:
     return await outcome
 
 
-def function_reward(function: UserFunction, *, name: str = "reward") -> MixedReward:
+def function_reward(function: UserFunction, *, name: str = "reward") -> WeightedReward:
     """A Python function as the whole reward; ``name``: its part's.
 
     ``function_reward(lambda rollouts: [float("7" in rollout.text) for rollout in rollouts])``
     """
-    return MixedReward([WeightedPart(FunctionReward(function, name), 1.0)])
+    return WeightedReward([WeightedTerm(FunctionReward(function, name), 1.0)])

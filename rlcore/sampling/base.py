@@ -72,7 +72,7 @@ class Sampler(Protocol):
 
 
 @runtime_checkable
-class Group(Protocol):
+class EngineGroup(Protocol):
     """An engine of several, each of which holds weights of its own."""
 
     @property
@@ -80,7 +80,7 @@ class Group(Protocol):
 
 
 @runtime_checkable
-class Measured(Protocol):
+class ReportsMetrics(Protocol):
     """An engine that counts what it does."""
 
     def take_metrics(self) -> dict[str, float]:
@@ -89,7 +89,7 @@ class Measured(Protocol):
 
 
 @runtime_checkable
-class Resting(Protocol):
+class Sleepable(Protocol):
     """An engine that shares the learner's GPU."""
 
     def rest(self) -> None:
@@ -97,17 +97,17 @@ class Resting(Protocol):
         ...
 
 
-def members_of(engine: Sampler) -> tuple[Sampler, ...]:
+def replicas_of(engine: Sampler) -> tuple[Sampler, ...]:
     """The engines behind one, each of which holds weights of its own."""
-    return engine.members if isinstance(engine, Group) else (engine,)
+    return engine.members if isinstance(engine, EngineGroup) else (engine,)
 
 
 def take_metrics(engine: Sampler) -> dict[str, float]:
     """How busy the servers behind an engine were since the last call; the built-in engine has nothing to say."""
-    return engine.take_metrics() if isinstance(engine, Measured) else {}
+    return engine.take_metrics() if isinstance(engine, ReportsMetrics) else {}
 
 
-def rest(engine: Sampler) -> None:
+def sleep_engine(engine: Sampler) -> None:
     """Let an engine that shares the learner's GPU give it up until new weights come; others go on as they are."""
-    if isinstance(engine, Resting):
+    if isinstance(engine, Sleepable):
         engine.rest()

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rlcore.sampling.kv_cache import SharedPromptLayer, passed, share
+from rlcore.sampling.kv_cache import SharedPromptLayer, group_rows, passed
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _COMPACT_AT = 0.75  # share of live rows at which the ended ones are dropped: dropping copies the cache
@@ -78,7 +78,7 @@ class _Batch:
         self.model, self.cache, self.mask = model, cache, mask
         self.rows = torch.arange(len(origin), device=origin.device)
         self.width = cache.get_seq_length()
-        self.sharing = share(cache, origin, mask[:, : self.width])
+        self.sharing = group_rows(cache, origin, mask[:, : self.width])
 
     def advance(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append one token [R] to each row; returns the logits [R, V] that predict the next."""
@@ -100,7 +100,7 @@ class _Batch:
         for layer in self.cache.layers:
             layer.select(places, prompts)
         self.mask, self.rows = self.mask[prompts], self.rows[places]
-        self.sharing = share(self.cache, origin, self.mask[:, : self.width])
+        self.sharing = group_rows(self.cache, origin, self.mask[:, : self.width])
 
 
 def _prefill(
@@ -127,7 +127,9 @@ def _prefill(
     return _Batch(model, cache, mask, origin), logits[origin]
 
 
-def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def sample_tokens(
+    logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample each row of ``softmax(logits / temperature)`` by inverting its cumulative distribution.
 
     Args:
@@ -149,7 +151,7 @@ def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) ->
     return tokens[:, 0], (above_peak.gather(-1, tokens) - total.log())[:, 0]
 
 
-def choose_likeliest(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def argmax_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The likeliest token of each row of logits [R, V], int64 [R], and its log-probability, float32 [R]."""
     logprobs, tokens = logits.float().log_softmax(-1).max(-1)
     return tokens, logprobs

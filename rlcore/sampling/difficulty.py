@@ -18,7 +18,7 @@ _STEPS = 2**31  # of the offset, which is a whole number of them: all of it is e
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tried:
+class PassCount:
     """``passed`` of ``answers`` answers to a prompt, at least one, were right."""
 
     passed: int
@@ -30,7 +30,7 @@ class Tried:
         return self.passed / self.answers
 
 
-def learnability(tried: Tried) -> Fraction:
+def learnability(tried: PassCount) -> Fraction:
     """The mean of p(1 - p), the variance of a 0/1 reward, over the pass rates p that the answers leave.
 
     Before them every p is as likely, so the rest is Beta(a, b) with a = passed + 1 and b = answers - passed + 1, and
@@ -41,7 +41,7 @@ def learnability(tried: Tried) -> Fraction:
     return Fraction(a * b, (a + b) * (a + b + 1))
 
 
-def copies(weights: Sequence[Fraction], *, seed: int) -> list[int]:
+def repeat_counts(weights: Sequence[Fraction], *, seed: int) -> list[int]:
     """How often each item stands in a list in which the rarest stands once, and each in proportion to its weight > 0.
 
     A ratio that is no whole number is rounded up or down, so that its mean over seeds is the ratio (systematic
@@ -55,9 +55,9 @@ def copies(weights: Sequence[Fraction], *, seed: int) -> list[int]:
     return [math.floor(end) - math.floor(start) for start, end in pairwise(ends)]
 
 
-def drawn(
+def sample_by_difficulty(
     items: Sequence[Item],
-    tried: Sequence[Tried | None],
+    tried: Sequence[PassCount | None],
     *,
     band: tuple[float, float],
     weight: Literal["even", "learnability"],
@@ -76,5 +76,5 @@ def drawn(
     ]
     if weight == "even":
         return [item for item, _ in known]
-    counts = copies([learnability(found) for _, found in known], seed=seed)
+    counts = repeat_counts([learnability(found) for _, found in known], seed=seed)
     return [item for (item, _), count in zip(known, counts, strict=True) for _ in range(count)]

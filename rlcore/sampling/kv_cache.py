@@ -86,7 +86,7 @@ def _name_of_cache(kind: type[torch.nn.Module]) -> str:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sharing:
+class PromptGroups:
     """Which rows have which prompt, for one step of R rows over G prompts.
 
     ``origin``: int64 [R], the prompt of each row. ``slots``: int64 [G * M], the rows of each prompt side by side, with
@@ -101,8 +101,8 @@ class Sharing:
     mask: torch.Tensor
 
 
-def share(cache: Cache, origin: torch.Tensor, mask: torch.Tensor) -> Sharing:
-    """Lay out the rows of each prompt; ``origin`` [R] and ``mask`` [G, W] as in :class:`Sharing`."""
+def group_rows(cache: Cache, origin: torch.Tensor, mask: torch.Tensor) -> PromptGroups:
+    """Lay out the rows of each prompt; ``origin`` [R] and ``mask`` [G, W] as in :class:`PromptGroups`."""
     order = origin.argsort(stable=True)
     counts = origin.bincount(minlength=len(mask))
     starts = counts.cumsum(0) - counts
@@ -111,7 +111,7 @@ def share(cache: Cache, origin: torch.Tensor, mask: torch.Tensor) -> Sharing:
     places[order] = origin[order] * width + torch.arange(len(origin), device=origin.device) - starts[origin[order]]
     slots = origin.new_zeros(len(mask) * width)
     slots[places] = torch.arange(len(origin), device=origin.device)
-    return Sharing(cache, origin, slots, places, mask)
+    return PromptGroups(cache, origin, slots, places, mask)
 
 
 def grouped_attention(
@@ -121,7 +121,7 @@ def grouped_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    sharing: Sharing | None = None,
+    sharing: PromptGroups | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of one new token per row over its prompt, read once for all rows that have it, and over its own keys.

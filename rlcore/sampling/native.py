@@ -19,10 +19,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
-from rlcore.hardware.out_of_memory import free_cached
-from rlcore.models.architectures import max_positions, shares_prompts
+from rlcore.hardware.out_of_memory import empty_cache
+from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.sampling.vllm.worker.checksums import part_of
@@ -55,7 +55,7 @@ class NativeSampler:
     ) -> None:
         self.policy_version = policy_version
         self._model = copy.deepcopy(model).requires_grad_(False).eval()
-        self._shares_prompts = shares_prompts(model)
+        self._shares_prompts = supports_prompt_sharing(model)
         if self._shares_prompts:
             self._model.set_attn_implementation(GROUPED_ATTENTION)
         self._model.generation_config = GenerationConfig()  # a model's own may filter what is sampled
@@ -98,7 +98,7 @@ class NativeSampler:
                 self._model,
                 [request.prompt.token_ids for request in block],
                 _uniforms(block, params.max_new_tokens, seed=seed).to(self._model.device),
-                choose=choose_likeliest if params.greedy else partial(draw, temperature=params.temperature),
+                choose=argmax_tokens if params.greedy else partial(sample_tokens, temperature=params.temperature),
                 eos_ids=self._eos_ids,
             )
         except torch.OutOfMemoryError as error:
@@ -108,7 +108,7 @@ class NativeSampler:
                     fix="lower sampling.max_new_tokens, or leave the engine more of the GPU: an adapter "
                     "(update.lora.rank), optim.kind = 'adamw_8bit'",
                 ) from error
-        free_cached()  # out here, where the error no longer holds the cache
+        empty_cache()  # out here, where the error no longer holds the cache
         self._max_concurrent = len(block) // 2
         advice = "out of memory: from here on at most %d sequences are decoded together; set max_concurrent to it"
         logger.warning(advice, self._max_concurrent)

@@ -44,7 +44,7 @@ class Candidate:
     text: str
     num_tokens: int
     value: float | None
-    is_whole: bool
+    is_finished: bool
     is_usable: bool
     calls: tuple[tuple[str, str], ...] = ()
 
@@ -63,7 +63,7 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Yield:
+class RejectionStats:
     """What became of the answers to a set of prompts.
 
     ``verified``: scores of the threshold and more. ``pass_rate``: mean over prompts of the share of verified answers,
@@ -100,14 +100,14 @@ def is_verified(candidate: Candidate, config: RejectionConfig) -> bool:
     return candidate.value is not None and candidate.value >= config.threshold
 
 
-def account(
+def summarize(
     candidates: Sequence[Candidate],
     kept: Iterable[Candidate],
     config: RejectionConfig,
     *,
     seed: int,
     confidence: float = 0.95,
-) -> Yield:
+) -> RejectionStats:
     """The figures of one set of answers, at least one; ``confidence`` is that of the intervals.
 
     Raises:
@@ -116,7 +116,7 @@ def account(
     shares = [
         [is_verified(one, config) for one in group] for _, group in groupby(candidates, key=lambda one: one.prompt_id)
     ]
-    return Yield(
+    return RejectionStats(
         num_prompts=len(shares),
         sampled=len(candidates),
         verified=sum(map(sum, shares)),
@@ -153,7 +153,7 @@ def _judge_prompt(group: Sequence[Candidate], config: RejectionConfig) -> dict[C
 def _unfit(one: Candidate, config: RejectionConfig) -> str:
     if one.value is None:
         return "unscored"
-    if not one.is_whole:
+    if not one.is_finished:
         return "truncated"
     if not one.is_usable:
         return "unusable"

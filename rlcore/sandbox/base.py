@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 
-class Verdict(StrEnum):
+class RunStatus(StrEnum):
     """How a run ended. All but ``INFRA`` are facts about the program; ``INFRA`` is a failure of ours, never an answer.
 
     ``PASS``: it ran to its end (and, where something was expected, that came out). ``FAIL``: it ran, and something else
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class ResourceLimits:
     """What one program may use.
 
     ``wall_seconds`` counts for each input by itself, ``cpu_seconds`` for the life of the process. ``memory_bytes`` is
@@ -43,14 +43,14 @@ class Limits:
     output_bytes: int = 256 << 10
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ResourceLimits()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class RunResult:
     """How a program ended and what it printed; ``error`` is its exception with the line, or what went wrong."""
 
-    verdict: Verdict
+    status: RunStatus
     stdout: str = ""
     error: str = ""
 
@@ -58,7 +58,7 @@ class Outcome:
 class Sandbox(Protocol):
     """Runs programs, each in a box of its own that is used once. Safe to call from several threads."""
 
-    def run(self, code: str, *, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
+    def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
         """Run a Python program to its end: ``PASS`` with what it printed when it ended by itself, without an exception.
 
         Raises:

@@ -15,8 +15,8 @@ import time
 from typing import Any, Literal
 
 from rlcore.sandbox import runner, wire
-from rlcore.sandbox.base import Limits
-from rlcore.sandbox.isolation import Walls, boxed_code, spawn
+from rlcore.sandbox.base import ResourceLimits
+from rlcore.sandbox.isolation import Isolation, runner_code, spawn
 
 Role = Literal["candidate", "tester"]
 START_SECONDS = 20.0
@@ -25,18 +25,18 @@ _OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the process itself; 
 
 
 class BoxError(Exception):
-    """The box failed before it had a byte of the program: a fault of ours or of the machine."""
+    """The box failed before it had a byte of the program: a error of ours or of the machine."""
 
 
 class OutOfTime(Exception):  # noqa: N818 - a fact about the program, not an error of ours
     """The deadline passed while the program was due to answer."""
 
 
-class Died(Exception):  # noqa: N818 - as above
+class ProcessDied(Exception):  # noqa: N818 - as above
     """The process ended without an answer."""
 
 
-class Unruly(Exception):  # noqa: N818 - as above
+class ProtocolViolation(Exception):  # noqa: N818 - as above
     """The program sent what is no answer, or spoke without having been asked."""
 
 
@@ -47,9 +47,9 @@ class Box:
         BoxError: it did not say READY.
     """
 
-    def __init__(self, walls: Walls, role: Role, limits: Limits) -> None:
+    def __init__(self, walls: Isolation, role: Role, limits: ResourceLimits) -> None:
         self._first: int | None = None  # pidfd of the first process in the box: killing that kills all
-        code = boxed_code()
+        code = runner_code()
         arguments = [str(len(code)), role, str(limits.memory_bytes), str(limits.cpu_seconds)]
         try:
             self._process, info = spawn(walls, arguments)
@@ -64,8 +64,8 @@ class Box:
             self._first = _pidfd(info, self._process.pid, deadline)
             self._write(code, deadline)
             if self._frame(deadline) != runner.READY:
-                raise Unruly("the first word was not READY")
-        except (OSError, ValueError, OutOfTime, Died, Unruly) as error:
+                raise ProtocolViolation("the first word was not READY")
+        except (OSError, ValueError, OutOfTime, ProcessDied, ProtocolViolation) as error:
             self._end()
             raise BoxError(f"the box did not start: {self._said() or f'{type(error).__name__} {error}'}") from error
 
@@ -82,10 +82,10 @@ class Box:
         Raises:
             OutOfTime, Died, Unruly: instead of an answer.
         """
-        self.tell(request, deadline)
-        return self.listen(deadline, most=most)
+        self.send(request, deadline)
+        return self.receive(deadline, most=most)
 
-    def tell(self, request: tuple[Any, ...], deadline: float) -> None:
+    def send(self, request: tuple[Any, ...], deadline: float) -> None:
         """Send a request; nothing may be waiting to be read, because nothing was asked yet.
 
         Raises:
@@ -93,11 +93,11 @@ class Box:
         """
         if _is_ready(self._out, select.POLLIN, 0.0):
             self._read(1, deadline)  # an end is no word
-            raise Unruly("it spoke without having been asked")
+            raise ProtocolViolation("it spoke without having been asked")
         data = wire.encode(request, most=wire.MAX_REQUEST_BYTES)
         self._write(len(data).to_bytes(4, "big") + data, deadline)
 
-    def listen(self, deadline: float, *, most: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
+    def receive(self, deadline: float, *, most: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
         """Wait for a frame of at most ``most`` bytes.
 
         Raises:
@@ -106,15 +106,15 @@ class Box:
         try:
             answer = wire.decode(self._frame(deadline, most), lambda: _refuse_late(deadline))
         except wire.WireError as error:
-            raise Unruly(str(error)) from error
+            raise ProtocolViolation(str(error)) from error
         if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
-            raise Unruly("an answer of another shape")
+            raise ProtocolViolation("an answer of another shape")
         return answer
 
     def _frame(self, deadline: float, most: int = wire.MAX_FRAME_BYTES) -> bytes:
         size = int.from_bytes(self._read(4, deadline), "big")
         if size > most:
-            raise Unruly(f"it announced {size} bytes")
+            raise ProtocolViolation(f"it announced {size} bytes")
         return self._read(size, deadline)
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -137,11 +137,11 @@ class Box:
             except BrokenPipeError as error:
                 raise self._death() from error
 
-    def _death(self) -> OutOfTime | Died:
+    def _death(self) -> OutOfTime | ProcessDied:
         """Why the process ended by itself: the kernel stops with SIGXCPU what used up its ``cpu_seconds``."""
         if _ends_within(self._process.pid, 1.0) and self._process.wait() in _OUT_OF_CPU:
             return OutOfTime("its processor time was up")
-        return Died("the process ended")
+        return ProcessDied("the process ended")
 
     def _end(self) -> None:
         """Kill all processes of the box and reap them; the supervisor, a sub-reaper, inherits what bwrap leaves."""
@@ -181,7 +181,7 @@ def _pidfd(info: int, own: int, deadline: float) -> int:
             _await(info, select.POLLIN, deadline)
             piece = os.read(info, 1024)
             if not piece:
-                raise Died("it said no pid")
+                raise ProcessDied("it said no pid")
             said += piece
         return os.pidfd_open(int(json.loads(said)["child-pid"]))
     finally:

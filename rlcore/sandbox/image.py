@@ -122,12 +122,12 @@ def _known(pointer: Path) -> Path | None:
     try:
         said = json.loads(pointer.read_text())
         folder = pointer.parent / str(said["image"])
-        return folder if said["census"] == _census(folder / "root") else None
+        return folder if said["census"] == _list_files(folder / "root") else None
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _census(root: Path) -> dict[str, int]:
+def _list_files(root: Path) -> dict[str, int]:
     sizes = [path.lstat().st_size for path in root.rglob("*") if not path.is_dir()]
     return {"files": len(sizes), "bytes": sum(sizes)}
 
@@ -169,7 +169,7 @@ def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
         # One of the same content that has lost files may still have boxes in it: it keeps its name.
         names = (f"{content}-{number}" for number in itertools.count())
         image = next(folder / name for name in names if not (folder / name).exists())
-        said = {"image": image.name, "census": _census(work / "root")}
+        said = {"image": image.name, "census": _list_files(work / "root")}
         work.rename(image)
     finally:
         shutil.rmtree(work, ignore_errors=True)

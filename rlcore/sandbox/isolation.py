@@ -37,14 +37,14 @@ _FILES = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Walls:
+class Isolation:
     """What boxes are made with: the ``bwrap`` program and the image, or neither for no isolation at all."""
 
     bwrap: str = ""
     image: str = ""
 
 
-def spawn(walls: Walls, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+def spawn(walls: Isolation, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """The process, and the end of a pipe on which bwrap says the pid of the box (-1 without bwrap)."""
     if not walls.bwrap:
         return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
@@ -90,7 +90,7 @@ def _filter() -> bytes:
 
 
 @functools.cache
-def boxed_code() -> bytes:
+def runner_code() -> bytes:
     """``wire``, ``script`` and ``runner`` as one code object, without the imports that only type checkers need.
 
     Kept: the supervisor calls it once while it may still read our files.

@@ -22,10 +22,10 @@ from types import TracebackType
 from typing import Any, Literal
 
 from rlcore.errors import SandboxError
-from rlcore.sandbox.base import DEFAULT_LIMITS, Limits, Outcome, Verdict
+from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.box import START_SECONDS
 from rlcore.sandbox.image import box_image
-from rlcore.sandbox.isolation import Walls
+from rlcore.sandbox.isolation import Isolation
 from rlcore.sandbox.program_check import MAX_BOXES, MAX_REPEATS
 from rlcore.sandbox.selftest import self_test
 from rlcore.sandbox.suite import parse_suite
@@ -43,7 +43,7 @@ class Job:
 
     reference: str
     code: str
-    limits: Limits = DEFAULT_LIMITS
+    limits: ResourceLimits = DEFAULT_LIMITS
     stop_early: bool = False
 
 
@@ -71,7 +71,7 @@ class SandboxPool:
     ) -> None:
         self.close()
 
-    def run(self, code: str, *, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
+    def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
         """Run a Python program to its end: ``PASS`` with what it printed when it ended by itself, without an exception.
 
         Raises:
@@ -80,7 +80,7 @@ class SandboxPool:
         self._start()
         return self._run(code, stdin, limits)
 
-    def check(self, job: Job) -> tuple[Outcome, ...]:
+    def check(self, job: Job) -> tuple[RunResult, ...]:
         """One outcome per test of the job.
 
         Raises:
@@ -90,7 +90,7 @@ class SandboxPool:
         self._start()
         return self._check(job)
 
-    def check_all(self, jobs: Sequence[Job]) -> list[tuple[Outcome, ...]]:
+    def check_all(self, jobs: Sequence[Job]) -> list[tuple[RunResult, ...]]:
         """Check many, ``num_workers`` at a time; the results are in the order of the jobs.
 
         Raises:
@@ -124,22 +124,22 @@ class SandboxPool:
                 self.close()
                 raise
 
-    def _self_check(self, reference: str, code: str, limits: Limits) -> tuple[Outcome, ...]:
+    def _self_check(self, reference: str, code: str, limits: ResourceLimits) -> tuple[RunResult, ...]:
         return self._check(Job(reference=reference, code=code, limits=limits))
 
-    def _run(self, code: str, stdin: str, limits: Limits) -> Outcome:
+    def _run(self, code: str, stdin: str, limits: ResourceLimits) -> RunResult:
         request = {"code": code, "stdin": stdin, "limits": dataclasses.asdict(limits)}
         return self._ask(request, 1, limits)[0]
 
-    def _check(self, job: Job) -> tuple[Outcome, ...]:
+    def _check(self, job: Job) -> tuple[RunResult, ...]:
         return self._ask(dataclasses.asdict(job), len(parse_suite(job.reference).tests), job.limits)
 
-    def _ask(self, request: Mapping[str, Any], count: int, limits: Limits) -> tuple[Outcome, ...]:
+    def _ask(self, request: Mapping[str, Any], count: int, limits: ResourceLimits) -> tuple[RunResult, ...]:
         """What a supervisor says; a supervisor that fails is replaced, and its failure is ours."""
         message = json.dumps(request).encode()
         if len(message) > MAX_MESSAGE_BYTES:
             reason = f"the program and its tests are {len(message)} bytes as JSON, more than {MAX_MESSAGE_BYTES}"
-            return (Outcome(verdict=Verdict.INFRA, error=reason),) * count
+            return (RunResult(status=RunStatus.INFRA, error=reason),) * count
         supervisor = self._idle.get()
         try:
             outcomes = supervisor.ask(message, _patience(count, limits))
@@ -149,7 +149,7 @@ class SandboxPool:
                 self._all = [one for one in self._all if one is not supervisor]
                 supervisor = _Supervisor(_walls(self._backend))
                 self._all.append(supervisor)
-            outcomes = (Outcome(verdict=Verdict.INFRA, error=f"the supervisor ended: {error!r}"),) * count
+            outcomes = (RunResult(status=RunStatus.INFRA, error=f"the supervisor ended: {error!r}"),) * count
         self._idle.put(supervisor)
         return outcomes
 
@@ -157,7 +157,7 @@ class SandboxPool:
 class _Supervisor:
     """The caller's handle on one supervisor."""
 
-    def __init__(self, walls: Walls) -> None:
+    def __init__(self, walls: Isolation) -> None:
         ours, theirs = socket.socketpair()
         arguments = [str(theirs.fileno()), walls.bwrap, walls.image]
         with theirs:
@@ -174,7 +174,7 @@ class _Supervisor:
         self._connection = Connection(ours.detach())
         self.stop = weakref.finalize(self, _stop, process, self._connection)
 
-    def ask(self, message: bytes, patience: float) -> tuple[Outcome, ...]:
+    def ask(self, message: bytes, patience: float) -> tuple[RunResult, ...]:
         """
         Raises:
             OSError, EOFError, TimeoutError: the supervisor has ended, or does not answer.
@@ -183,10 +183,10 @@ class _Supervisor:
         if not self._connection.poll(patience):
             raise TimeoutError(f"no answer in {patience:g} s")
         said = json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-        return tuple(Outcome(**(one | {"verdict": Verdict(one["verdict"])})) for one in said)
+        return tuple(RunResult(**(one | {"status": RunStatus(one["status"])})) for one in said)
 
 
-def _walls(backend: Backend) -> Walls:
+def _walls(backend: Backend) -> Isolation:
     """
     Raises:
         SandboxError: bubblewrap is not installed, or the files of a box cannot be made.
@@ -197,17 +197,17 @@ def _walls(backend: Backend) -> Walls:
             category=RuntimeWarning,
             stacklevel=2,
         )
-        return Walls()
+        return Isolation()
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise SandboxError(
             "bubblewrap is not installed, so untrusted programs cannot be isolated",
             fix="infra/install_sandbox.sh (or: apt-get install bubblewrap); on a machine without Linux use another one",
         )
-    return Walls(bwrap=bwrap, image=str(box_image() / "root"))
+    return Isolation(bwrap=bwrap, image=str(box_image() / "root"))
 
 
-def _patience(count: int, limits: Limits) -> float:
+def _patience(count: int, limits: ResourceLimits) -> float:
     """Longer than a supervisor can take that works as it should: every box in vain, every test to its limit."""
     boxes, tests = MAX_BOXES + 1, count + MAX_BOXES + MAX_REPEATS
     return 30.0 + 3 * boxes * 2 * START_SECONDS + tests * limits.wall_seconds

@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Sequence
 
 from rlcore.errors import SandboxError
-from rlcore.sandbox.base import Limits, Outcome, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 
-Run = Callable[[str, Limits], Outcome]
-Check = Callable[[str, str, Limits], Sequence[Outcome]]
+Run = Callable[[str, ResourceLimits], RunResult]
+Check = Callable[[str, str, ResourceLimits], Sequence[RunResult]]
 
 _ATTACKS = r"""
 import ctypes, json, os, signal, socket
@@ -108,7 +108,7 @@ _FORGERIES = {
     "a forged verdict": "import os\nos.write(31, b'\\0\\0\\0\\x17u4:s7:verdicts1:xs4:passs0:')\ndouble = abs",
     "a wrong answer": "def double(x): return 42",
 }
-_LIMITS = Limits(wall_seconds=10.0)
+_LIMITS = ResourceLimits(wall_seconds=10.0)
 _FIX = (
     "allow unprivileged user namespaces (Debian: sysctl kernel.unprivileged_userns_clone=1; Ubuntu 24.04: sysctl "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container: a seccomp profile that allows unshare and mount)"
@@ -122,16 +122,16 @@ def self_test(run: Run, check: Check) -> None:
         SandboxError: boxes do not start, or one of the walls is missing; nothing else has been run.
     """
     outcome = run(_ATTACKS, _LIMITS)
-    if outcome.verdict is not Verdict.PASS:
-        raise SandboxError(f"the sandbox does not work here: {outcome.verdict}: {outcome.error}", fix=_FIX)
+    if outcome.status is not RunStatus.PASS:
+        raise SandboxError(f"the sandbox does not work here: {outcome.status}: {outcome.error}", fix=_FIX)
     said = json.loads(outcome.stdout)
     if said["control"] != 42 or said["succeeded"]:
         raise SandboxError(f"the sandbox has holes: a program could {', '.join(said['succeeded'])}", fix=_FIX)
-    if run("while True: pass", Limits(wall_seconds=0.3)).verdict is not Verdict.TIMEOUT:
+    if run("while True: pass", ResourceLimits(wall_seconds=0.3)).status is not RunStatus.TIMEOUT:
         raise SandboxError("the sandbox has holes: an endless loop was not stopped")
     right = check(_REFERENCE, "def double(x): return 2 * x", _LIMITS)
-    if any(one.verdict is not Verdict.PASS for one in right):
+    if any(one.status is not RunStatus.PASS for one in right):
         raise SandboxError(f"the sandbox does not work here: a right program did not pass: {right[0].error}", fix=_FIX)
     for name, code in _FORGERIES.items():
-        if all(one.verdict is Verdict.PASS for one in check(_REFERENCE, code, _LIMITS)):
+        if all(one.status is RunStatus.PASS for one in check(_REFERENCE, code, _LIMITS)):
             raise SandboxError(f"the sandbox has holes: {name} passed the tests")

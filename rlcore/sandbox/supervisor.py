@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from rlcore.sandbox.base import Limits, Outcome
-from rlcore.sandbox.isolation import Walls, boxed_code
+from rlcore.sandbox.base import ResourceLimits, RunResult
+from rlcore.sandbox.isolation import Isolation, runner_code
 from rlcore.sandbox.program_check import check_program, run_program
 from rlcore.sandbox.suite import parse_suite
 
@@ -35,13 +35,13 @@ _LARGEST_PID = 1 << 22
 def main(arguments: list[str]) -> None:
     """Serve requests until the connection closes."""
     connection = Connection(int(arguments[0]))
-    walls = Walls(bwrap=arguments[1], image=arguments[2])
+    walls = Isolation(bwrap=arguments[1], image=arguments[2])
     sys.set_int_max_str_digits(0)  # tests may hold longer ones
     become_subreaper()
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
-    boxed_code()
+    runner_code()
     if os.geteuid() == 0 and walls.bwrap:
-        _become_nobody_else()
+        _drop_privileges()
     with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             request = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
@@ -63,22 +63,22 @@ def _end_with(descriptor: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _handle(request: Mapping[str, Any], walls: Walls) -> list[Outcome]:
-    limits = Limits(**request["limits"])
+def _handle(request: Mapping[str, Any], walls: Isolation) -> list[RunResult]:
+    limits = ResourceLimits(**request["limits"])
     if "reference" not in request:
         return [run_program(walls, request["code"], request["stdin"], limits)]
     suite = parse_suite(request["reference"])
     return check_program(walls, suite, request["code"], limits, stop_early=request["stop_early"])
 
 
-def _to_json(outcome: Outcome) -> dict[str, str]:
+def _to_json(outcome: RunResult) -> dict[str, str]:
     """With text that every file can hold: half of a surrogate pair becomes its escape."""
     said = {"stdout": outcome.stdout, "error": outcome.error}
     plain = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in said.items()}
-    return {"verdict": outcome.verdict.value, **plain}
+    return {"status": outcome.status.value, **plain}
 
 
-def _become_nobody_else() -> None:
+def _drop_privileges() -> None:
     """A uid per supervisor: limits on processes count per user, and with a shared one boxes failed each other."""
     uid = _FIRST_UID + os.getpid()
     if not _is_mapped(_FIRST_UID + _LARGEST_PID):  # a container with 65,536 users

@@ -80,7 +80,7 @@ def _earlier_turns(
 ) -> list[Span]:
     """Where in the prompt the assistant has spoken before."""
     marked = block_spans(tokenizer, messages, completion, prompt_ids) if has_generation_block(tokenizer) else None
-    sampled = turn_spans(tokenizer, messages, prompt_ids)
+    sampled = assistant_spans(tokenizer, messages, prompt_ids)
     if sampled is not None:
         return sampled
     if marked is not None:
@@ -94,10 +94,10 @@ def _earlier_turns(
 
 def has_generation_block(tokenizer: ChatTokenizer) -> bool:
     """Whether the template says by itself which words are the assistant's."""
-    return _BLOCK.search(str(tokenizer.backend.chat_template)) is not None
+    return _BLOCK.search(str(tokenizer.hf_tokenizer.chat_template)) is not None
 
 
-def turn_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: Ids) -> list[Span] | None:
+def assistant_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: Ids) -> list[Span] | None:
     """Token spans of the assistant's turns in ``prompt_ids``, found by rendering turn by turn.
 
     None where the prompt and answer of a turn, as they would be sampled, are not how the conversation begins.
@@ -156,7 +156,7 @@ def _span(tokenizer: ChatTokenizer, before: Sequence[Part], through: Sequence[Pa
 
 def _rendered_with_blocks(tokenizer: ChatTokenizer, conversation: Sequence[Message]) -> tuple[str, list[Span]]:
     """The conversation as text with a placeholder for every message, and the places of its generation blocks."""
-    backend = tokenizer.backend
+    backend = tokenizer.hf_tokenizer
     turns = [{"role": message.role, "content": _MARK} for message in conversation]
     try:
         ((rendered,), (blocks,)) = render_jinja_template(
@@ -191,4 +191,4 @@ def _difference(marked: Sequence[str], said: Sequence[str]) -> str:
 
 
 def _refusal(tokenizer: ChatTokenizer, what: str) -> ModelError:
-    return ModelError(what, where=str(tokenizer.backend.name_or_path), fix=_FIX)
+    return ModelError(what, where=str(tokenizer.hf_tokenizer.name_or_path), fix=_FIX)

@@ -39,11 +39,11 @@ class Widths:
     """Which widths rows may have: multiples of ``multiple``, and at least ``least``. A compiled kernel wants few."""
 
     multiple: int = 1
-    least: int = 1
+    minimum: int = 1
 
     def of(self, length: int) -> int:
         """The width of a row of ``length`` tokens."""
-        return max(self.least, math.ceil(length / self.multiple) * self.multiple)
+        return max(self.minimum, math.ceil(length / self.multiple) * self.multiple)
 
 
 EXACT = Widths()
@@ -140,7 +140,7 @@ def pack(
     return batches
 
 
-def deal(
+def split_across_ranks(
     sequences: Sequence[TokenSequence], ranks: int, *, tokens_per_microbatch: int, share_prompts: bool = True
 ) -> list[list[int]]:
     """The numbers of the sequences for each of ``ranks``, by tokens as evenly as whole trees allow.
@@ -152,11 +152,11 @@ def deal(
     fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
     limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0
     trees = _trees(sequences, limit)
-    shares = balanced([len(tree) for tree in trees], ranks)
+    shares = balance([len(tree) for tree in trees], ranks)
     return [sorted(number for place in share for number, _ in trees[place].members) for share in shares]
 
 
-def balanced(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+def balance(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """The numbers of the ``sizes`` for each of ``ranks``: the largest first, each to the rank that has the least."""
     dealt: list[list[int]] = [[] for _ in range(ranks)]
     sums = [0] * ranks
@@ -246,13 +246,13 @@ def tree_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) 
     causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool, device=segment.device).tril()
     visible = causal & ((key == query) | (key == 0)) & (query >= 0)
     if window is not None:
-        place = places(segment)
+        place = tree_positions(segment)
         visible &= place[:, :, None] - place[:, None, :] < window
     itself = torch.eye(segment.shape[1], dtype=torch.bool, device=segment.device)
     return (visible | itself)[:, None]
 
 
-def places(segment: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
+def tree_positions(segment: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
     """The place of each token in its own sequence, int64 [B, T], for rows of segments as in :func:`tree_mask`."""
     columns = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
     begins = torch.ones_like(segment, dtype=torch.bool)

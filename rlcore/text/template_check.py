@@ -43,7 +43,7 @@ def require_round_trip(tokenizer: ChatTokenizer) -> None:
     if problems:
         raise ModelError(
             "the tokenizer or its chat template fails the round trip: " + "; ".join(problems),
-            where=str(tokenizer.backend.name_or_path),
+            where=str(tokenizer.hf_tokenizer.name_or_path),
             fix=TEMPLATE_FIX,
         )
 
@@ -78,7 +78,7 @@ def require_same_tokens(tokenizer: ChatTokenizer) -> None:
 
 
 def _theirs(tokenizer: ChatTokenizer, messages: Sequence[Message], *, add_generation_prompt: bool) -> tuple[int, ...]:
-    backend = tokenizer.backend
+    backend = tokenizer.hf_tokenizer
     ids: list[int] = backend.apply_chat_template(
         [{"role": message.role, "content": message.content} for message in messages],
         chat_template=template_of(backend),
@@ -92,10 +92,10 @@ def _compare(tokenizer: ChatTokenizer, ours: Sequence[int], theirs: Sequence[int
     pairs = enumerate(zip_longest(ours, theirs))
     place = next((place for place, (our, their) in pairs if our != their), None)
     if place is not None:
-        our, their = (tokenizer.backend.convert_ids_to_tokens(ids[place : place + 1]) for ids in (ours, theirs))
+        our, their = (tokenizer.hf_tokenizer.convert_ids_to_tokens(ids[place : place + 1]) for ids in (ours, theirs))
         raise ModelError(
             f"a conversation of the roles {', '.join(roles)} gets other tokens than apply_chat_template gives it: "
             f"token {place} is {our}, there {their}",
-            where=str(tokenizer.backend.name_or_path),
+            where=str(tokenizer.hf_tokenizer.name_or_path),
             fix=f"this tokenizer cannot be trained with this template; {TEMPLATE_FIX}",
         )

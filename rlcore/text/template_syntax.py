@@ -28,7 +28,7 @@ N = TypeVar("N", bound=nodes.Node)
 
 
 @lru_cache(maxsize=64)
-def writes_texts_unchanged(template: str) -> bool:
+def preserves_text(template: str) -> bool:
     """Whether a template surely writes each text that is not empty as it is, and the same around it whatever it says.
 
     False where its syntax leaves that open, as with ``content | trim`` or ``'</think>' in content``.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jinja2 import TemplateError
 
 from rlcore.text.chat_template import interleaved, render, template_of, template_pieces, texts_within
-from rlcore.text.template_syntax import writes_texts_unchanged
+from rlcore.text.template_syntax import preserves_text
 from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
@@ -37,7 +37,7 @@ def prompt_lengths(tokenizer: ChatTokenizer, conversations: Sequence[Conversatio
     return [len(ids) for ids in tokenizer.encoder.encode_all(_written(tokenizer, conversations))]
 
 
-def prompt_bounds(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:
+def max_prompt_tokens(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:
     """A number of tokens that each conversation surely does not exceed; no text is encoded.
 
     Raises:
@@ -47,7 +47,7 @@ def prompt_bounds(tokenizer: ChatTokenizer, conversations: Sequence[Conversation
 
     def bound(part: Part) -> int:
         if part.author != "template":
-            return text_bound(part.text)
+            return max_text_tokens(part.text)
         if part.text not in bounds:  # a template has few pieces; beside others each may have a token more
             bounds[part.text] = len(tokenizer.encode(part.text, "template")) + _EXTRA
         return bounds[part.text]
@@ -55,7 +55,7 @@ def prompt_bounds(tokenizer: ChatTokenizer, conversations: Sequence[Conversation
     return [sum(map(bound, parts)) for parts in _written(tokenizer, conversations)]
 
 
-def text_bound(text: str) -> int:
+def max_text_tokens(text: str) -> int:
     """A number of tokens that a text surely does not exceed."""
     size = _PER_CHARACTER * len(text) if text.isascii() else _PER_BYTE * len(text.encode("utf-8", "replace"))
     return size + _EXTRA
@@ -63,7 +63,7 @@ def text_bound(text: str) -> int:
 
 def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[list[Part]]:
     """Each conversation as the template writes it."""
-    backend = tokenizer.backend
+    backend = tokenizer.hf_tokenizer
     known: dict[tuple[Role, ...], list[str]] = {}
     made = []
     for messages, whole in zip(conversations, _whole(tokenizer, conversations), strict=True):
@@ -79,15 +79,15 @@ def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) ->
 
 def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:
     """Each conversation as the template writes it; None for all where its texts surely stand in it unchanged."""
-    template = tokenizer.backend.chat_template
+    template = tokenizer.hf_tokenizer.chat_template
     is_filled = all(message.content for messages in conversations for message in messages)
-    if not conversations or (is_filled and isinstance(template, str) and writes_texts_unchanged(template)):
+    if not conversations or (is_filled and isinstance(template, str) and preserves_text(template)):
         return [None] * len(conversations)
     return _render_all(tokenizer, conversations)
 
 
 def _render_all(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[str]:
-    backend = tokenizer.backend
+    backend = tokenizer.hf_tokenizer
     turns = [[{"role": message.role, "content": message.content} for message in one] for one in conversations]
     try:
         rendered: list[str] = backend.apply_chat_template(

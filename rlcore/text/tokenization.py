@@ -36,14 +36,14 @@ class ChatTokenizer:
     ``eos_ids``: every id that ends a completion. ``turn``: what the template writes around an assistant's words.
     """
 
-    backend: PreTrainedTokenizerBase
+    hf_tokenizer: PreTrainedTokenizerBase
     encoder: PartEncoder
     eos_ids: tuple[int, ...]
     turn: AssistantTurn
 
     def is_same_as(self, other: ChatTokenizer) -> bool:
         """Whether both turn every text into the same ids, and end completions with the same."""
-        return self.eos_ids == other.eos_ids and self.backend.get_vocab() == other.backend.get_vocab()
+        return self.eos_ids == other.eos_ids and self.hf_tokenizer.get_vocab() == other.hf_tokenizer.get_vocab()
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
@@ -67,12 +67,12 @@ class ChatTokenizer:
             ModelError: its template cannot be trained on.
         """
         encoder = PartEncoder(backend=backend, controls=control_tokens_of(backend))
-        return cls(backend=backend, encoder=encoder, eos_ids=eos_ids, turn=assistant_turn(backend, eos_ids))
+        return cls(hf_tokenizer=backend, encoder=encoder, eos_ids=eos_ids, turn=assistant_turn(backend, eos_ids))
 
     @property
     def vocabulary_size(self) -> int:
         """Number of tokens; a model's embedding may have more rows."""
-        return len(self.backend)
+        return len(self.hf_tokenizer)
 
     @property
     def prefill(self) -> str:
@@ -111,7 +111,7 @@ class ChatTokenizer:
         Raises:
             ModelError: as :meth:`render_prompt`.
         """
-        return written(self.backend, messages, tools=tools)
+        return written(self.hf_tokenizer, messages, tools=tools)
 
     def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> Ids:
         """Token ids of a conversation, ending with the generation prompt; ``tools``: as in :class:`Prompt`.
@@ -135,7 +135,7 @@ class ChatTokenizer:
             raise ModelError(
                 f"the generation prompt ends with {turn.prefill!r}, so a completion must begin with it, "
                 f"and this one begins with {completion[:40]!r}",
-                where=str(self.backend.name_or_path),
+                where=str(self.hf_tokenizer.name_or_path),
                 fix="add the reasoning to the demonstrations, or name a template without it in model.chat_template",
             )
         answer = self._answer(messages, completion, "".join(part.text for part in prompt))
@@ -148,7 +148,7 @@ class ChatTokenizer:
         """What follows the prompt, up to the end of the turn."""
         turn, words = self.turn, completion.removeprefix(self.turn.prefill)
         whole = render(
-            self.backend, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
+            self.hf_tokenizer, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
         )
         answer = whole.removeprefix(prompt).removesuffix(turn.end + turn.rest)
         if whole == prompt + answer + turn.end + turn.rest and _letters(answer) in (

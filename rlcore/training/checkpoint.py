@@ -24,14 +24,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rlcore.algorithms.kl import KlController
-from rlcore.checks.audit.integrity import require_restored
-from rlcore.distributed.ranks import Ranks, is_shard, whole
-from rlcore.distributed.sharded import like
+from rlcore.checks.audit.integrity import verify_restored
+from rlcore.distributed.ranks import Ranks, gather_full, is_shard
+from rlcore.distributed.sharded import shard_like
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import fsync, save_tensors
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
-from rlcore.training.manifest import is_as_stated, is_sealed, write_manifest
+from rlcore.training.manifest import has_sealed_prefix, matches_manifest, write_manifest
 from rlcore.training.optim import parameters_of
 
 STATE = "state.json"
@@ -40,7 +40,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Snapshot:
+class LearnerState:
     """What a checkpoint is written from: tensors by file, and everything else as JSON."""
 
     tensors: Mapping[str, Tensors]
@@ -51,22 +51,22 @@ class Snapshot:
         """Bytes of all tensors: for weights that learn under Adam, 12 each."""
         return sum(value.nbytes for tensors in self.tensors.values() for value in tensors.values())
 
-    def copied(self) -> Snapshot:
+    def copied(self) -> LearnerState:
         """The same in memory of its own on the CPU, which no later step of the learner changes."""
         tensors = {
             file: {name: value.to("cpu", copy=True) for name, value in tensors.items()}
             for file, tensors in self.tensors.items()
         }
-        return Snapshot(tensors=tensors, state=self.state)
+        return LearnerState(tensors=tensors, state=self.state)
 
 
-def take_snapshot(learner: Learner, *, run_state: Mapping[str, Any]) -> Snapshot:
+def capture_state(learner: Learner, *, run_state: Mapping[str, Any]) -> LearnerState:
     """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, seals ...).
 
     Of ranks with shards the first one has the whole tensors, in the machine's memory; all ask at the same point.
     """
     state = {"learner": _scalars(learner), "run": dict(run_state)}
-    return Snapshot(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
+    return LearnerState(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
 
 
 def save_checkpoint(
@@ -83,10 +83,12 @@ def save_checkpoint(
     Raises:
         StorageError: the disk is full or refuses; earlier checkpoints are untouched.
     """
-    return write_checkpoint(root, step, take_snapshot(learner, run_state=run_state), keep=keep, spared=spared)
+    return write_checkpoint(root, step, capture_state(learner, run_state=run_state), keep=keep, spared=spared)
 
 
-def write_checkpoint(root: Path, step: int, snapshot: Snapshot, *, keep: int = 2, spared: Collection[int] = ()) -> Path:
+def write_checkpoint(
+    root: Path, step: int, snapshot: LearnerState, *, keep: int = 2, spared: Collection[int] = ()
+) -> Path:
     """Write a snapshot atomically.
 
     The newest ``keep`` checkpoints stay, and for each step in ``spared`` the newest of it or an earlier one: a run may
@@ -138,7 +140,7 @@ def load_newest(
         CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs), or there
             were checkpoints and every one is damaged; or what is held afterwards is not what it holds.
     """
-    folder = learner.ranks.of_first(partial(_newest, root, identity, up_to))
+    folder = learner.ranks.broadcast_object(partial(_newest, root, identity, up_to))
     if folder is None:
         return None
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
@@ -177,10 +179,10 @@ def is_intact(folder: Path) -> bool:
     Weights, optimizer and state have to be among them. Files beside it that it has sealed begin with what was sealed.
     """
     try:
-        if not is_as_stated(folder, at_least={STATE, *_ALWAYS}):
+        if not matches_manifest(folder, at_least={STATE, *_ALWAYS}):
             return False
         beside = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("beside", {})
-        return all(is_sealed(folder.parent / name, seal) for name, seal in beside.items())
+        return all(has_sealed_prefix(folder.parent / name, seal) for name, seal in beside.items())
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return False
 
@@ -206,7 +208,7 @@ def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """A whole tensor as it is; of one in shards, all of it for the rank that writes, and nothing for the others."""
     if not is_shard(tensor):
         return tensor
-    gathered = whole(tensor)
+    gathered = gather_full(tensor)
     return gathered.cpu() if ranks.is_first else gathered.new_empty(0)
 
 
@@ -244,7 +246,7 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
         coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon
     )
     held = _tensors(learner)  # whole on the first rank
-    require_restored(held if learner.ranks.is_first else {}, folder)
+    verify_restored(held if learner.ranks.is_first else {}, folder)
 
 
 @torch.no_grad()
@@ -254,7 +256,7 @@ def _restore_weights(module: torch.nn.Module, path: Path) -> None:
     if stored.keys() != parameters.keys():
         raise CheckpointError("the checkpoint holds other parameters than the model", where=str(path))
     for name, parameter in parameters.items():
-        parameter.copy_(like(parameter, stored[name]))
+        parameter.copy_(shard_like(parameter, stored[name]))
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
@@ -263,7 +265,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     for key, value in load_file(path).items():
         number, name = key.split("/")
         is_count = value.dtype == torch.int64  # of bitsandbytes; torch's own counts in a float32 tensor
-        part = like(parameters[int(number)], value)
+        part = shard_like(parameters[int(number)], value)
         restored.setdefault(int(number), {})[name] = int(value) if is_count else part
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rlcore.hardware.free_memory import free_bytes
-from rlcore.training.checkpoint import take_snapshot, write_checkpoint
+from rlcore.training.checkpoint import capture_state, write_checkpoint
 from rlcore.training.learner import Learner
 
 _SPARE = 2  # a copy is made only where so many times its bytes are free, so that it never is what fills the memory
@@ -42,7 +42,7 @@ class CheckpointWriter:
             StorageError: this or the one before could not be written; earlier checkpoints are untouched.
         """
         self.wait()
-        snapshot = take_snapshot(learner, run_state=run_state)
+        snapshot = capture_state(learner, run_state=run_state)
         if not learner.ranks.is_first:
             return
         free = free_bytes(torch.device("cpu"))

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
-from rlcore.checks.audit.integrity import require_saved
+from rlcore.checks.audit.integrity import verify_saved
 from rlcore.config import DpoConfig
-from rlcore.distributed.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
+from rlcore.distributed.sharded import device_of, full_state_dict, is_single_process, ranks_of, run_forward
 from rlcore.errors import DataError
-from rlcore.hardware.out_of_memory import fit, longest_of
+from rlcore.hardware.out_of_memory import longest_of, retry_smaller
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.batching import pack_for, share_for
 from rlcore.models.loading import save_model
 from rlcore.models.logprob_check import check_model
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch, TokenSequence
@@ -105,10 +105,10 @@ class DpoLearner:
         return implicit_rewards(policy, ref, beta=self._config.beta)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        state = whole_state(self.model)
-        self.ranks.of_first(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
+        state = full_state_dict(self.model)
+        self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
         own = MergedState(self.model) if isinstance(self.model, AdaptedModel) else self.model.state_dict()
-        self.ranks.of_first(partial(require_saved, own if state is None else state, folder))
+        self.ranks.broadcast_object(partial(verify_saved, own if state is None else state, folder))
 
 
 def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -> Any:
@@ -119,10 +119,10 @@ def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -
     """
     model = runtime.load_base(start) if config.lora.rank else runtime.load_trainable(start)
     check_model(model, ChatTokenizer.load(start))
-    return add_adapter(model, config.lora, "policy", seed=seed) if config.lora.rank else model
+    return add_lora(model, config.lora, "policy", seed=seed) if config.lora.rank else model
 
 
-def prefer(
+def run_dpo_steps(
     learner: DpoHandle,
     pairs: Sequence[TokenPair],
     held_out: Sequence[TokenPair],
@@ -204,10 +204,10 @@ def _fitted_gradient(
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return accumulate_gradient(model, sets, reference, smaller, scale=scale)
 
-    if not is_alone(model):
+    if not is_single_process(model):
         return attempt(tokens), tokens
     longest = longest_of([sequence for each in sets for sequence in each.sequences()])
-    return fit(attempt, tokens, longest=longest, setting="dpo.tokens_per_microbatch")
+    return retry_smaller(attempt, tokens, longest=longest, setting="dpo.tokens_per_microbatch")
 
 
 def accumulate_gradient(
@@ -224,7 +224,7 @@ def accumulate_gradient(
     total_weight = sum(one.weight for each in sets for one in each.comparisons)
     loss_sum, sides = 0.0, list[Tensor]()
     for group in microbatches(sets, config.tokens_per_microbatch, ranks):
-        pull, loss, found = whole_pass(model, partial(_pull, model, group, reference, total_weight, config))
+        pull, loss, found = run_forward(model, partial(_pull, model, group, reference, total_weight, config))
         add_gradient(pull, scale=scale, name="the DPO loss", ranks=ranks)
         loss_sum += float(loss)
         sides.append(found.cpu())

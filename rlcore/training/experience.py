@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.advantages import Episodes, has_signal, whiten
+from rlcore.algorithms.advantages import AdvantageInputs, has_signal, whiten
 from rlcore.algorithms.kl import k1, k3
 from rlcore.algorithms.ratios import clamped_difference
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
-from rlcore.rewards.mix import part_statistics
+from rlcore.rewards.mix import term_statistics
 from rlcore.text.packing import TokenSequence
-from rlcore.training.scoring_models import Judging, Passes
+from rlcore.training.scoring_models import ForwardScores, ScoresCompletions
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Experience:
 def build_experience(
     groups: Sequence[Sequence[ScoredRollout]],
     algorithm: Algorithm,
-    judges: Judging,
+    judges: ScoresCompletions,
     *,
     kl: KlConfig,
     kl_coefficient: float,
@@ -61,7 +61,7 @@ def build_experience(
     """
     numbered = [(number, item) for number, group in enumerate(groups) for item in group]
     _refuse_infinite([item for _, item in numbered])
-    kept = [(number, item) for number, item in numbered if is_usable(item, truncated)]
+    kept = [(number, item) for number, item in numbered if is_trainable(item, truncated)]
     if not kept:
         raise TrainingError(
             "none of the iteration's rollouts can be trained on: all are unscored or truncated",
@@ -74,7 +74,7 @@ def build_experience(
     passes = judges.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
     episodes = lay_out_episodes(
-        [earned(item, truncated) for _, item in kept],
+        [token_rewards(item, truncated) for _, item in kept],
         [number for number, _ in kept],
         [-kl_coefficient * k1(gap).double() for gap in gaps],
         passes.values,
@@ -91,7 +91,7 @@ def build_experience(
     return Experience(samples=samples, metrics=metrics, mean_kl=mean_kl, next_values=tuple(passes.next_values.tolist()))
 
 
-def is_usable(item: ScoredRollout, truncated: str) -> bool:
+def is_trainable(item: ScoredRollout, truncated: str) -> bool:
     """Whether a rollout may be trained on: scored, with a token of the policy's own, and not a masked truncation."""
     masked = truncated == "mask" and item.rollout.finish_reason == "length"
     return _is_scored(item) and any(item.rollout.loss_mask) and not masked
@@ -102,7 +102,7 @@ def reward_of(item: ScoredRollout, truncated: str) -> float:
     return 0.0 if _is_zeroed(item, truncated) else float(item.score.value or 0.0)
 
 
-def earned(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"]:
+def token_rewards(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"]:
     """The reward of a usable rollout where it is earned: float64 [T], 0 but at the ends of the policy's turns.
 
     What the score does not give to a turn comes at the last token of the last one, so the sum is :func:`reward_of`. A
@@ -139,7 +139,7 @@ def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
         if item.score.value is not None and math.isinf(item.score.value):
             raise NonFiniteError(
                 f"the reward of a completion is {item.score.value}",
-                where=f"prompt {item.rollout.prompt.prompt_id!r}, parts {dict(item.score.parts)}",
+                where=f"prompt {item.rollout.prompt.prompt_id!r}, parts {dict(item.score.terms)}",
                 fix="correct the reward function: a grader that cannot judge returns None",
             )
 
@@ -149,7 +149,7 @@ def token_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
     return [TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in rollouts]
 
 
-def _reference_gaps(passes: Passes, masks: Sequence[Tensor]) -> list[Tensor]:
+def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tensor]:
     """``old_logprobs - ref_logprobs`` of the policy's own tokens."""
     return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
@@ -157,8 +157,8 @@ def _reference_gaps(passes: Passes, masks: Sequence[Tensor]) -> list[Tensor]:
 def _samples(
     rollouts: Sequence[Rollout],
     masks: Sequence[Tensor],
-    passes: Passes,
-    episodes: Episodes,
+    passes: ForwardScores,
+    episodes: AdvantageInputs,
     algorithm: Algorithm,
 ) -> tuple[TrainingSample, ...]:
     """With a critic the policy learns from whitened advantages, the critic from returns made of the raw ones."""
@@ -188,7 +188,7 @@ def lay_out_episodes(
     values: Sequence[Float[Tensor, "_time"]],
     masks: Sequence[Bool[Tensor, "_time"]],
     next_values: Float[Tensor, "completions"],
-) -> Episodes:
+) -> AdvantageInputs:
     """Ragged completions to padded rows; ``rewards`` and ``penalties``: float64 [T] of each completion."""
     width = max(map(len, masks))
     shape = (len(masks), width)
@@ -201,7 +201,7 @@ def lay_out_episodes(
         padded_values[row, :length] = values[row]
         mask[row, :length] = masks[row]
         totals.append(float(reward.sum()) + float(penalties[row].sum()))
-    return Episodes(
+    return AdvantageInputs(
         rewards=torch.tensor(totals, dtype=torch.float64),
         group=torch.tensor(group),
         token_rewards=token_rewards,
@@ -211,7 +211,7 @@ def lay_out_episodes(
     )
 
 
-def _without_signal(numbers: Sequence[int], samples: Sequence[TrainingSample], episodes: Episodes) -> list[bool]:
+def _without_signal(numbers: Sequence[int], samples: Sequence[TrainingSample], episodes: AdvantageInputs) -> list[bool]:
     """Of each group whether it teaches nothing: its rewards are equal, or it is a completion alone with advantage 0."""
     places: dict[int, list[int]] = {}
     for place, number in enumerate(numbers):
@@ -226,7 +226,7 @@ def _metrics(
     numbered: Sequence[tuple[int, ScoredRollout]],
     kept: Sequence[tuple[int, ScoredRollout]],
     samples: Sequence[TrainingSample],
-    episodes: Episodes,
+    episodes: AdvantageInputs,
     *,
     uses_critic: bool,
 ) -> dict[str, float]:
@@ -243,7 +243,7 @@ def _metrics(
         "advantage/mean": float(advantages.mean()),
         "advantage/std": float(advantages.std(unbiased=False)),
     }
-    metrics |= part_statistics([item.score for _, item in kept], all_scores=[item.score for _, item in numbered])
+    metrics |= term_statistics([item.score for _, item in kept], all_scores=[item.score for _, item in numbered])
     if uses_critic:
         values = torch.cat([sample.values[sample.loss_mask] for sample in samples])
         returns = torch.cat([sample.returns[sample.loss_mask] for sample in samples])

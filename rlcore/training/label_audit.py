@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.distributed.sharded import device_of, whole_pass
-from rlcore.hardware.out_of_memory import in_smaller_batches
+from rlcore.distributed.sharded import device_of, run_forward
+from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import hidden_states, state_scores
 from rlcore.text.packing import PackedBatch, TokenSequence
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Suspect:
+class SuspectLabel:
     """A pair whose label is doubted: its place in the file and the cross-fitted margin (log-odds of the label)."""
 
     row: int
     margin: float
 
 
-@in_smaller_batches
+@oom_retry
 @torch.no_grad()
 def audit_features(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
@@ -44,7 +44,7 @@ def audit_features(
     features = torch.empty(len(sequences), model.config.hidden_size + 3, dtype=torch.float64)
     for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = batch.to(device_of(model))
-        last, logprobs = whole_pass(model, partial(_states_and_scores, model, batch))
+        last, logprobs = run_forward(model, partial(_states_and_scores, model, batch))
         for place, number in enumerate(batch.sequences.tolist()):
             own = logprobs[batch.sequence_index == number].double().cpu()
             summary = torch.stack([own.mean(), own.min(), torch.tensor(float(len(own))).double().log()])
@@ -80,7 +80,7 @@ def linear_pairs(
     )
 
 
-def audit_labels(pairs: LinearPairs, *, num_folds: int, seed: int) -> list[Suspect]:
+def audit_labels(pairs: LinearPairs, *, num_folds: int, seed: int) -> list[SuspectLabel]:
     """All pairs, the most suspicious first: K-fold margins, folds by prompt, strength of the heads by cross-validation.
 
     Raises:
@@ -88,4 +88,6 @@ def audit_labels(pairs: LinearPairs, *, num_folds: int, seed: int) -> list[Suspe
     """
     folds = folds_of(pairs.prompts, num_folds, seed=seed)
     margins = cross_fitted_margins(pairs, folds, l2=choose_l2(pairs, folds)).tolist()
-    return sorted((Suspect(row=row, margin=margin) for row, margin in enumerate(margins)), key=lambda one: one.margin)
+    return sorted(
+        (SuspectLabel(row=row, margin=margin) for row, margin in enumerate(margins)), key=lambda one: one.margin
+    )

@@ -1,7 +1,7 @@
-"""The learner: the policy (and the critic) that an iteration's experience updates.
+"""The learner: policy, critic and optimizers, updated with each iteration's experience.
 
-Where several ranks learn, each has all samples and does the passes of its share. Weights of a loss are of the whole
-step, gradients and totals are sums over the ranks, so all of them decide alike and take the same step.
+Every rank has all samples and computes its fraction. Loss weights are of the whole step; gradients and statistics are
+sums over the ranks, so all ranks take the same decisions and the same step.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.objective import Coefficients
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import OptimConfig, RlConfig
-from rlcore.distributed.sharded import is_alone, ranks_of
+from rlcore.distributed.sharded import is_single_process, ranks_of
 from rlcore.errors import NonFiniteError
-from rlcore.hardware.out_of_memory import fit
+from rlcore.hardware.out_of_memory import retry_smaller
 from rlcore.models.batching import pack_for, share_for
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.handover import digest, digest_of_digests, require_same
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
     Columns,
-    own_tokens,
+    num_policy_tokens,
     require_finite,
     split_by_prompt,
     token_sequences,
@@ -35,15 +35,15 @@ from rlcore.training.minibatches import (
 )
 from rlcore.training.optim import (
     add_gradient,
-    clear_gradients,
     clip_gradient,
     make_optimizer,
     make_scheduler,
     parameters_of,
-    seek,
+    set_schedule_step,
     take_step,
+    zero_grad,
 )
-from rlcore.training.update_stats import Totals, UpdateStats, after_skips
+from rlcore.training.update_stats import StatAccumulator, UpdateStats, after_skips
 from rlcore.types import TrainingSample
 
 SETTING = "update.tokens_per_microbatch"
@@ -54,7 +54,7 @@ class Learner:
     """Weights, optimizers, schedules, KL coefficient and policy version: everything of training that has state."""
 
     def __init__(
-        self, policy: PreTrainedModel, critic: ScalarModel | None, *, algorithm: Algorithm, config: RlConfig
+        self, policy: PreTrainedModel, critic: ScalarHeadModel | None, *, algorithm: Algorithm, config: RlConfig
     ) -> None:
         self.policy, self.critic = policy, critic
         self.algorithm, self.config = algorithm, config
@@ -107,7 +107,7 @@ class Learner:
         """
         require_finite(samples)
         require_same(samples, self.ranks)
-        totals, update, self._has_moved, self._skipped = Totals(), self.config.update, False, []
+        totals, update, self._has_moved, self._skipped = StatAccumulator(), self.config.update, False, []
         arrived: list[str] = []
         for epoch in range(update.num_epochs):
             totals.begin_epoch()
@@ -118,16 +118,16 @@ class Learner:
                 totals = self._step(minibatch, totals)
                 trained += self._accumulated
             arrived.append(digest_of_digests(trained))
-            if totals.went_far(update):
+            if totals.exceeded_kl(update):
                 break
         measured = totals.num_tokens / (epoch + 1)
         if not measured:  # no sample has a gradient, or the critic alone learns
             totals = self._fit(partial(self._losses().measured, samples, totals, self.ranks, seed), samples)
             measured = totals.num_tokens
-        clear_gradients(self.policy, self.critic)  # of steps that were not taken
+        zero_grad(self.policy, self.critic)  # of steps that were not taken
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = totals.means() | self._figures() | {"update/token_fraction": measured / own_tokens(samples)}
+        metrics = totals.means() | self._figures() | {"update/token_fraction": measured / num_policy_tokens(samples)}
         if update.early_stop_kl > 0.0 or update.early_stop_ref_kl > 0.0:
             metrics["update/epochs"] = epoch + 1.0
         if update.early_stop_ref_kl > 0.0:
@@ -143,11 +143,9 @@ class Learner:
     def trial(
         self, samples: Sequence[TrainingSample], *, tokens: int | None = None, moved: bool = False
     ) -> dict[str, float]:
-        """The losses of a step on ``samples``, by name; its gradient is left on the parameters, nothing moves.
-
-        ``tokens``: of a micro-batch, as in an update where left out. ``moved``: as in a step after the first."""
+        """Return the losses of a step on ``samples`` by name; leave its gradient on the parameters, take no step."""
         self._has_moved = moved
-        found = self._accumulate(samples, Totals(), tokens or self.tokens_per_microbatch)
+        found = self._accumulate(samples, StatAccumulator(), tokens or self.tokens_per_microbatch)
         return {name: value for name, value in found.means().items() if name.startswith("loss/")}
 
     def _figures(self) -> dict[str, float]:
@@ -161,24 +159,21 @@ class Learner:
         return figures
 
     def _seek_schedules(self, step_of_update: int) -> None:
-        """Put the schedules where the plan has them at this step: counting the steps taken, they would never end.
-
-        Not taken are steps without a gradient, epochs after an early stop, the policy's while the critic warms up.
-        """
+        """Set the schedules to the planned step: steps taken are fewer after skips, early stops and critic warm-up."""
         update = self.config.update
         step = self.policy_version * update.num_epochs * update.num_minibatches + step_of_update
         for scheduler in self.schedulers:
-            seek(scheduler, step)
+            set_schedule_step(scheduler, step)
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
         self.kl = self.kl.updated(mean_kl, num_samples)
 
-    def _step(self, samples: Sequence[TrainingSample], totals: Totals) -> Totals:
-        """One optimizer step over a minibatch; returns the totals with it.
+    def _step(self, samples: Sequence[TrainingSample], totals: StatAccumulator) -> StatAccumulator:
+        """Take one optimizer step over a minibatch; return the updated totals.
 
-        A gradient that overflows float16 is computed again from a smaller scale of the loss, and one that runs out of
-        memory in smaller micro-batches; each is counted once. One that meets NaN or infinity all the same is skipped.
+        A float16 overflow is retried with a smaller loss scale, out of memory with smaller micro-batches; each counts
+        once. A gradient that is still not finite is skipped.
         """
         scale = self.loss_scale
         while True:
@@ -190,14 +185,14 @@ class Learner:
                 self._take_steps(counted)
             except NonFiniteError as error:
                 if not self.loss_scale.can_shrink:
-                    self.loss_scale = scale  # no scale of the loss was at fault
+                    self.loss_scale = scale  # no scale of the loss was at error
                     return self._without(error, totals)
                 self.loss_scale = self.loss_scale.after_overflow()
                 continue
             self.loss_scale = self.loss_scale.after_step()
             return counted
 
-    def _without(self, error: NonFiniteError, before: Totals) -> Totals:
+    def _without(self, error: NonFiniteError, before: StatAccumulator) -> StatAccumulator:
         """The totals without a step that is skipped; the error, where too many were in a row, which all ranks meet.
 
         In the last iteration none is skipped: no sound step after it would show that the policy is whole.
@@ -209,27 +204,31 @@ class Learner:
         self._skipped.append(error.what)
         return before
 
-    def _fit(self, work: Callable[[int], Totals], samples: Sequence[TrainingSample]) -> Totals:
+    def _fit(self, work: Callable[[int], StatAccumulator], samples: Sequence[TrainingSample]) -> StatAccumulator:
         """What ``work`` makes of the samples with as many tokens in a micro-batch as memory has room for.
 
         A rank does not try again: others would wait for it, and what it had gathered is in an unknown state.
         """
-        if not is_alone(self.policy):
+        if not is_single_process(self.policy):
             return work(self.tokens_per_microbatch)
         longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
-        done, self.tokens_per_microbatch = fit(work, self.tokens_per_microbatch, longest=longest, setting=SETTING)
+        done, self.tokens_per_microbatch = retry_smaller(
+            work, self.tokens_per_microbatch, longest=longest, setting=SETTING
+        )
         return done
 
-    def _accumulate(self, samples: Sequence[TrainingSample], before: Totals, tokens_per_microbatch: int) -> Totals:
+    def _accumulate(
+        self, samples: Sequence[TrainingSample], before: StatAccumulator, tokens_per_microbatch: int
+    ) -> StatAccumulator:
         """The gradient of a minibatch, over packed micro-batches; returns the totals with it."""
         self._accumulated = [digest(sample) for sample in samples]
-        totals = before.share_of(self.ranks)
+        totals = before.rank_fraction(self.ranks)
         weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
         sequences = token_sequences([samples[i] for i in chosen])
         mine = share_for(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch)
         trained, counted = [samples[chosen[i]] for i in mine], [weights[chosen[i]] for i in mine]
-        clear_gradients(self.policy, self.critic)  # an update that was given up may have left some
+        zero_grad(self.policy, self.critic)  # an update that was given up may have left some
         losses = self._losses()
         for batch in pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch):
             for loss, name in losses.each(Columns(trained, counted, batch), totals):
@@ -238,7 +237,7 @@ class Learner:
             self.ranks.sum_gradients(parameters)
         return totals.merged(self.ranks)
 
-    def _take_steps(self, totals: Totals) -> None:
+    def _take_steps(self, totals: StatAccumulator) -> None:
         """Step with what was accumulated; both gradients are checked before either model moves.
 
         Where the policy's gradient is zero but for rounding it takes no step: momentum alone would move it.

@@ -16,10 +16,10 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlcore.algorithms.table import Algorithm
-from rlcore.checks.audit.slow_path import Examined
+from rlcore.checks.audit.slow_path import SlowPathResult
 from rlcore.config import RlConfig
 from rlcore.hardware.memory import Footprint
-from rlcore.training.scoring_models import Judging
+from rlcore.training.scoring_models import ScoresCompletions
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, TrainingSample
 
@@ -37,7 +37,7 @@ class PolicyFacts:
     compute_dtype: torch.dtype
 
 
-class LearnerHandle(Judging, Protocol):
+class LearnerProtocol(ScoresCompletions, Protocol):
     """A learner as the loop sees it. ``policy_version`` counts the updates; ``kl_coefficient`` may adapt."""
 
     @property
@@ -90,14 +90,14 @@ class LearnerHandle(Judging, Protocol):
 
     def examine(
         self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
-    ) -> Examined | None:
+    ) -> SlowPathResult | None:
         """What plain forward passes say of ``samples`` before an update, and of the tokens of ``rollouts``.
 
         None where memory does not hold them.
         """
         ...
 
-    def step_faults(self) -> list[str]:
+    def step_errors(self) -> list[str]:
         """What was wrong with the optimizer's steps since the last call, a sentence each."""
         ...
 

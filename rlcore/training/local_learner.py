@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import Algorithm
-from rlcore.checks.audit.integrity import require_saved
-from rlcore.checks.audit.optimizer_check import StepWitness
-from rlcore.checks.audit.slow_path import Examined, examine
+from rlcore.checks.audit.integrity import verify_saved
+from rlcore.checks.audit.optimizer_check import OptimizerChecker
+from rlcore.checks.audit.slow_path import SlowPathResult, run_slow_path
 from rlcore.checks.canaries import token_scores
 from rlcore.config import RlConfig
-from rlcore.distributed.sharded import is_alone, whole_state
-from rlcore.hardware.memory import Footprint, measuring, num_parameters, optimizer_bytes
-from rlcore.hardware.out_of_memory import free_cached
+from rlcore.distributed.sharded import full_state_dict, is_single_process
+from rlcore.hardware.memory import Footprint, measure_peak, num_parameters, optimizer_bytes
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import compute_dtype
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, MergedState
@@ -28,7 +28,7 @@ from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.learner import Learner
 from rlcore.training.learner_protocol import PolicyFacts
-from rlcore.training.scoring_models import Judges, Passes
+from rlcore.training.scoring_models import ForwardScores, ScoringModels
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, TrainingSample
 
@@ -54,7 +54,7 @@ class _Copy(Mapping[str, torch.Tensor]):
 
 
 class LocalLearner:
-    """A ``LearnerHandle`` on a learner of this process, which says what each method does.
+    """A ``LearnerProtocol`` on a learner of this process, which says what each method does.
 
     ``reference``: the frozen start that a KL penalty is measured to; None where there is no penalty. ``beside``: models
     that share its memory, and are counted where that is measured.
@@ -69,7 +69,7 @@ class LocalLearner:
     ) -> None:
         self.learner, self.reference = learner, reference
         self._beside, self._writer = tuple(beside), CheckpointWriter()
-        self._witness = StepWitness(learner)
+        self._witness = OptimizerChecker(learner)
         policy = learner.policy
         self.facts = PolicyFacts(
             config=policy.config, num_parameters=num_parameters(policy), compute_dtype=compute_dtype(policy)
@@ -99,8 +99,8 @@ class LocalLearner:
     def has_reference(self) -> bool:
         return self.reference is not None
 
-    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
-        judges = Judges(
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
+        judges = ScoringModels(
             policy=self.learner.policy,
             reference=self.reference,
             critic=self.learner.critic,
@@ -118,10 +118,10 @@ class LocalLearner:
         self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
     ) -> tuple[UpdateStats, Footprint | None]:
         learner = self.learner
-        if not measured or not is_alone(learner.policy):  # of shards, what is gathered comes and goes
+        if not measured or not is_single_process(learner.policy):  # of shards, what is gathered comes and goes
             return learner.update(samples, seed=seed), None
         models = [learner.policy, self.reference, learner.critic, *self._beside]
-        with measuring(models, learner.optimizers) as meter:
+        with measure_peak(models, learner.optimizers) as meter:
             stats = learner.update(samples, seed=seed)
         return stats, Footprint(
             weights=meter.weights,
@@ -133,17 +133,17 @@ class LocalLearner:
 
     def examine(
         self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
-    ) -> Examined | None:
+    ) -> SlowPathResult | None:
         try:
-            return examine(self.learner, self.reference, samples, rollouts, eos_ids=eos_ids, seed=seed)
+            return run_slow_path(self.learner, self.reference, samples, rollouts, eos_ids=eos_ids, seed=seed)
         except torch.OutOfMemoryError:
-            if not is_alone(self.learner.policy):  # others wait for this one
+            if not is_single_process(self.learner.policy):  # others wait for this one
                 raise
-        free_cached()  # out here, where the error no longer holds the memory
+        empty_cache()  # out here, where the error no longer holds the memory
         return None
 
-    def step_faults(self) -> list[str]:
-        return self._witness.take_faults()
+    def step_errors(self) -> list[str]:
+        return self._witness.pop_errors()
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         self.learner.observe_kl(mean_kl, num_samples)
@@ -167,10 +167,10 @@ class LocalLearner:
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         policy, ranks = self.learner.policy, self.learner.ranks
-        state = whole_state(policy)
-        ranks.of_first(partial(save_model, policy, start, folder, like_start=like_start, state=state))
+        state = full_state_dict(policy)
+        ranks.broadcast_object(partial(save_model, policy, start, folder, like_start=like_start, state=state))
         held = state if state is not None else merged_state(self.learner.policy)
-        ranks.of_first(partial(require_saved, held, folder))
+        ranks.broadcast_object(partial(verify_saved, held, folder))
 
     def close(self) -> None:
         self._writer.close()

@@ -34,7 +34,7 @@ class LossScale:
 
     @property
     def can_shrink(self) -> bool:
-        """Whether an overflow may be the scale's fault."""
+        """Whether an overflow may be the scale's error."""
         return self.adapts and self.value > 1.0
 
     def after_overflow(self) -> LossScale:

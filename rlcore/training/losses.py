@@ -18,14 +18,14 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig, RlConfig
 from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import device_of, whole_pass
+from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.models.batching import pack_for
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch
 from rlcore.training.minibatches import Columns, token_sequences
-from rlcore.training.update_stats import Totals
+from rlcore.training.update_stats import StatAccumulator
 from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:
@@ -40,29 +40,29 @@ class StepLosses:
     """
 
     policy: PreTrainedModel
-    critic: ScalarModel | None
+    critic: ScalarHeadModel | None
     algorithm: Algorithm
     config: RlConfig
     coefficients: Coefficients
     trains_policy: bool
     starts_at_one: bool
 
-    def each(self, columns: Columns, totals: Totals) -> Iterator[tuple[Float[Tensor, ""], str]]:
+    def each(self, columns: Columns, totals: StatAccumulator) -> Iterator[tuple[Float[Tensor, ""], str]]:
         """Each loss of a micro-batch with its name, counted in ``totals``.
 
         The next is computed when it is asked for, after the backward pass of the one before.
         """
         if self.critic is not None and self.critic.backbone is self.policy:
             shared = partial(self._shared, self.critic, columns, totals)
-            yield whole_pass(self.policy, shared), "the loss of policy and critic"
+            yield run_forward(self.policy, shared), "the loss of policy and critic"
             return
         if self.trains_policy:
-            yield whole_pass(self.policy, partial(self._policy, columns, totals)), "the policy's loss"
+            yield run_forward(self.policy, partial(self._policy, columns, totals)), "the policy's loss"
         if self.critic is not None:
             own = partial(self._critic, self.critic, columns, totals)
-            yield whole_pass(self.critic, own), "the critic's loss"
+            yield run_forward(self.critic, own), "the critic's loss"
 
-    def terms(self, columns: Columns, totals: Totals) -> PolicyTerms:
+    def terms(self, columns: Columns, totals: StatAccumulator) -> PolicyTerms:
         """The policy's loss as its head asks for it."""
         return PolicyTerms(
             algorithm=self.algorithm,
@@ -75,28 +75,33 @@ class StepLosses:
 
     @torch.no_grad()
     def measured(
-        self, samples: Sequence[TrainingSample], before: Totals, ranks: Ranks, seed: int, tokens_per_microbatch: int
-    ) -> Totals:
+        self,
+        samples: Sequence[TrainingSample],
+        before: StatAccumulator,
+        ranks: Ranks,
+        seed: int,
+        tokens_per_microbatch: int,
+    ) -> StatAccumulator:
         """The totals with one micro-batch that nothing is learned from, so that no metric of the policy is missing."""
-        totals = before.share_of(ranks)
+        totals = before.rank_fraction(ranks)
         batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
         batch = batches[shuffled(len(batches), seed, "measured")[0]].to(device_of(self.policy))
         columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
         score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
-        logprobs, entropy = whole_pass(self.policy, score)  # of the same batch on every rank
-        counted = totals if ranks.rank == 0 else Totals()
+        logprobs, entropy = run_forward(self.policy, score)  # of the same batch on every rank
+        counted = totals if ranks.rank == 0 else StatAccumulator()
         self.terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
         return totals.merged(ranks)
 
-    def _policy(self, columns: Columns, totals: Totals) -> Tensor:
+    def _policy(self, columns: Columns, totals: StatAccumulator) -> Tensor:
         batch = columns.batch.to(device_of(self.policy))
         return self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
 
-    def _critic(self, critic: ScalarModel, columns: Columns, totals: Totals) -> Tensor:
+    def _critic(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
         predicted = critic.token_values(columns.batch.to(device_of(critic)))
         return critic_loss(columns, predicted, self.config.critic, totals)
 
-    def _shared(self, critic: ScalarModel, columns: Columns, totals: Totals) -> Tensor:
+    def _shared(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
         """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
         batch = columns.batch.to(device_of(self.policy))
         with torch.set_grad_enabled(self.trains_policy):
@@ -108,7 +113,7 @@ class StepLosses:
             loss = loss + self._policy_loss(columns, states, batch, totals)
         return loss
 
-    def _policy_loss(self, columns: Columns, states: Tensor, batch: PackedBatch, totals: Totals) -> Tensor:
+    def _policy_loss(self, columns: Columns, states: Tensor, batch: PackedBatch, totals: StatAccumulator) -> Tensor:
         terms = self.terms(columns, totals)
         return completion_loss(
             self.policy,
@@ -142,7 +147,7 @@ class PolicyTerms:
     algorithm: Algorithm
     coefficients: Coefficients
     columns: Columns
-    totals: Totals
+    totals: StatAccumulator
     starts_at_one: bool
     tracks_reference: bool
 
@@ -186,7 +191,7 @@ class PolicyTerms:
 
 
 def critic_loss(
-    columns: Columns, predicted: Float[Tensor, "tokens"], config: CriticConfig, totals: Totals
+    columns: Columns, predicted: Float[Tensor, "tokens"], config: CriticConfig, totals: StatAccumulator
 ) -> Float[Tensor, ""]:
     """The weighted sum over the tokens of :func:`~rlcore.algorithms.values.value_loss`, a scalar with gradient.
 

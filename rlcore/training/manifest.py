@@ -21,7 +21,7 @@ Seal = Mapping[str, Any]
 _EMPTY: Seal = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
-class AppendedLines:
+class AppendOnlyFile:
     """The lines of a file. Those that were added are on the disk once :meth:`seal` has returned."""
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class AppendedLines:
             fsync(self._path.parent)
 
 
-def is_sealed(path: Path, seal: Seal) -> bool:
+def has_sealed_prefix(path: Path, seal: Seal) -> bool:
     """Whether a file begins with what was sealed; it may have grown since.
 
     Raises:
@@ -109,7 +109,7 @@ def write_manifest(folder: Path) -> None:
         fsync(path)
 
 
-def is_as_stated(folder: Path, *, at_least: Set[str]) -> bool:
+def matches_manifest(folder: Path, *, at_least: Set[str]) -> bool:
     """Whether a folder has the files of its manifest as they are stated, and no others; ``at_least`` are among them.
 
     Raises:

@@ -38,7 +38,7 @@ def token_sequences(samples: Sequence[TrainingSample]) -> list[TokenSequence]:
     return [TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids) for sample in samples]
 
 
-def own_tokens(samples: Sequence[TrainingSample]) -> int:
+def num_policy_tokens(samples: Sequence[TrainingSample]) -> int:
     """How many tokens of the samples the policy produced itself."""
     return sum(int(sample.loss_mask.sum()) for sample in samples)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimConfig
-from rlcore.distributed.ranks import ONE, Ranks, whole
+from rlcore.distributed.ranks import ONE, Ranks, gather_full
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
 from rlcore.hardware.precision import no_autocast
 from rlcore.training.loss_scale import LossScale
@@ -71,7 +71,7 @@ def make_scheduler(
     return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
 
-def seek(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
+def set_schedule_step(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
     """Put a schedule at ``step``, counted from 0: the optimizer's next step has its learning rate."""
     scheduler.last_epoch = step
     for group, base, factor in zip(
@@ -81,7 +81,7 @@ def seek(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
     scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
 
 
-def clear_gradients(*models: nn.Module | None) -> None:
+def zero_grad(*models: nn.Module | None) -> None:
     """Forget the gradients of models, and give back the memory that they take; None stands for no model."""
     for model in filter(None, models):
         model.zero_grad(set_to_none=True)
@@ -175,9 +175,9 @@ def _clip(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
     for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
         meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
     if len(meshes) <= 1:
-        return float(whole(nn.utils.clip_grad_norm_(parameters, max_norm)))
+        return float(gather_full(nn.utils.clip_grad_norm_(parameters, max_norm)))
     # torch takes gradients of one mesh at a time: matrices that are split among ranks have another than the rest.
-    norm = float(torch.stack([whole(nn.utils.get_total_norm(each)) for each in meshes.values()]).norm())
+    norm = float(torch.stack([gather_full(nn.utils.get_total_norm(each)) for each in meshes.values()]).norm())
     for each in meshes.values():
         torch._foreach_mul_(each, min(1.0, max_norm / (norm + 1e-6)))
     return norm

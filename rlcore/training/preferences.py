@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from rlcore.distributed.ranks import ONE, Ranks
-from rlcore.text.packing import TokenSequence, balanced
+from rlcore.text.packing import TokenSequence, balance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +116,7 @@ def microbatches(sets: Sequence[PreferenceSet], budget: int, ranks: Ranks = ONE)
     micro-batches, of which the last may be empty.
     """
     pieces = [piece for one in sets for piece in _cut(one, budget)]
-    mine = balanced([piece.num_tokens for piece in pieces], ranks.size)[ranks.rank]
+    mine = balance([piece.num_tokens for piece in pieces], ranks.size)[ranks.rank]
     ordered = sorted((pieces[place] for place in mine), key=lambda piece: piece.num_tokens, reverse=True)
     cut: list[list[PreferenceSet]] = []
     for piece in ordered:

@@ -14,7 +14,7 @@ from rlcore.errors import DataError
 from rlcore.models.reward_scale import RewardScale, fit_length_slope, lengths_of, measure_scale
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.text.packing import TokenSequence
-from rlcore.training.label_audit import Suspect, audit_labels, linear_pairs
+from rlcore.training.label_audit import SuspectLabel, audit_labels, linear_pairs
 from rlcore.training.linear_head import LinearPairs, choose_l2, fit_head, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences
 from rlcore.training.reward_learner import RewardHandle
@@ -33,7 +33,7 @@ class Fitted:
     """
 
     score: Callable[[Sequence[TokenSequence]], torch.Tensor]
-    suspects: tuple[Suspect, ...]
+    suspects: tuple[SuspectLabel, ...]
 
 
 def fit_reward_model(
@@ -49,7 +49,7 @@ def fit_reward_model(
         raise DataError("there are no preference pairs to train on", where="preferences", fix="raise num_train")
     if config.backbone.trainable_layers == 0:
         return _fit_heads(learner, pairs, config, seed=seed, report=report)
-    suspects: list[Suspect] = []
+    suspects: list[SuspectLabel] = []
     if config.audit_folds:
         sequences = different_sequences(pairs)
         known = dict(zip(sequences, learner.features(sequences), strict=True))

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 
 from rlcore.checks.audit.supervised_data import require_last_token
 from rlcore.config import RewardModelConfig, TrunkConfig
-from rlcore.distributed.sharded import like, ranks_of, whole_pass, whole_state
+from rlcore.distributed.sharded import full_state_dict, ranks_of, run_forward, shard_like
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.batching import share_for
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.reward_ensemble import keep_layers, last_states, raw_scores, save_members, share_frozen
 from rlcore.seeding import derive_seed, generator
 from rlcore.text.packing import TokenSequence
@@ -77,7 +77,7 @@ class RewardHandle(Protocol):
 class RewardLearner:
     """A :class:`RewardHandle` on members of this process, which are one rank's share where they are shared."""
 
-    def __init__(self, members: Sequence[ScalarModel], config: RewardModelConfig) -> None:
+    def __init__(self, members: Sequence[ScalarHeadModel], config: RewardModelConfig) -> None:
         self.members, self.ranks = tuple(members), ranks_of(members[0])
         self._config, self._budget = config, config.tokens_per_microbatch
 
@@ -93,7 +93,7 @@ class RewardLearner:
     def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
         for member, weights in zip(self.members, heads, strict=True):
             weight = member.head.weight
-            weight.copy_(like(weight, weights[None].to(weight.device, weight.dtype)))
+            weight.copy_(shard_like(weight, weights[None].to(weight.device, weight.dtype)))
 
     def begin(self, member: int, *, num_steps: int) -> None:
         self._steps = RewardSteps(self.members[member], self._config, num_steps=num_steps)
@@ -110,12 +110,12 @@ class RewardLearner:
     def probe(self, sequences: Sequence[TokenSequence]) -> None:
         first = self.members[0]
         scores = raw_scores((first,), sequences, tokens_per_microbatch=self._budget)[0]
-        whole_pass(first, partial(require_last_token, first, scores, sequences))
+        run_forward(first, partial(require_last_token, first, scores, sequences))
 
     def save_model(self, start: Path, folder: Path) -> None:
         trunk = self.members[0].backbone
-        state = whole_state(trunk)
-        self.ranks.of_first(partial(save_model, trunk, start, folder, state=state))
+        state = full_state_dict(trunk)
+        self.ranks.broadcast_object(partial(save_model, trunk, start, folder, state=state))
         save_members(self.members, folder)
 
     def _shared(self, work: Callable[[Sequence[TokenSequence]], Tensor], sequences: Sequence[TokenSequence]) -> Tensor:
@@ -131,7 +131,7 @@ class RewardLearner:
 def reward_trunk(start: Path, config: TrunkConfig, runtime: Runtime, *, seed: int) -> PreTrainedModel | AdaptedModel:
     """The first layers of a checkpoint, or an adapter on all of it, frozen."""
     if config.lora.rank:
-        return add_adapter(runtime.load_base(start), config.lora, "reward_model", seed=seed)
+        return add_lora(runtime.load_base(start), config.lora, "reward_model", seed=seed)
     trunk = runtime.load_trainable(start)
     keep_layers(trunk, config.layers)
     return trunk
@@ -139,12 +139,12 @@ def reward_trunk(start: Path, config: TrunkConfig, runtime: Runtime, *, seed: in
 
 def reward_members(
     trunk: PreTrainedModel | AdaptedModel, config: RewardModelConfig, *, seed: int
-) -> tuple[ScalarModel, ...]:
+) -> tuple[ScalarHeadModel, ...]:
     """Members before their first step, the first one on ``trunk`` itself; what does not learn, all of them share."""
-    first = ScalarModel.with_random_head(trunk, generator(seed, "reward_head"))
+    first = ScalarHeadModel.with_random_head(trunk, generator(seed, "reward_head"))
     first.train_last_layers(config.backbone.trainable_layers)
     members = (first, *(share_frozen(first) for _ in range(1, config.ensemble)))
     if config.ensemble > 1:
         for number, member in enumerate(members):
-            member.draw_head(generator(derive_seed(seed, "member", number), "reward_head"))
+            member.init_head(generator(derive_seed(seed, "member", number), "reward_head"))
     return members

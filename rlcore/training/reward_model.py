@@ -10,10 +10,10 @@ import torch
 
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
-from rlcore.distributed.sharded import device_of, is_alone, ranks_of, whole_pass
-from rlcore.hardware.out_of_memory import fit, longest_of
+from rlcore.distributed.sharded import device_of, is_single_process, ranks_of, run_forward
+from rlcore.hardware.out_of_memory import longest_of, retry_smaller
 from rlcore.models.batching import pack_for
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
@@ -23,7 +23,7 @@ Report = Callable[[int, Mapping[str, float]], None]
 
 
 def train_reward_model(
-    model: ScalarModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    model: ScalarHeadModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> None:
     """Train ``model`` in place for ``num_epochs``; ``report(step, metrics)`` is called after each step.
 
@@ -51,7 +51,7 @@ def minibatches(pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: 
 class RewardSteps:
     """``num_steps`` steps of one reward model: its optimizer, schedule and scale of the loss."""
 
-    def __init__(self, model: ScalarModel, config: RewardModelConfig, *, num_steps: int) -> None:
+    def __init__(self, model: ScalarHeadModel, config: RewardModelConfig, *, num_steps: int) -> None:
         self._model, self._config, self._tokens = model, config, config.tokens_per_microbatch
         groups = [(model.backbone, config.learning_rate), (model.head, config.head_learning_rate)]
         self._optimizer = make_optimizer(groups, config.optim)
@@ -76,7 +76,7 @@ class RewardSteps:
 
 
 def _fitted(
-    model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, tokens: int, scale: float
+    model: ScalarHeadModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, tokens: int, scale: float
 ) -> tuple[tuple[float, float], int]:
     """What :func:`_accumulate` gives, and the tokens of a micro-batch with which it fits into memory.
 
@@ -88,14 +88,14 @@ def _fitted(
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return _accumulate(model, sets, smaller, scale)
 
-    if not is_alone(model):
+    if not is_single_process(model):
         return attempt(tokens), tokens
     longest = longest_of([sequence for group in sets for sequence in group.sequences()])
-    return fit(attempt, tokens, longest=longest, setting="reward_model.tokens_per_microbatch")
+    return retry_smaller(attempt, tokens, longest=longest, setting="reward_model.tokens_per_microbatch")
 
 
 def _accumulate(
-    model: ScalarModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, scale: float
+    model: ScalarHeadModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, scale: float
 ) -> tuple[float, float]:
     """Loss and accuracy of one minibatch, its gradient times ``scale`` added to the parameters.
 
@@ -105,7 +105,7 @@ def _accumulate(
     total_weight = sum(one.weight for one in comparisons)
     loss_sum, num_right = 0.0, 0
     for group in microbatches(sets, config.tokens_per_microbatch, ranks):
-        loss, right = whole_pass(model, partial(_loss, model, group, config, total_weight))
+        loss, right = run_forward(model, partial(_loss, model, group, config, total_weight))
         add_gradient(loss, scale=scale, name="the reward model's loss", ranks=ranks)
         loss_sum += float(loss.detach())
         num_right += right
@@ -115,7 +115,7 @@ def _accumulate(
 
 
 def _loss(
-    model: ScalarModel, group: Sequence[PreferenceSet], config: RewardModelConfig, total_weight: float
+    model: ScalarHeadModel, group: Sequence[PreferenceSet], config: RewardModelConfig, total_weight: float
 ) -> tuple[torch.Tensor, int]:
     """A micro-batch's part of the loss, and how many of its comparisons are right."""
     chosen, rejected = _set_scores(model, group, config.tokens_per_microbatch)
@@ -131,7 +131,9 @@ def _loss(
     return loss, int((chosen > rejected).sum())
 
 
-def _set_scores(model: ScalarModel, sets: Sequence[PreferenceSet], budget: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _set_scores(
+    model: ScalarHeadModel, sets: Sequence[PreferenceSet], budget: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores of the better and of the worse side of each comparison [P]; each completion is computed once."""
     sequences = [sequence for group in sets for sequence in group.sequences()]
     batches = pack_for(model.backbone, sequences, tokens_per_microbatch=budget)

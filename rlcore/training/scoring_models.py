@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from rlcore.distributed.sharded import ranks_of
 from rlcore.models.batching import share_for
-from rlcore.models.heads import ScalarModel, score_rewards, score_shared, score_values
+from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Passes:
+class ForwardScores:
     """What the models say of S completions before the update: a float32 [T] tensor of each model and completion.
 
     Zeros where a model was not asked. ``next_values``: float32 [S], the critic's value beyond the end, 0 where the
@@ -33,7 +33,7 @@ class Passes:
     next_values: Float[torch.Tensor, "sequences"]
 
 
-class Judging(Protocol):
+class ScoresCompletions(Protocol):
     """Whoever has the models that look at a completion before the update."""
 
     @property
@@ -41,7 +41,7 @@ class Judging(Protocol):
         """Whether there is a model that a KL penalty is measured to."""
         ...
 
-    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
         """What reference and critic say of ``sequences``, and with ``needs_policy`` the policy.
 
         ``cut``: the numbers of those that were ended by the limit of their length.
@@ -50,15 +50,15 @@ class Judging(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Judges:
-    """The models of this process as :class:`Judging`. ``reference`` and ``critic`` are None when not needed.
+class ScoringModels:
+    """The models of this process as :class:`ScoresCompletions`. ``reference`` and ``critic`` are None when not needed.
 
     ``bootstrap_truncated``: whether the critic's value stands beyond the end of a completion that was cut by length.
     """
 
     policy: PreTrainedModel
     reference: PreTrainedModel | None
-    critic: ScalarModel | None
+    critic: ScalarHeadModel | None
     temperature: float
     tokens_per_microbatch: int
     bootstrap_truncated: bool = False
@@ -68,8 +68,8 @@ class Judges:
         """Whether there is a model that a KL penalty is measured to."""
         return self.reference is not None
 
-    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
-        """See :meth:`Judging.passes`."""
+    def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
+        """See :meth:`ScoresCompletions.passes`."""
         mine = share_for(self.policy, sequences, tokens_per_microbatch=self.tokens_per_microbatch)
         place_of = {number: place for place, number in enumerate(mine)}
         own = self._own_passes(
@@ -79,9 +79,11 @@ class Judges:
         )
         rows = list(zip(own.old, own.ref, own.values, own.next_values, strict=True))
         old, ref, values, next_values = zip(*ranks_of(self.policy).collect(mine, rows), strict=True)
-        return Passes(old=old, ref=ref, values=values, next_values=torch.stack(next_values))
+        return ForwardScores(old=old, ref=ref, values=values, next_values=torch.stack(next_values))
 
-    def _own_passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> Passes:
+    def _own_passes(
+        self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]
+    ) -> ForwardScores:
         """Those of this rank's share."""
         old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
         budget, temperature = self.tokens_per_microbatch, self.temperature
@@ -100,4 +102,4 @@ class Judges:
                 # The state after a last token is where a score of the whole sequence would be read.
                 chosen = [sequences[i] for i in cut]
                 next_values[list(cut)] = score_rewards(self.critic, chosen, tokens_per_microbatch=budget)
-        return Passes(old=old, ref=ref, values=values, next_values=next_values)
+        return ForwardScores(old=old, ref=ref, values=values, next_values=next_values)

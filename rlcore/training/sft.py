@@ -11,12 +11,12 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.audit.integrity import require_saved
-from rlcore.checks.audit.shuffle_gap import Pairing, pairing_of
+from rlcore.checks.audit.integrity import verify_saved
+from rlcore.checks.audit.shuffle_gap import ShuffleGap, measure_shuffle_gap
 from rlcore.config import SftConfig
-from rlcore.distributed.sharded import device_of, is_alone, ranks_of, whole_pass, whole_state
+from rlcore.distributed.sharded import device_of, full_state_dict, is_single_process, ranks_of, run_forward
 from rlcore.errors import DataError
-from rlcore.hardware.out_of_memory import fit, longest_of
+from rlcore.hardware.out_of_memory import longest_of, retry_smaller
 from rlcore.models.batching import pack_for, share_for
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
@@ -45,7 +45,7 @@ class SftHandle(Protocol):
         """Mean negative log-likelihood per token of the assistant, in nats."""
         ...
 
-    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
         """What answers of different prompts lose when they change places."""
         ...
 
@@ -79,14 +79,14 @@ class SftLearner:
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         return mean_loss(self.model, demonstrations, self._tokens)
 
-    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> Pairing:
-        return pairing_of(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
+    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
+        return measure_shuffle_gap(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        state = whole_state(self.model)
-        self.ranks.of_first(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
+        state = full_state_dict(self.model)
+        self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
         held = state if state is not None else self.model.state_dict()
-        self.ranks.of_first(partial(require_saved, held, folder))
+        self.ranks.broadcast_object(partial(verify_saved, held, folder))
 
     def _fitted(self, minibatch: Sequence[Demonstration], scale: float) -> tuple[float, int]:
         """The loss of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory.
@@ -98,10 +98,10 @@ class SftLearner:
             self.model.zero_grad(set_to_none=True)
             return accumulate_gradient(self.model, minibatch, tokens_per_microbatch, self._count, scale)
 
-        if not is_alone(self.model):
+        if not is_single_process(self.model):
             return attempt(self._tokens), self._tokens
         longest = longest_of([demonstration.sequence for demonstration in minibatch])
-        return fit(attempt, self._tokens, longest=longest, setting="sft.tokens_per_microbatch")
+        return retry_smaller(attempt, self._tokens, longest=longest, setting="sft.tokens_per_microbatch")
 
 
 def train_sft(
@@ -116,12 +116,12 @@ def train_sft(
     """Train ``model`` in place for ``num_steps`` steps; ``report(step, metrics)`` is called after each.
 
     Raises:
-        DataError, NonFiniteError, TrainingError: as :func:`teach`.
+        DataError, NonFiniteError, TrainingError: as :func:`run_sft_steps`.
     """
-    teach(SftLearner(model, config), train, held_out, config, seed=seed, report=report)
+    run_sft_steps(SftLearner(model, config), train, held_out, config, seed=seed, report=report)
 
 
-def teach(
+def run_sft_steps(
     learner: SftHandle,
     train: Sequence[Demonstration],
     held_out: Sequence[Demonstration],
@@ -159,7 +159,7 @@ def accumulate_gradient(
     num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
     total = 0.0
     for batch in pack_trained(model, [minibatch[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch):
-        loss = whole_pass(model, partial(_loss, model, batch.to(device_of(model)), num_tokens))
+        loss = run_forward(model, partial(_loss, model, batch.to(device_of(model)), num_tokens))
         add_gradient(loss, scale=scale, name=f"the SFT loss of step {step}", ranks=ranks)
         total += float(loss.detach())
     ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -208,7 +208,7 @@ def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], t
     sequences = [demonstration.sequence for demonstration in demonstrations]
     mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
     batches = pack_trained(model, [demonstrations[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch)
-    logprobs = [whole_pass(model, partial(_scores, model, batch.to(device_of(model)))).cpu() for batch in batches]
+    logprobs = [run_forward(model, partial(_scores, model, batch.to(device_of(model)))).cpu() for batch in batches]
     own = torch.cat([torch.empty(0), *logprobs])
     return -float(torch.cat(ranks_of(model).gather(own)).mean())
 

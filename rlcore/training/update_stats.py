@@ -41,7 +41,7 @@ class UpdateStats:
 Figure = float | Tensor  # a number, or a float64 scalar on the device that computed it
 
 
-class Totals:
+class StatAccumulator:
     """Sums over tokens, maxima, losses summed over the micro-batches of a step, and figures per step."""
 
     def __init__(self) -> None:
@@ -53,15 +53,15 @@ class Totals:
         self._epoch_ref_kl: Figure = 0.0
         self._epoch_start: tuple[dict[str, Figure], Figure] = ({}, 0.0)
 
-    def share_of(self, ranks: Ranks) -> Totals:
+    def rank_fraction(self, ranks: Ranks) -> StatAccumulator:
         """A copy that one of several ranks goes on counting in: what was counted before is the first one's."""
         if ranks.rank == 0:
             return copy.deepcopy(self)
-        own = Totals()
+        own = StatAccumulator()
         own._steps, own._epoch_start = copy.deepcopy(self._steps), copy.deepcopy(self._epoch_start)
         return own
 
-    def merged(self, ranks: Ranks) -> Totals:
+    def merged(self, ranks: Ranks) -> StatAccumulator:
         """What all ranks have counted, on each of them."""
         if ranks.size == 1:
             return self
@@ -114,7 +114,7 @@ class Totals:
         """Mean KL to the reference per token since the epoch began; 0 where nothing was counted."""
         return float(self._epoch_ref_kl) / self._epoch_tokens
 
-    def went_far(self, update: UpdateConfig) -> bool:
+    def exceeded_kl(self, update: UpdateConfig) -> bool:
         """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
         from_old = update.early_stop_kl > 0.0 and self.epoch_mean("kl/old") > update.early_stop_kl
         return from_old or (update.early_stop_ref_kl > 0.0 and self.epoch_ref_kl() > update.early_stop_ref_kl)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlcore.checks.health import GamedReward
+from rlcore.checks.health import RewardHacking
 from rlcore.tasks.drawing.levels import format_level
 
 History = Sequence[Mapping[str, float]]
@@ -39,7 +39,7 @@ class Point:
 
 def points(history: History) -> tuple[Point, ...]:
     """The evaluations of a run that measures its KL, in order; none of another run."""
-    gamed, found = GamedReward(), []
+    gamed, found = RewardHacking(), []
     for place, row in enumerate(history):
         lost = gamed(history, place)
         if lost is None or "kl/ref" not in row:

@@ -34,8 +34,8 @@ _EXAMPLES = 5  # quarantined rows that are shown
 _TOKENS = TokenView(
     encode=lambda texts: [text.encode("utf-8", "replace") for text in texts],
     prompt_lengths=lambda conversations: [1] * len(conversations),
-    prompt_bounds=lambda conversations: [1] * len(conversations),
-    text_bound=len,
+    max_prompt_tokens=lambda conversations: [1] * len(conversations),
+    max_text_tokens=len,
     special_tokens=(),
 )
 

@@ -22,7 +22,7 @@ from transformers import PretrainedConfig
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
-from rlcore.hardware.memory_plan import ModelSize, readable, rl_needs
+from rlcore.hardware.memory_plan import ModelSize, format_bytes, rl_footprint
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rl_of
 
@@ -148,8 +148,8 @@ def layout_line(work: IterationShape, name: str, count: int) -> str:
     synchronous, ahead = found.seconds(0), found.seconds(1)
     faster = f", {ahead:.3g} s with sampling.staleness = 1" if ahead < synchronous else ""
     return (
-        f"{count} {name}: {dealt}; a card that learns holds {readable(int(found.held))} of "
-        f"{readable(int(GPUS[name].memory))}; an iteration takes {synchronous:.3g} s (update {found.update:.3g}, "
+        f"{count} {name}: {dealt}; a card that learns holds {format_bytes(int(found.held))} of "
+        f"{format_bytes(int(GPUS[name].memory))}; an iteration takes {synchronous:.3g} s (update {found.update:.3g}, "
         f"rollouts {found.rollouts:.3g}, sync {found.sync:.3g}){faster}"
     )
 
@@ -158,11 +158,13 @@ def best_layout(work: IterationShape, gpu: Gpu, count: int) -> Layout | str:
     """The layout of ``count`` GPUs whose iteration is shortest, at the run's staleness; or why there is none."""
     least = engine_width(work, gpu)
     if least > count:
-        return f"an engine needs {least} of them for the weights alone, {readable(_HALF * work.size.num_parameters)}"
+        return (
+            f"an engine needs {least} of them for the weights alone, {format_bytes(_HALF * work.size.num_parameters)}"
+        )
     found = [each for each in _layouts(work, gpu, count, least) if each.held <= gpu.memory]
     if not found:
-        each = readable(int(rank_bytes(work, count)))
-        return f"if all of them learned, each would hold {each} of {readable(int(gpu.memory))}, beside the engine's"
+        each = format_bytes(int(rank_bytes(work, count)))
+        return f"if all of them learned, each would hold {each} of {format_bytes(int(gpu.memory))}, beside the engine's"
     return min(found, key=lambda each: each.seconds(work.rl.sampling.staleness))
 
 
@@ -212,7 +214,7 @@ def rank_bytes(work: IterationShape, ranks: int) -> float:
     """Bytes of a card that learns: its part of what is in shards, activations, and what is gathered meanwhile."""
     rl, size = work.rl, work.size
     models = [term for term in rl.rewards if term.kind == "reward_model"]
-    footprint = rl_needs(
+    footprint = rl_footprint(
         size,
         rl,
         uses_critic=resolve_algorithm(rl).uses_critic,

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.free_memory import total_bytes
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.hardware.memory_plan import ModelSize, readable
+from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.models.model_validation import read_config, require_files
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.tasks.kinds import load
@@ -70,7 +70,7 @@ def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[
     """
     if total is None:
         return [f"memory: {need}; what the device has is not known" for need in needs]
-    has = f"the card has {readable(total)}" if is_cuda else f"{readable(total)} are free"
+    has = f"the card has {format_bytes(total)}" if is_cuda else f"{format_bytes(total)} are free"
     too_large = [need for need in needs if need.held > total]
     if too_large and is_cuda:
         raise ConfigError(

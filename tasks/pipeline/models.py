@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlcore.metrics import is_of_machine
+from rlcore.metrics import is_machine_dependent
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.retrain import note_past
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
@@ -38,7 +38,7 @@ def register(
     cards = write_cards(run.home, records, record, name=name, tags=tags)
     folder = run.store.path(ref)
     # The times of an attempt that was killed stand in the run's curves already; they are no facts of a model.
-    metrics = {metric: value for metric, value in record.metrics.items() if not is_of_machine(metric)}
+    metrics = {metric: value for metric, value in record.metrics.items() if not is_machine_dependent(metric)}
     with scratch_folder(run.home.work) as temporary:
         tags |= {PAST: note_past(run.home, records, record, temporary / PAST)}
         beside = {MANIFEST: folder / MANIFEST} | files_below(temporary)

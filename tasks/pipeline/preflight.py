@@ -21,7 +21,7 @@ from rlcore.errors import ConfigError, RlcoreError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
 from rlcore.rewards.pair_judge import make_pair_judge
-from rlcore.rewards.table import reward_faults, untrained
+from rlcore.rewards.table import reward_errors, untrained
 from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.data.step import DATASET_KINDS
@@ -169,7 +169,7 @@ def _stage(context: PreflightContext, name: str) -> Iterator[str]:
     sampling = parts_of_stages.sampling_of(stage)
     if sampling:
         prefill = context.tokenizer.prefill if context.tokenizer else ""
-        yield from reward_faults(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
+        yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
         if judge := parts_of_stages.judge_of(stage):
             known = {judge.stage: untrained} if judge.stage else {}
             at = f"{path}.judge"
@@ -233,7 +233,7 @@ def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
 
 def _evaluation(config: RunConfig) -> Iterator[str]:
     terms = tuple(verifier.term for verifier in config.evaluation.verifiers)
-    for error in reward_faults(terms, "evaluation.verifiers"):
+    for error in reward_errors(terms, "evaluation.verifiers"):
         if "named twice" not in error:  # which of them decide on a data set, the graph has checked
             yield error
     yield from _sandbox("evaluation.verifiers", terms)

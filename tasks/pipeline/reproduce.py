@@ -20,7 +20,7 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
-from rlcore.hardware.machine import find_machine, settings_of
+from rlcore.hardware.machine import find_machine, hardware_config_for
 from rlcore.strict import build
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
@@ -104,7 +104,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
             section, _, last = key.rpartition(".")
             reduce(getitem, section.split("."), document)[last] = path
     machine = origin.record.ingredients.get("machine", {})
-    document["hardware"] = to_dict(preset.hardware) | document["hardware"] | settings_of(machine)
+    document["hardware"] = to_dict(preset.hardware) | document["hardware"] | hardware_config_for(machine)
     document["seed"] = origin.record.ingredients["seed"]
     source = f"the records of {origin.version.name}"
     return validated(build(RunConfig, _without_none(document), source=source), source)

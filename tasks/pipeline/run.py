@@ -151,12 +151,12 @@ def run_pipeline(
 
 def _machine(config: RunConfig) -> str:
     """The machine in words, which are logged, with a warning where it computes slowly."""
-    from rlcore.hardware.machine import find_machine, why_slow  # brings torch: refusing a command needs none
+    from rlcore.hardware.machine import find_machine, slow_dtype_warning  # brings torch: refusing a command needs none
 
     found = find_machine(config.hardware)
     machine = describe_machine(to_dict(found))
     logger.info("machine: %s", machine)
-    if slow := why_slow(found):
+    if slow := slow_dtype_warning(found):
         logger.warning("%s", slow)
     return machine
 

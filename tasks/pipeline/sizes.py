@@ -11,7 +11,7 @@ from transformers import PretrainedConfig
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import StorageError
-from rlcore.hardware.memory_plan import ModelSize, readable
+from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.models.architectures import max_positions
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
@@ -86,11 +86,11 @@ def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Coll
     need, free = disk_need(config, model, stages), free_bytes(folder)
     if need > free:
         raise StorageError(
-            f"the run writes about {readable(need)}, and {readable(free)} are free",
+            f"the run writes about {format_bytes(need)}, and {format_bytes(free)} are free",
             where=str(folder),
             fix="make room there, or set RLCORE_HOME to a larger disk",
         )
-    return f"disk: the run writes about {readable(need)}, {readable(free)} are free"
+    return f"disk: the run writes about {format_bytes(need)}, {format_bytes(free)} are free"
 
 
 def free_bytes(folder: Path) -> int:

@@ -25,7 +25,7 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
     kinds |= {"reward_model"} if stage and reward_models_of(stage) else set()
     episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
     engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
-    placement = config.declared.get("placement")
+    placement = config.declared.get("distributed")
     data = () if stage else _datasets(config)
     screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
     if data and is_graded:

@@ -14,10 +14,10 @@ from rlcore.config.bounds import NonNegativeInt
 from rlcore.config.data import HardwareConfig, ModelConfig
 from rlcore.config.engine import EngineConfig
 from rlcore.config.health import HealthConfig
-from rlcore.config.placement import Learning, PlacementConfig, placement_faults
+from rlcore.config.placement import Learning, PlacementConfig, placement_errors
 from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.strict import apply_override, build, refusal
+from rlcore.strict import apply_override, build, config_error
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.evaluation import EvaluationConfig
@@ -59,7 +59,7 @@ class RunConfig:
     @property
     def errors(self) -> list[str]:
         """What its sections cannot be together, a line each, with the full key."""
-        return [*graph_errors(self), *placement_faults(self.distributed, _learners(self.stages), self.engine)]
+        return [*graph_errors(self), *placement_errors(self.distributed, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """The engine that a section names, or the run's."""
@@ -118,7 +118,7 @@ def validated(config: RunConfig, source: str) -> RunConfig:
         ConfigError: it is not; with every error.
     """
     if errors := config.errors:
-        raise refusal(errors, source)
+        raise config_error(errors, source)
     return config
 
 

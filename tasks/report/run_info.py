@@ -84,7 +84,7 @@ def _parameters(folder: Path) -> tuple[int, str]:
 def machine_facts(config: RunConfig) -> dict[str, str]:
     """Describe device, precision and engine."""
     found = {name: str(value) for name, value in to_dict(find_machine(config.hardware)).items() if value}
-    found.pop("arithmetic", None)
+    found.pop("numerics_digest", None)
     return found | {"rollouts by": config.engine.kind}
 
 
@@ -168,5 +168,5 @@ def explain(name: str) -> str:
     metric = find_metric(name)
     if metric is None:
         return ""
-    said = {"Formula": metric.formula, "Unit": metric.unit, "Healthy": metric.healthy, "Otherwise": metric.fix}
+    said = {"Formula": metric.formula, "Unit": metric.unit, "Healthy": metric.expected_range, "Otherwise": metric.fix}
     return " ".join([metric.meaning, *(f"{label}: {text}." for label, text in said.items() if text)])

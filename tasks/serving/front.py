@@ -191,7 +191,7 @@ class _Front:
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of a text as it is: its control words are control tokens, and what begins a text is put before."""
-        return tuple(self._served.tokenizer.backend(text).input_ids)
+        return tuple(self._served.tokenizer.hf_tokenizer(text).input_ids)
 
     def _known(self, ids: tuple[int, ...]) -> tuple[int, ...]:
         size = self._served.tokenizer.vocabulary_size

@@ -13,8 +13,8 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
-from rlcore.models.architectures import shares_prompts
-from rlcore.sampling.decoding import choose_likeliest, decode, draw
+from rlcore.models.architectures import supports_prompt_sharing
+from rlcore.sampling.decoding import argmax_tokens, decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.seeding import generator
@@ -31,7 +31,7 @@ class NativeEngine:
 
     def __init__(self, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
         self._model, self._tokenizer = model.requires_grad_(False).eval(), tokenizer
-        self._shares_prompts = shares_prompts(model)
+        self._shares_prompts = supports_prompt_sharing(model)
         if self._shares_prompts:
             self._model.set_attn_implementation(GROUPED_ATTENTION)
         self._model.generation_config = GenerationConfig()  # a model's own may filter what is sampled
@@ -114,7 +114,7 @@ class _Writer:
         self._job, self._tokenizer, self._tell, self._cancelled = job, tokenizer, tell, cancelled
         self._choices = [_Choice(index) for index in indices]
         self._rows = list(self._choices)
-        self._draw = partial(draw, temperature=job.temperature) if job.temperature else choose_likeliest
+        self._draw = partial(sample_tokens, temperature=job.temperature) if job.temperature else argmax_tokens
 
     def choose(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of logits [R, V] and uniforms [R], with their log-probabilities; an EOS id ends a row.
@@ -180,7 +180,7 @@ class _Writer:
         return TokenLogprob(self._name(token), float(distribution[token]), tuple(top))
 
     def _name(self, token: int) -> str:
-        return str(self._tokenizer.backend.decode([token]))
+        return str(self._tokenizer.hf_tokenizer.decode([token]))
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from rlcore.data_contracts.contracts.code_tasks import Trial, broken_tests
 from rlcore.data_contracts.gate.row_rules import RowFilter
-from rlcore.sandbox.base import Limits, Outcome, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 
-_LIMITS = Limits(wall_seconds=10.0, cpu_seconds=60)
+_LIMITS = ResourceLimits(wall_seconds=10.0, cpu_seconds=60)
 
 
 @contextmanager
@@ -33,8 +33,8 @@ def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
     return [_failure(outcomes) for outcomes in sandbox.check_all(jobs)]
 
 
-def _failure(outcomes: Sequence[Outcome]) -> str:
+def _failure(outcomes: Sequence[RunResult]) -> str:
     for place, one in enumerate(outcomes):
-        if one.verdict is not Verdict.PASS:
-            return f"test {place + 1} of {len(outcomes)}: {one.error or one.verdict}"
+        if one.status is not RunStatus.PASS:
+            return f"test {place + 1} of {len(outcomes)}: {one.error or one.status}"
     return ""

@@ -50,8 +50,8 @@ class TokenView:
 
     encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
     prompt_lengths: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
-    prompt_bounds: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
-    text_bound: Callable[[str], int]
+    max_prompt_tokens: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
+    max_text_tokens: Callable[[str], int]
     special_tokens: Sequence[str]
 
 
@@ -284,8 +284,8 @@ def _meter(tokens: TokenView) -> TokenMeter:
     return TokenMeter(
         encode=tokens.encode,
         prompt_lengths=lambda found: tokens.prompt_lengths(conversations(found)),
-        prompt_bounds=lambda found: tokens.prompt_bounds(conversations(found)),
-        text_bound=tokens.text_bound,
+        max_prompt_tokens=lambda found: tokens.max_prompt_tokens(conversations(found)),
+        max_text_tokens=tokens.max_text_tokens,
         special_tokens=tokens.special_tokens,
     )
 

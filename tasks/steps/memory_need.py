@@ -12,8 +12,8 @@ from rlcore.config.training import OptimConfig
 from rlcore.hardware.free_memory import total_bytes
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory import Footprint
-from rlcore.hardware.memory_plan import ModelSize, readable
-from rlcore.sampling.vllm.gpu_assignment import Cards, is_installed
+from rlcore.hardware.memory_plan import ModelSize, format_bytes
+from rlcore.sampling.vllm.gpu_assignment import VisibleGpus, is_installed
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.vllm_engine import place
 
@@ -52,8 +52,8 @@ class Need:
             "cache": self.footprint.kv_cache,
             "engine": self.engine,
         }
-        named = ", ".join(f"{name} {readable(value)}" for name, value in parts.items() if value)
-        return f"{self.stage} needs about {readable(self.peak)} ({named})"
+        named = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items() if value)
+        return f"{self.stage} needs about {format_bytes(self.peak)} ({named})"
 
 
 def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: str = "", rank: int = 0) -> Need:
@@ -93,7 +93,7 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) ->
     if engine.kind != "vllm":
         return 0
     is_cuda, count = device.type == "cuda", torch.cuda.device_count()
-    cards = Cards(count=max(int(is_cuda), count), trainer=device.index or 0 if is_cuda else None, learns=True)
+    cards = VisibleGpus(count=max(int(is_cuda), count), trainer=device.index or 0 if is_cuda else None, learns=True)
     weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
     placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
     total = (total_bytes(device) or 0) if is_cuda else 0

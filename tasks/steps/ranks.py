@@ -40,7 +40,7 @@ def open_supervised(
         ModelError: the checkpoint cannot be trained.
         ServiceError: there is no cluster, or it has no room.
     """
-    placement = context.config.placement
+    placement = context.config.distributed
     if not placement.is_shared:
         yield here()
         return
@@ -52,14 +52,14 @@ def open_supervised(
 
 
 @contextmanager
-def _children(placement: PlacementConfig, runtime: Runtime, note: Callable[[str], None]) -> Iterator[RankPool]:
+def _children(placement: PlacementConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
     yield child_ranks(placement, runtime.device)
 
 
 @contextmanager
-def _of_a_cluster(placement: PlacementConfig, runtime: Runtime, note: Callable[[str], None]) -> Iterator[RankPool]:
+def _of_a_cluster(placement: PlacementConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
     alone = replace(placement, ray=replace(placement.ray, num_rollout_workers=0, num_reward_workers=0))
-    with open_cluster(alone, gpus=runtime.device.type == "cuda", note=note) as cluster:
+    with open_cluster(alone, gpus=runtime.device.type == "cuda", log=log) as cluster:
         yield cluster_ranks(cluster, runtime.device)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rlcore.data_contracts.gate.row_rules import RowFilter
-from rlcore.rewards.references import plain_fault, reference_faults
+from rlcore.rewards.references import plain_error, reference_errors
 
 MAX_TRIED = 100_000
 """So many different formulas are tried in a process, about two minutes; of further ones the text alone is judged."""
@@ -30,8 +30,8 @@ def unusable(references: Sequence[str], known: dict[str, str]) -> Mapping[int, s
     """
     new = [each for each in dict.fromkeys(references) if each not in known and is_compared(each)]
     tried = new[: max(MAX_TRIED - len(known), 0)]
-    known.update(zip(tried, reference_faults(tried), strict=True) if tried else ())
-    known.update({each: plain_fault(each) for each in new[len(tried) :]})
+    known.update(zip(tried, reference_errors(tried), strict=True) if tried else ())
+    known.update({each: plain_error(each) for each in new[len(tried) :]})
     return {
         place: f"nobody can be graded by it: it {fault}"
         for place, each in enumerate(references)

@@ -14,7 +14,7 @@ from rlcore.errors import DataError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import load_reward_model
-from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.tasks.presets.evaluation import EvaluationConfig
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rlcore.models.reward_ensemble import RewardModel
 
 
-def verifier(config: EvaluationConfig, *, prefill: str) -> MixedReward:
+def verifier(config: EvaluationConfig, *, prefill: str) -> WeightedReward:
     """The grader of held-out answers: right or wrong, independent of the reward that trains.
 
     ``prefill``: of the tokenizer whose model answers.

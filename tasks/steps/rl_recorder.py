@@ -17,8 +17,8 @@ import pandas as pd
 
 from rlcore.data_contracts.contracts import rollouts as contract
 from rlcore.errors import StorageError
-from rlcore.loop import Stop, summary_line
-from rlcore.loop.prompt_schedule import Drawn
+from rlcore.loop import HealthStop, summary_line
+from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.metrics import check_names
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.store.storage import matches_digest, note_digest, write_json, write_table
@@ -36,7 +36,7 @@ class StageRecorder:
         self._context, self._num_iterations = context, num_iterations
         self.keeper = RolloutKeeper(context.work, context.tracker)
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Show it as a line of the stage."""
         self._context.log(text)
 
@@ -48,17 +48,17 @@ class StageRecorder:
         """
         check_names(metrics)
         self._context.tracker.log_metrics(metrics, step=iteration)
-        self.note(summary_line(iteration, self._num_iterations, metrics))
+        self.log(summary_line(iteration, self._num_iterations, metrics))
 
-    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+    def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
         """Keep them for the tables."""
         self.keeper.keep(iteration, drawn)
 
-    def stopped(self, stop: Stop) -> None:
+    def stopped(self, stop: HealthStop) -> None:
         """Tag the MLflow run, and say it."""
         where = f"stopped by {stop.finding.rule} after iteration {stop.iteration}"
         self._context.tracker.set_tags({"health": where})
-        self.note(str(stop))
+        self.log(str(stop))
 
     def flush(self) -> None:
         """Write the tables, and wait until MLflow has everything.
@@ -84,7 +84,7 @@ class RolloutKeeper:
         self._waiting: list[dict[str, Any]] = []  # rows
         self._written = time.monotonic()
 
-    def keep(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+    def keep(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
         """Take the rollouts of an iteration, including those that dynamic sampling replaced."""
         self._waiting += rollout_rows(iteration, drawn.groups, replaced=drawn.replaced)
         if time.monotonic() - self._written > WRITE_SECONDS:
@@ -177,7 +177,7 @@ def rollout_rows(
             "replica": item.rollout.replica,
             "finish_reason": item.rollout.finish_reason,
             "value": float("nan") if item.score.value is None else item.score.value,
-            "parts": json.dumps(dict(item.score.parts), sort_keys=True),
+            "parts": json.dumps(dict(item.score.terms), sort_keys=True),
             "error": item.score.error,
             "replaced": gave_way,
         }

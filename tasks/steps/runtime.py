@@ -10,7 +10,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.runtime import Runtime
 
 
@@ -20,7 +20,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
 
     What an earlier stage of this process left on the GPU is freed before and, as far as nothing holds it, after.
     """
-    free_cached()
+    empty_cache()
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
     torch.manual_seed(seed)
@@ -33,7 +33,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
         narrow = dtype.itemsize < torch.float32.itemsize and not config.save_float32
         yield Runtime(device=device, compute_dtype=dtype, recompute=config.gradient_checkpointing, narrow=narrow)
     finally:
-        free_cached()
+        empty_cache()
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries import mask_canary
 from rlcore.config import AnswersConfig
 from rlcore.data_contracts.characters import has_visible
@@ -56,7 +56,7 @@ def answered_prompts(context: StageContext, policy: str) -> SampledAnswers:
         RewardError: the grader fails too often.
     """
     folder = context.inputs[policy] / MODEL
-    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
+    tokenizer = verify_model(context.inputs[policy], stage=policy, model=folder)
     prompts = chosen_prompts(context, tokenizer)
     sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
@@ -208,7 +208,7 @@ def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer:
                     text=said["text"],
                     num_tokens=len(row["completion_ids"]),
                     value=None if math.isnan(row["value"]) else row["value"],
-                    is_whole=row["finish_reason"] == "stop",
+                    is_finished=row["finish_reason"] == "stop",
                     is_usable=all(is_usable(text, controls) for text in (said["text"], *chain(*calls))),
                     calls=calls,
                 )

@@ -11,18 +11,18 @@ import torch
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError
-from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.architectures import positions_of
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.replicas import open_servers
 from rlcore.sampling.vllm.gpu_assignment import (
-    Cards,
+    VisibleGpus,
+    assign_gpus,
     choose_transfer,
-    deal,
     is_installed,
     memory_fractions,
-    on_the_trainers,
+    shares_trainer_gpu,
     visible_cards,
 )
 from rlcore.sampling.vllm.in_process import open_in_process
@@ -42,13 +42,13 @@ def open_vllm_in_process(
     progress: Callable[[str], None],
 ) -> Iterator[Sampler]:
     """Open vLLM in this process, on the trainer's GPU if there is one; it sleeps during updates."""
-    free_cached()  # what is free is what the engine may take
+    empty_cache()  # what is free is what the engine may take
     cards = visible_cards(runtime.device, learns=work.learns)
     own = () if cards.trainer is None else (cards.trainer,)
     (fraction,) = memory_fractions(config, [own], cards)
     alone = replace(_whole_spec(model, config, work, runtime, cards), devices=own, memory_fraction=fraction)
     turns = bool(own) and work.learns
-    with open_in_process(alone, tokenizer, sleeps=turns, free=free_cached, progress=progress) as in_process:
+    with open_in_process(alone, tokenizer, sleeps=turns, free=empty_cache, progress=progress) as in_process:
         yield in_process
 
 
@@ -62,7 +62,7 @@ def open_vllm_servers(
     progress: Callable[[str], None],
 ) -> Iterator[Sampler]:
     """Open the servers of ``config``: those of its addresses, or new ones on the GPUs that it names."""
-    free_cached()  # what is free is what the engine may take
+    empty_cache()  # what is free is what the engine may take
     cards = visible_cards(runtime.device, learns=work.learns)
     whole = _whole_spec(model, config, work, runtime, cards)
     specs = server_specs(whole, cards, runtime.device, adapter_rank=work.adapter.rank, can_send=is_installed())
@@ -80,14 +80,16 @@ class Placement:
     transfer: TransferKind
 
 
-def place(config: EngineConfig, cards: Cards, device: torch.device, *, num_bytes: int, can_send: bool) -> Placement:
+def place(
+    config: EngineConfig, cards: VisibleGpus, device: torch.device, *, num_bytes: int, can_send: bool
+) -> Placement:
     """Assign servers to GPUs, for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
 
     Raises:
         ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
     """
-    dealt = [() for _ in config.urls] or deal(config, cards)
-    shares = [] if config.urls else on_the_trainers(dealt, cards)
+    dealt = [() for _ in config.urls] or assign_gpus(config, cards)
+    shares = [] if config.urls else shares_trainer_gpu(dealt, cards)
     return Placement(
         dealt=dealt,
         fractions=memory_fractions(config, dealt, cards),
@@ -97,7 +99,7 @@ def place(config: EngineConfig, cards: Cards, device: torch.device, *, num_bytes
 
 
 def server_specs(
-    whole: ServerSpec, cards: Cards, device: torch.device, *, adapter_rank: int, can_send: bool
+    whole: ServerSpec, cards: VisibleGpus, device: torch.device, *, adapter_rank: int, can_send: bool
 ) -> list[ServerSpec]:
     """The servers that share the work of ``whole`` and a folder for weights from ``device``.
 
@@ -124,7 +126,7 @@ def server_specs(
     ]
 
 
-def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: Cards) -> ServerSpec:
+def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: VisibleGpus) -> ServerSpec:
     """Return the spec of one server that has all of the work."""
     return ServerSpec(
         model=model.resolve(),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from rlcore.config import AdapterConfig, EngineConfig
+from rlcore.config import EngineConfig, LoraConfig
 from rlcore.hardware.runtime import Runtime
 
 
@@ -22,7 +22,7 @@ class Workload:
     max_tokens: int
     learns: bool = False
     learns_meanwhile: bool = False
-    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    adapter: LoraConfig = field(default_factory=LoraConfig)
 
 
 def engine_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:

@@ -223,10 +223,12 @@ def extras() -> DoctorCheck:
 
 def _half_precision() -> str:
     """Name the half precisions that this processor computes at a usual speed."""
-    from rlcore.hardware.machine import find_machine, why_slow
+    from rlcore.hardware.machine import find_machine, slow_dtype_warning
 
     fast = [
-        name for name in ("bfloat16", "float16") if not why_slow(find_machine(HardwareConfig(device="cpu", dtype=name)))
+        name
+        for name in ("bfloat16", "float16")
+        if not slow_dtype_warning(find_machine(HardwareConfig(device="cpu", dtype=name)))
     ]
     return f"fast in {', '.join(['float32', *fast])}"
 

@@ -82,9 +82,9 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
     Raises:
         StorageError: ``folder`` exists or the disk refuses.
     """
-    from rlcore.models.saving import new_folder
+    from rlcore.models.saving import atomic_folder
 
-    with new_folder(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         if is_chat_model(package.checkpoint):
             _write_flavour(package, name, temporary, model, save=_save_chat)
         elif is_reward_model(package.checkpoint):

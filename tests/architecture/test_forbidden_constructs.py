@@ -18,7 +18,8 @@ def passes_shards(tree: ast.AST) -> bool:
     """Whether a module computes with models that may be in shards."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return any(
-        node.module == "rlcore.distributed.sharded" and "whole_pass" in {a.name for a in node.names} for node in imports
+        node.module == "rlcore.distributed.sharded" and "run_forward" in {a.name for a in node.names}
+        for node in imports
     )
 
 

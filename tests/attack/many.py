@@ -20,7 +20,7 @@ from typing import TypeVar
 import psutil
 
 from rlcore.rewards.math_answer import MathOptions, MathReward
-from rlcore.sandbox.base import Verdict
+from rlcore.sandbox.base import RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 from rlcore.types import Prompt, Rollout
 from tests.rlcore.sandbox.test_crowds import jobs
@@ -56,8 +56,8 @@ def programs_judged(expected: Sequence[tuple[Job, bool | None]], num_workers: in
 
     def judge(batch: Sequence[tuple[Job, bool | None]]) -> Verdicts:
         found = pool.check_all([job for job, _ in batch])
-        passed = [all(one.verdict is Verdict.PASS for one in each) for each in found]
-        missing = [any(one.verdict is Verdict.INFRA for one in each) for each in found]
+        passed = [all(one.status is RunStatus.PASS for one in each) for each in found]
+        missing = [any(one.status is RunStatus.INFRA for one in each) for each in found]
         return [(was is not bool(right), gone) for was, gone, (_, right) in zip(passed, missing, batch, strict=True)]
 
     return _measured(pool, judge, expected)

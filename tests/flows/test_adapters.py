@@ -12,9 +12,9 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.flows.presets import open_preset
-from rlcore.hardware.memory import held_bytes
+from rlcore.hardware.memory import weight_bytes
 from rlcore.hardware.runtime import Runtime
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.steps.rewards import open_reward_models
@@ -74,13 +74,13 @@ def test_the_reward_model_stands_on_the_base_of_the_policy_and_rewards_as_its_me
 ) -> None:
     with open_runtime(FLOAT32, seed=0) as runtime:
         base = runtime.load_frozen(folder(adapted_home, "sft") / "model")
-        policy = add_adapter(base, RL.update.lora, "policy", seed=0)
-        before = held_bytes([policy])
+        policy = add_lora(base, RL.update.lora, "policy", seed=0)
+        before = weight_bytes([policy])
         model = opened(adapted_home, runtime, policy)
         assert isinstance(model.members[0].backbone, AdaptedModel)
         assert model.members[0].backbone.base is base
         own = sum(4 * parameter.numel() for parameter in model.members[0].parameters())  # adapter and head, float32
-        assert held_bytes([policy, *model.members]) == before + own
+        assert weight_bytes([policy, *model.members]) == before + own
         merged = folder(adapted_home, "reward_model") / "model"
         expected = load_reward_model(runtime.load_frozen(merged), merged).rewards(SEQUENCES, tokens_per_microbatch=64)
         rewards = model.rewards(SEQUENCES, tokens_per_microbatch=64)

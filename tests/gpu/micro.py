@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rlcore.config import OptimConfig, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.hardware.precision import compute_in
+from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.batching import choose_attention
 from rlcore.text.packing import TokenSequence
 from rlcore.types import TrainingSample
@@ -42,7 +42,7 @@ def placed(model: PreTrainedModel, device: torch.device, dtype: torch.dtype = to
     """A copy as a run loads it: on the device, with our attention, its products in ``dtype``."""
     ours = copy.deepcopy(model).to(device)
     choose_attention(ours)
-    return compute_in(ours, dtype)
+    return set_compute_dtype(ours, dtype)
 
 
 def sequences(num_prompts: int = 3, group_size: int = 3, *, longest: int = 24) -> list[TokenSequence]:

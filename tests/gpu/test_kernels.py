@@ -9,11 +9,11 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from rlcore.models.head_loss import fused_loss
-from rlcore.models.heads import ScalarModel, score_values
+from rlcore.models.heads import ScalarHeadModel, score_values
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.policy import score_sequences
-from rlcore.sampling.decoding import decode, draw
+from rlcore.sampling.decoding import decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.text.packing import TokenSequence
 from tests.gpu import micro
@@ -97,7 +97,7 @@ def test_an_adapted_layer(device: torch.device, dtype: torch.dtype) -> None:
 
 def test_scalar_heads_are_float32(device: torch.device, dtype: torch.dtype) -> None:
     trunk = micro.make(LlamaConfig)
-    critic = ScalarModel.with_random_head(micro.placed(trunk, device, dtype), torch.Generator().manual_seed(0))
+    critic = ScalarHeadModel.with_random_head(micro.placed(trunk, device, dtype), torch.Generator().manual_seed(0))
     found = torch.cat(score_values(critic, micro.sequences(), tokens_per_microbatch=256))
     assert found.dtype == torch.float32
     head = critic.head.weight.detach().double().cpu()[0]
@@ -123,7 +123,7 @@ def test_cached_decoding_reports_what_training_computes(device: torch.device, dt
     uniforms = torch.rand(len(prompts), 24, generator=draws).to(device)
     with torch.inference_mode():
         eos = torch.tensor([-1], device=device)
-        decoded = decode(engine, prompts, uniforms, choose=partial(draw, temperature=0.7), eos_ids=eos)
+        decoded = decode(engine, prompts, uniforms, choose=partial(sample_tokens, temperature=0.7), eos_ids=eos)
     pairs = zip(prompts, decoded.tokens.tolist(), strict=True)
     asked = [TokenSequence(prompt_ids=prompt, completion_ids=tuple(tokens)) for prompt, tokens in pairs]
     trainer = micro.placed(model, device, dtype)

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import SftConfig
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.scratch import make_tokenizer
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -24,7 +24,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import merged_state
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.training.sft import train_sft
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 from tests.gpu import micro
@@ -52,7 +52,7 @@ def scored(groups: list[list[Any]]) -> list[list[ScoredRollout]]:
         kept = [item for item in group if isinstance(item, Rollout)]
         values = [item.completion_ids.count(GOOD) / TOKENS for item in kept]
         made.append(
-            [ScoredRollout(rollout=r, score=Score(value=v, parts={})) for r, v in zip(kept, values, strict=True)]
+            [ScoredRollout(rollout=r, score=Score(value=v, terms={})) for r, v in zip(kept, values, strict=True)]
         )
     return made
 
@@ -65,11 +65,11 @@ def test_rl_learns_what_is_rewarded(
         pytest.skip("a CPU multiplies float16 slowly; the pieces are tried in it, and SFT")
     start = micro.make(LlamaConfig, eos_token_id=tokenizer.eos_ids[0])
     policy = micro.placed(start, device, dtype)
-    critic = ScalarModel.on_trunk(micro.placed(start, device, dtype)) if algorithm == "ppo" else None
+    critic = ScalarHeadModel.on_trunk(micro.placed(start, device, dtype)) if algorithm == "ppo" else None
     config = micro.rl_config(algorithm, num_iterations=12, learning_rate=2e-2)
     learner = Learner(policy, critic, algorithm=ALGORITHMS[algorithm], config=config)
     sampler = NativeSampler(micro.placed(start, device).to(dtype), tokenizer)
-    judges = Judges(policy=policy, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=512)
+    judges = ScoringModels(policy=policy, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=512)
     params = SamplingParams(temperature=1.0, max_new_tokens=TOKENS, num_samples=GROUP)
     rewards, stats = [], None
     for iteration in range(12):

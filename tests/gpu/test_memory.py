@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import EngineConfig, SamplingConfig, UpdateConfig
-from rlcore.hardware.memory_plan import ModelSize, rl_needs
-from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.memory_plan import ModelSize, rl_footprint
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.models.policy import score_sequences
 from rlcore.training.learner import Learner
 from tests.gpu import micro
@@ -36,17 +36,17 @@ def make_learner(device: torch.device, tokens: int, dtype: torch.dtype = torch.f
 @pytest.fixture
 def small_card(card: torch.device) -> Iterator[torch.device]:
     """A GPU that has its limits put back afterwards."""
-    free_cached()
+    empty_cache()
     yield card
     torch.cuda.set_per_process_memory_fraction(1.0, card)
-    free_cached()
+    empty_cache()
 
 
 def test_on_a_small_card_the_update_is_that_with_small_micro_batches(small_card: torch.device) -> None:
     squeezed = make_learner(small_card, 16384)
     squeezed.update(micro.samples(SEQUENCES), seed=0)  # the moments are there, the kernels are compiled
     before = micro.weights_of(squeezed.policy)
-    free_cached()
+    empty_cache()
     total = torch.cuda.get_device_properties(small_card).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 250 * MIB) / total, small_card)
     squeezed.update(micro.samples(SEQUENCES, seed=1), seed=1)
@@ -79,24 +79,24 @@ def test_a_stage_that_has_ended_leaves_nothing_on_the_card(card: torch.device) -
         score_sequences(learner.policy, SEQUENCES, tokens_per_microbatch=4096)
 
     stage()  # kernels keep workspaces of their own
-    free_cached()
+    empty_cache()
     before = torch.cuda.memory_allocated(card)
     stage()
     gc.collect()
-    free_cached()
+    empty_cache()
     assert torch.cuda.memory_allocated(card) <= before + MIB
     assert torch.cuda.memory_reserved(card) <= torch.cuda.memory_allocated(card) + 64 * MIB
 
 
 def test_the_plan_is_what_the_card_then_holds(card: torch.device, dtype: torch.dtype) -> None:
     make_learner(card, 4096, dtype).update(micro.samples(SEQUENCES), seed=0)  # compiled
-    free_cached()
+    empty_cache()
     before = torch.cuda.memory_allocated(card)
     torch.cuda.reset_peak_memory_stats(card)
     learner = make_learner(card, 4096, dtype)
     learner.update(micro.samples(SEQUENCES), seed=0)
     found = torch.cuda.max_memory_allocated(card) - before
-    plan = rl_needs(
+    plan = rl_footprint(
         ModelSize.of(learner.policy.config),
         learner.config,
         uses_critic=False,

@@ -11,9 +11,9 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, UpdateConfig
-from rlcore.distributed.ranks import Ranks, open_ranks, whole
-from rlcore.distributed.sharded import Sharding, shard
-from rlcore.models.heads import ScalarModel
+from rlcore.distributed.ranks import Ranks, gather_full, open_ranks
+from rlcore.distributed.sharded import ShardConfig, shard
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.training.learner import Learner
 from tests.gpu import micro
@@ -27,9 +27,9 @@ def make_learner(
 ) -> Learner:
     """GRPO, or PPO with the critic's head on the policy's trunk; in shards where there are ranks."""
     policy: Any = micro.placed(MODEL, device, dtype)
-    critic = ScalarModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
+    critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
     if ranks is not None:
-        shard(critic or policy, ranks, Sharding(offload=offload), device=device)
+        shard(critic or policy, ranks, ShardConfig(offload=offload), device=device)
     placement, update = CriticConfig(architecture="shared"), UpdateConfig(tokens_per_microbatch=128)
     config = micro.rl_config(kind, critic=placement, update=update)
     return Learner(policy, critic, algorithm=ALGORITHMS[kind], config=config)
@@ -41,7 +41,7 @@ def course(learner: Learner) -> tuple[torch.Tensor, torch.Tensor]:
         learner.update(micro.samples(SEQUENCES, seed=seed), seed=seed)
     scores = torch.cat(score_sequences(learner.policy, SEQUENCES, tokens_per_microbatch=128))
     modules = [learner.policy] if learner.critic is None else [learner.critic]
-    return torch.cat([whole(p.detach()).flatten().cpu() for m in modules for p in m.parameters()]), scores
+    return torch.cat([gather_full(p.detach()).flatten().cpu() for m in modules for p in m.parameters()]), scores
 
 
 @pytest.mark.parametrize("offload", [False, True])

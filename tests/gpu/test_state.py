@@ -11,9 +11,9 @@ import torch
 from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import AdapterConfig, CriticConfig, UpdateConfig
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import add_adapter
+from rlcore.config import CriticConfig, LoraConfig, UpdateConfig
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
@@ -26,14 +26,14 @@ MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 
 def make_learner(kind: str, device: torch.device, dtype: torch.dtype) -> Learner:
     """GRPO, GRPO with an adapter, PPO with a critic of its own or on the policy's trunk."""
-    adapter = AdapterConfig(rank=4) if kind == "adapter" else AdapterConfig()
+    adapter = LoraConfig(rank=4) if kind == "adapter" else LoraConfig()
     policy: Any = micro.placed(MODEL, device, dtype)
     if adapter.rank:
-        policy = add_adapter(policy.requires_grad_(False), adapter, "policy", seed=0)
+        policy = add_lora(policy.requires_grad_(False), adapter, "policy", seed=0)
     critic = None
     if kind.startswith("critic"):
         trunk = policy if kind == "critic on the trunk" else micro.placed(MODEL, device, dtype)
-        critic = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(0))
+        critic = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(0))
     name = "ppo" if critic else "grpo"
     placement = CriticConfig(architecture="shared" if kind == "critic on the trunk" else "separate")
     config = micro.rl_config(name, critic=placement, update=UpdateConfig(tokens_per_microbatch=128, lora=adapter))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, sample_probes, sync_canary, token_scores
 from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import EngineConfig
 from rlcore.errors import RlcoreError
@@ -89,9 +89,9 @@ class Run:
         seconds = time.perf_counter() - started
         score = partial(token_scores, self.model, temperature=0.8, tokens_per_microbatch=4096)
         state = self.model.state_dict()
-        truth = Truth(state=state, policy_version=version, score=score, temperature=0.8, dtype=torch.float32)
+        truth = ExpectedWeights(state=state, policy_version=version, score=score, temperature=0.8, dtype=torch.float32)
         probes = sample_probes(self.engine, self.prompts, PARAMS, seed=version)
-        sync_canary(self.engine, probes, truth, Baseline(noise=Spread(0.0, 0.0), hidden=frozenset()))
+        sync_canary(self.engine, probes, truth, EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset()))
         return seconds
 
     def with_worker(self, faults: dict[str, Callable[..., Any]]) -> str:

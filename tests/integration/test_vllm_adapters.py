@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.config import AdapterConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import CanaryError, SamplingError, StaleSamplerError
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.sampling.vllm import server_sync as syncing
 from rlcore.sampling.vllm.server import VllmSampler
@@ -37,7 +37,7 @@ RANK = 4
 @pytest.fixture(scope="module")
 def policy(checkpoint: Path) -> AdaptedModel:
     base = load_policy(checkpoint, device=CPU, dtype=torch.float32)
-    return add_adapter(base, AdapterConfig(rank=RANK, alpha=16), "policy", seed=0)
+    return add_lora(base, LoraConfig(rank=RANK, alpha=16), "policy", seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_an_adapter_that_the_engine_refuses_leaves_the_one_before_on_a_fresh_ser
     engine: VllmSampler, policy: AdaptedModel, prompts: list[Prompt]
 ) -> None:
     version, first = engine.policy_version, engine._process
-    larger = add_adapter(policy, AdapterConfig(rank=64, alpha=16), "larger", seed=0)  # the server has room for rank 8
+    larger = add_lora(policy, LoraConfig(rank=64, alpha=16), "larger", seed=0)  # the server has room for rank 8
     with pytest.raises(SamplingError, match="did not reach the engine"):
         engine.load_weights(MergedState(larger), policy_version=version + 1)
     assert engine._process is not first

@@ -17,7 +17,7 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import Baseline, Truth, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, sample_probes, sync_canary, token_scores
 from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import DeadlineConfig, EngineConfig, ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
@@ -38,7 +38,9 @@ SHAPE = ShapeConfig(
     hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=256, max_positions=256
 )
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=24, num_samples=3)
-SOUND = Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())  # the least noise, and every weight to be compared
+SOUND = EngineCalibration(
+    noise=Spread(0.0, 0.0), unverified=frozenset()
+)  # the least noise, and every weight to be compared
 FAULTY = Path(__file__).with_name("faulty_vllm_worker.py")
 
 
@@ -132,7 +134,7 @@ def prove(engine: Sampler, policy: PreTrainedModel | AdaptedModel, prompts: list
     """The canary's figures of a sync that has just been made."""
     score = partial(token_scores, policy, temperature=PARAMS.temperature, tokens_per_microbatch=4096)
     version = engine.policy_version
-    truth = Truth(
+    truth = ExpectedWeights(
         state=merged_state(policy),
         policy_version=version,
         score=score,

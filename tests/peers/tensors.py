@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.advantages import AdvantageInputs
 from rlcore.algorithms.objective import Coefficients, LossInputs
 from rlcore.config import MismatchConfig
 
@@ -34,9 +34,9 @@ class Padded:
     advantages: torch.Tensor
 
     @property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> AdvantageInputs:
         """What our advantage functions take."""
-        return Episodes(
+        return AdvantageInputs(
             rewards=self.rewards,
             group=self.group,
             token_rewards=self.token_rewards,

@@ -99,7 +99,7 @@ def test_group_advantages_equal_openrlhfs_up_to_the_sample_std() -> None:
 def test_centred_advantages_equal_verls_and_openrlhfs() -> None:
     for seed in SEEDS:
         rollouts = draw(seed)
-        ours = advantages.group_centred(rollouts.episodes)
+        ours = advantages.group_centered(rollouts.episodes)
         theirs, _ = verl_algos.compute_grpo_outcome_advantage(
             rollouts.token_rewards, rollouts.mask.double(), rollouts.index, norm_adv_by_std_in_grpo=False
         )

@@ -17,10 +17,10 @@ from trl import RewardConfig, RewardTrainer
 from rlcore.algorithms.kl import k3_ratio_loss
 from rlcore.algorithms.objective import mismatch_correction
 from rlcore.config import MismatchConfig
-from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.policy import completion_logprobs
 from rlcore.text.packing import TokenSequence, pack
-from rlcore.training.experience import is_usable
+from rlcore.training.experience import is_trainable
 from tests.learners import gradients_of, make_learner, update_config
 from tests.peers.conftest import Record
 from tests.peers.tensors import draw
@@ -105,7 +105,7 @@ def test_truncation_is_what_the_engine_says(record: Record) -> None:
     trainer.train()
     lost = int((~trainer.seen[0]["completion_mask"].any(1)).sum())
     stopped = scored_rollout(0.2, completion_ids=tuple(COMPLETIONS[3]), finish_reason="stop")
-    assert is_usable(stopped, "mask")
+    assert is_trainable(stopped, "mask")
     record(
         "complete answers (ended by a stop string) that are dropped as truncated, of 1",
         "trl",
@@ -151,7 +151,7 @@ def test_the_reward_is_read_at_the_eos_where_padding_is_eos(record: Record) -> N
         scores = trainer.model(**batch).logits[:, 0]
     gap = float((scores[0] - scores[1]).abs())
 
-    ours = ScalarModel.with_random_head(tiny_model(), torch.Generator().manual_seed(0))
+    ours = ScalarHeadModel.with_random_head(tiny_model(), torch.Generator().manual_seed(0))
     mine = score_of(ours, (11, EOS)) - score_of(ours, (11,))
     assert abs(mine) > 1e-3
     record(
@@ -163,7 +163,7 @@ def test_the_reward_is_read_at_the_eos_where_padding_is_eos(record: Record) -> N
     )
 
 
-def score_of(model: ScalarModel, completion: tuple[int, ...]) -> float:
+def score_of(model: ScalarHeadModel, completion: tuple[int, ...]) -> float:
     """Our reward of a completion of the prompt (9, 10)."""
     sequence = TokenSequence(prompt_ids=(9, 10), completion_ids=completion)
     return float(score_rewards(model, [sequence], tokens_per_microbatch=64)[0])

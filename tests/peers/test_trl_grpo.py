@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlcore.algorithms import weighting
-from rlcore.algorithms.advantages import STD_EPSILON, group_centred, group_normalized
+from rlcore.algorithms.advantages import STD_EPSILON, group_centered, group_normalized
 from rlcore.algorithms.ratios import sequence_ratio
 from rlcore.algorithms.surrogates import cispo, ppo_clip
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
@@ -164,7 +164,7 @@ def test_the_entropy_bonus_equals_trls_under_the_token_mean() -> None:
     assert_agree(algorithm, settings | {"entropy_coef": 0.01}, entropy=0.01)
 
 
-@pytest.mark.parametrize(("scale", "advantage"), [("group", group_normalized), ("none", group_centred)])
+@pytest.mark.parametrize(("scale", "advantage"), [("group", group_normalized), ("none", group_centered)])
 def test_group_advantages_equal_trls(scale: str, advantage: Any) -> None:
     rewards = [1.0, 0.8, 0.4, 0.2]
     trainer = make_trainer(tiny_model(), rewards, [[9, EOS]] * 4, scale_rewards=scale)
@@ -181,5 +181,5 @@ def test_a_completion_that_was_not_scored_leaves_the_baseline_as_in_trl() -> Non
     trainer = make_trainer(tiny_model(), rewards, [[9, EOS]] * 4, scale_rewards="none")
     trainer.train()
     as_numbers = [float("nan") if reward is None else reward for reward in rewards]
-    ours = group_centred(strategies.episodes(as_numbers))[:, 0]
+    ours = group_centered(strategies.episodes(as_numbers))[:, 0]
     assert_same(ours.sort().values, trainer.seen[0]["advantages"].sort().values, 1e-6)

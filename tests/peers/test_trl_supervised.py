@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from rlcore.config import RewardModelConfig, SftConfig
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.training.preferences import TokenPair
@@ -63,11 +63,11 @@ def classifier(seed: int = 0) -> LlamaForSequenceClassification:
         return LlamaForSequenceClassification(config)
 
 
-def as_ours(theirs: LlamaForSequenceClassification) -> ScalarModel:
+def as_ours(theirs: LlamaForSequenceClassification) -> ScalarHeadModel:
     """The same weights in our reward model."""
     trunk = LlamaForCausalLM(theirs.config)
     trunk.model.load_state_dict(theirs.model.state_dict())
-    model = ScalarModel.on_trunk(trunk)
+    model = ScalarHeadModel.on_trunk(trunk)
     model.head.load_state_dict(theirs.score.state_dict())
     return model
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from rlcore.config import RewardTerm
-from rlcore.errors import ConfigError, DeadlineError
+from rlcore.errors import CallTimeoutError, ConfigError
 from rlcore.loop import train
-from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.user_function import FunctionReward
-from rlcore.timeouts import Deadline
+from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout
 from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, right_answers, start  # noqa: F401
 from tests.rlcore.rewards.conftest import MakeRollout, make_rollout  # noqa: F401
@@ -40,7 +40,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
     def direct(work: Any, seconds: float = NEVER) -> Any:
         told = {"name": "the reward function slow", "where": "3 rollouts", "setting": "timeout_minutes"}
-        return Deadline(seconds=seconds, **told).within(work)
+        return CallTimeout(seconds=seconds, **told).within(work)
 
     def elsewhere(work: Any, seconds: float = NEVER) -> Any:
         context = contextvars.copy_context()
@@ -57,7 +57,7 @@ def test_what_comes_back_in_time_is_given_and_what_it_raises_is_raised(call: Cal
 
 
 def test_what_does_not_come_back_is_named(call: Callable[..., Any], released: threading.Event) -> None:
-    with pytest.raises(DeadlineError, match=r"the reward function slow has not come back after 0\.02 s") as caught:
+    with pytest.raises(CallTimeoutError, match=r"the reward function slow has not come back after 0\.02 s") as caught:
         call(released.wait, SHORT)
     assert caught.value.where == "3 rollouts"
     assert "timeout_minutes" in caught.value.fix
@@ -93,7 +93,7 @@ def test_an_async_reward_that_hangs_is_named(
         released.wait()
         return [0.0 for _ in rollouts]
 
-    with pytest.raises(DeadlineError, match="the reward function hangs has not come back"):
+    with pytest.raises(CallTimeoutError, match="the reward function hangs has not come back"):
         FunctionReward(hangs, "hangs", deadline_minutes=SHORT / 60.0)([make_rollout("x")])
 
 
@@ -106,10 +106,10 @@ def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoi
             released.wait()
         return right_answers(rollouts)
 
-    def reward(function: Any, minutes: float) -> MixedReward:
-        return MixedReward([WeightedPart(FunctionReward(function, "hangs", deadline_minutes=minutes), 1.0)])
+    def reward(function: Any, minutes: float) -> WeightedReward:
+        return WeightedReward([WeightedTerm(FunctionReward(function, "hangs", deadline_minutes=minutes), 1.0)])
 
-    with pytest.raises(DeadlineError, match="the reward function hangs has not come back") as caught:
+    with pytest.raises(CallTimeoutError, match="the reward function hangs has not come back") as caught:
         train(make_parts(reward=reward(hangs, 1.0 / 60.0)), Tape())
     assert "rollouts; the first is of prompt" in caught.value.where
     tape = Tape()

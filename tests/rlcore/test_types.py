@@ -29,4 +29,4 @@ def test_turns_are_the_spans_of_the_docstring() -> None:
     ("value", "expected"), [(1.0, True), (0.99, True), (0.989, False), (0.0, False), (None, False)]
 )
 def test_an_answer_is_correct_from_ninety_nine_hundredths(value: float | None, expected: bool) -> None:
-    assert is_correct(Score(value=value, parts={})) is expected
+    assert is_correct(Score(value=value, terms={})) is expected

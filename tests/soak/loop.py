@@ -26,8 +26,8 @@ from rlcore.config import (
     SamplingConfig,
     ShapeConfig,
 )
-from rlcore.loop import Parts, Run, iterate
-from rlcore.loop.native import chat_prompts, native_parts
+from rlcore.loop import Components, Run, iterate
+from rlcore.loop.native import chat_prompts, native_components
 from rlcore.models.importing import import_model
 from rlcore.rewards.user_function import function_reward
 from rlcore.tasks.presets.sections import Sections
@@ -72,7 +72,7 @@ def lengths(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]
     return [sum(token % 2 == 0 for token in r.completion_ids) / len(r.completion_ids) for r in rollouts]
 
 
-def make_parts(folder: Path, iterations: int, *, every: int) -> Parts:
+def make_parts(folder: Path, iterations: int, *, every: int) -> Components:
     """A run of a model of some 6,000 parameters with a KL penalty, and a checkpoint each ``every`` iterations."""
     start = folder / "start"
     if not start.exists():
@@ -86,7 +86,9 @@ def make_parts(folder: Path, iterations: int, *, every: int) -> Parts:
         checkpoints=CheckpointConfig(every_iterations=every),
     )
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
-    parts = native_parts(start, config, prompts=prompts, reward=function_reward(lengths), folder=folder / "checkpoints")
+    parts = native_components(
+        start, config, prompts=prompts, reward=function_reward(lengths), folder=folder / "checkpoints"
+    )
     limits: dict[str, Any] = dict.fromkeys(("kl", "clip", "entropy", "zero_signal", "length", "mismatch"), NEVER)
     return dataclasses.replace(parts, health=HealthConfig(**limits))
 
@@ -102,20 +104,20 @@ def recorded(folder: Path, iterations: int) -> Iterator[StageRecorder]:
 
 def soak(run: Run, marks: int, say: Callable[[str], None] = print) -> list[Mark]:
     """Finish a run; what was measured at so many places on the way, equally far from each other."""
-    total, found = run.parts.config.num_iterations, list[Mark]()
+    total, found = run.components.config.num_iterations, list[Mark]()
     for number in range(marks):
-        before, started, moved = run.done, time.process_time(), _moved()
+        before, started, moved = run.iterations_done, time.process_time(), _moved()
         end, measured = total * (number + 1) // marks, list[float]()
-        while run.done < end - COUNTED:
+        while run.iterations_done < end - COUNTED:
             iterate(run)
-            if run.done % BETWEEN == 0:
+            if run.iterations_done % BETWEEN == 0:
                 measured.append(yardstick())
         spent = time.process_time() - started - sum(measured)
-        each = spent / max(1, run.done - before)
-        calls = _calls(lambda: iterate(run), end - run.done)
+        each = spent / max(1, run.iterations_done - before)
+        calls = _calls(lambda: iterate(run), end - run.iterations_done)
         run.recorder.flush()
-        run.parts.learner.wait()
-        kilobytes = (_moved() - moved) / 1000.0 / (run.done - before)
+        run.components.learner.wait()
+        kilobytes = (_moved() - moved) / 1000.0 / (run.iterations_done - before)
         cost = each / float(np.mean(measured)) if measured else 0.0
         found.append(_mark(run, seconds=each, cost=cost, calls=calls, kilobytes=kilobytes))
         say(str(found[-1]))
@@ -173,9 +175,9 @@ def slope(marks: Sequence[Mark], name: str) -> tuple[float, float]:
 
 def _mark(run: Run, **measured: float) -> Mark:
     process = psutil.Process(os.getpid())
-    newest = max(run.parts.folder.glob("step-*"))
+    newest = max(run.components.folder.glob("step-*"))
     return Mark(
-        iteration=run.done,
+        iteration=run.iterations_done,
         **measured,
         resident_mib=process.memory_info().rss / 2**20,
         descriptors=process.num_fds(),

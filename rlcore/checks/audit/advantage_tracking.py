@@ -14,7 +14,7 @@ UNRELATED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TrackingStats:
     """How far updates followed the advantages: the mean agreement of ``count`` updates, and its standard error."""
 
     mean: float
@@ -26,7 +26,7 @@ class Course:
         return f"{self.mean:.3f} [{self.mean - half:.3f}, {self.mean + half:.3f}] over {self.count} updates"
 
 
-class Direction:
+class AdvantageTracker:
     """Agreements of the newest updates. To first order a step raises ``sum of weight * advantage * log-probability``.
 
     An agreement is the correlation (about 0) of advantages with the changes of the same tokens' log-probabilities.
@@ -43,14 +43,14 @@ class Direction:
             self.values = [*self.values, float(advantages @ changes) / size][-WINDOW:]
 
     @property
-    def course(self) -> Course | None:
+    def course(self) -> TrackingStats | None:
         """What the window shows; None where it holds too few updates."""
         count = len(self.values)
         if count < LEAST:
             return None
         mean = sum(self.values) / count
         variance = sum((value - mean) ** 2 for value in self.values) / (count - 1)
-        return Course(mean, math.sqrt(variance / count), count)
+        return TrackingStats(mean, math.sqrt(variance / count), count)
 
     @property
     def is_backwards(self) -> bool:

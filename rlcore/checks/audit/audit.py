@@ -1,11 +1,7 @@
-"""The audit of a run: each iteration, some rollouts are followed from text to gradient by a second, slow path.
+"""The audit of a run: recompute sampled rollouts from text to gradient by a slow path, without changing the run.
 
-    every iteration    whose turn it is, which rollouts are a group, which tokens train, why a completion ended,
-                       advantages and returns; after the update, that it was made of what was looked at, on each rank
-    while it is cheap  text, rewards, log-probabilities, reference, values, losses and gradients of a few rollouts;
-                       after the update, whether log-probabilities moved with the advantages
-
-Cheap means: the audit has taken less than its share of the run's time so far. It never changes what a run computes.
+Every iteration it checks prompts, groups, loss masks, advantages and returns. While it has used less than its fraction
+of the run's time, it also checks text, rewards, log-probabilities, values, losses and gradients of a few rollouts.
 """
 
 from __future__ import annotations
@@ -20,14 +16,14 @@ import torch
 from torch import Tensor
 
 from rlcore.checks.audit import discrepancies
-from rlcore.checks.audit.advantage_tracking import Direction
-from rlcore.checks.audit.belonging import expected_prompts, group_faults, prompt_faults
+from rlcore.checks.audit.advantage_tracking import AdvantageTracker
+from rlcore.checks.audit.belonging import expected_prompts, group_errors, prompt_errors
 from rlcore.checks.audit.draws import DrawAudit, Drawn
-from rlcore.checks.audit.finding import Finding
+from rlcore.checks.audit.finding import Discrepancy
 from rlcore.checks.audit.integrity import digest_of_prompts
-from rlcore.checks.audit.reference_impl import usable
+from rlcore.checks.audit.reference_impl import is_trainable
 from rlcore.checks.audit.reward_terms import RewardAudit, known_prompts
-from rlcore.checks.audit.standing import next_coefficient, reference_faults, reference_says, standing_faults
+from rlcore.checks.audit.standing import next_coefficient, reference_errors, reference_says, standing_errors
 from rlcore.checks.canaries import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.seeding import derive_seed, shuffled
@@ -37,14 +33,14 @@ from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
-    from rlcore.loop.run import Parts
+    from rlcore.loop.run import Components
 
 _OPTIMIZER = "look at the optimizer, and at what sets requires_grad and weights"
 Groups = Sequence[Sequence[ScoredRollout]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Looked:
+class AuditedBatch:
     """What was looked at before an update: the rollouts with their samples, and what the policy said of them."""
 
     items: tuple[ScoredRollout, ...]
@@ -53,18 +49,18 @@ class Looked:
 
 
 class Audit:
-    """The audit of one run; ``note`` shows a sentence, ``clock`` gives seconds."""
+    """The audit of one run; ``log`` shows a sentence, ``clock`` gives seconds."""
 
     def __init__(
-        self, parts: Parts, note: Callable[[str], None], *, clock: Callable[[], float] = time.perf_counter
+        self, parts: Components, log: Callable[[str], None], *, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._parts, self._note, self._clock, self._config = parts, note, clock, parts.health.audit
-        self._began, self._spent, self.num_looked = clock(), 0.0, 0
-        self._rewards = RewardAudit(parts.reward, note)
+        self._parts, self._log, self._clock, self._config = parts, log, clock, parts.health.audit
+        self._began, self._spent, self.num_audited = clock(), 0.0, 0
+        self._rewards = RewardAudit(parts.reward, log)
         self._known = known_prompts(parts.reward, parts.prompts)
         first = parts.prompts[:2]
         self._renders = bool(first) and all(self._rendered(p) == p.token_ids for p in first)
-        self._tokens, self._direction, self._said = DrawAudit(parts), Direction(), set[str]()
+        self._tokens, self._direction, self._said = DrawAudit(parts), AdvantageTracker(), set[str]()
         self._anchor: list[float] = []
         self._allowed, self._handed = 0, ""  # rollouts that may be missing; a digest of what is to be learned from
         self._coefficient: float | None = None  # of the KL, where it adapts
@@ -80,7 +76,7 @@ class Audit:
         if not self.is_on:
             return {}
         figures = {
-            "audit/rollouts": float(self.num_looked),
+            "audit/rollouts": float(self.num_audited),
             "audit/time_fraction": self._spent / max(self._clock() - self._began, 1e-9),
             "audit/sampler_log10_evidence": self._tokens.evidence,
         }
@@ -99,12 +95,8 @@ class Audit:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state` gave; nothing begins anew with the first iteration.
-
-        Raises:
-            CheckpointError: the prompts are others than when the checkpoint was written.
-        """
-        self._direction = Direction()
+        """Restore a :meth:`state`; raise CheckpointError if the prompts have changed since."""
+        self._direction = AdvantageTracker()
         self._tokens.restore(state.get("sampling", {}))
         self._allowed, self._coefficient = state.get("allowed", 0), state.get("coefficient")
         if state:
@@ -120,7 +112,7 @@ class Audit:
         """So many rollouts failed, and are in no group."""
         self._allowed += count
 
-    def before(
+    def check_before_update(
         self,
         groups: Groups,
         experience: Experience,
@@ -128,7 +120,7 @@ class Audit:
         *,
         asked: Sequence[Prompt],
         replaced: Groups,
-    ) -> Looked | None:
+    ) -> AuditedBatch | None:
         """Look at an iteration before its update; None where nothing has to be looked at after it.
 
         ``asked``: the prompts that were asked first; ``replaced``: groups that gave way to others.
@@ -142,18 +134,20 @@ class Audit:
             parts, config = self._parts, self._parts.config
             samples = experience.samples
             self._handed = digest_of(samples)
-            for fault in standing_faults(parts, iteration, coefficient=self._coefficient):
-                self._report(fault, iteration)
+            for error in standing_errors(parts, iteration, coefficient=self._coefficient):
+                self._report(error, iteration)
             self._look_at_groups(groups, asked, iteration)
             in_reward = parts.learner.has_reference and config.kl.apply_to == "reward"
             penalty = parts.learner.kl_coefficient if in_reward else 0.0
             has_tools = parts.sampler is not parts.engine
-            found = discrepancies.experience_faults(groups, experience, config, penalty=penalty, has_tools=has_tools)
-            for fault in found:
-                self._report(fault, iteration)
+            found = discrepancies.sample_errors(groups, experience, config, penalty=penalty, has_tools=has_tools)
+            for error in found:
+                self._report(error, iteration)
             if not self._is_due():
                 return None
-            kept = [item for group in groups for item in group if usable(item, config.update.truncated_completions)]
+            kept = [
+                item for group in groups for item in group if is_trainable(item, config.update.truncated_completions)
+            ]
             places = self._draw(samples, iteration)
             items, chosen = [kept[place] for place in places], [samples[place] for place in places]
             self._ask_rewards(items, [item for group in groups for item in group], iteration)
@@ -161,13 +155,13 @@ class Audit:
             beyond = [experience.next_values[place] for place in places]
             self._look_twice(items, chosen, beyond, drawn, iteration)
             self._ask_reference(iteration)
-            self.num_looked += len(items)
+            self.num_audited += len(items)
             before, _ = parts.learner.scores([item.rollout for item in items])
-            return Looked(items=tuple(items), samples=tuple(chosen), logprobs=before)
+            return AuditedBatch(items=tuple(items), samples=tuple(chosen), logprobs=before)
 
-    def after(
+    def check_after_update(
         self,
-        looked: Looked | None,
+        looked: AuditedBatch | None,
         stats: UpdateStats,
         samples: Sequence[TrainingSample],
         iteration: int,
@@ -183,15 +177,15 @@ class Audit:
             return
         learner, config = self._parts.learner, self._parts.config
         with self._timed():
-            for fault in discrepancies.arrival_faults(stats, self._handed):
-                self._report(fault, iteration)
+            for error in discrepancies.arrival_errors(stats, self._handed):
+                self._report(error, iteration)
             if not stats.skipped:
                 now = learner.kl_coefficient
                 self._coefficient = next_coefficient(config.kl, now, mean_kl=mean_kl, count=len(samples))
-            for sentence in learner.step_faults():
-                self._report(Finding(what=sentence, fix=_OPTIMIZER), iteration)
-            for fault in discrepancies.update_faults(stats, samples, config, kl=learner.kl_coefficient):
-                self._report(fault, iteration)
+            for sentence in learner.step_errors():
+                self._report(Discrepancy(summary=sentence, fix=_OPTIMIZER), iteration)
+            for error in discrepancies.update_errors(stats, samples, config, kl=learner.kl_coefficient):
+                self._report(error, iteration)
             if looked is not None and stats.moved:
                 after, _ = learner.scores([item.rollout for item in looked.items])
                 mask = torch.cat([sample.loss_mask for sample in looked.samples])
@@ -209,7 +203,7 @@ class Audit:
 
     def _is_due(self) -> bool:
         """The first iteration is looked at, and each for which there is time."""
-        return not self.num_looked or self._spent <= self._config.max_time_fraction * (self._clock() - self._began)
+        return not self.num_audited or self._spent <= self._config.max_time_fraction * (self._clock() - self._began)
 
     def _draw(self, samples: Sequence[TrainingSample], iteration: int) -> list[int]:
         """Places of samples by chance; one of them has an advantage, where any has."""
@@ -223,18 +217,20 @@ class Audit:
         if self._known:
             known_answers_canary(self._parts.reward, self._known, prefill=self._parts.tokenizer.prefill)
         for item in reversed(items):
-            fault = self._rewards.fault(item, everyone)
-            if fault:
-                what, expected, found = fault
-                self._report(Finding(what=what, expected=expected, found=found, item=item), iteration)
+            error = self._rewards.error(item, everyone)
+            if error:
+                what, expected, found = error
+                self._report(Discrepancy(summary=what, expected=expected, actual=found, rollout=item), iteration)
 
     def _look_at_groups(self, groups: Groups, asked: Sequence[Prompt], iteration: int) -> None:
         parts = self._parts
-        expected = expected_prompts(parts.prompts, parts.shares, parts.config, seed=parts.seed, iteration=iteration)
-        for fault in prompt_faults(asked, expected):
-            self._report(fault, iteration)
-        for fault in group_faults(groups, asked, parts.config, allowed=self._allowed):
-            self._report(fault, iteration)
+        expected = expected_prompts(
+            parts.prompts, parts.mixture_weights, parts.config, seed=parts.seed, iteration=iteration
+        )
+        for error in prompt_errors(asked, expected):
+            self._report(error, iteration)
+        for error in group_errors(groups, asked, parts.config, allowed=self._allowed):
+            self._report(error, iteration)
         self._allowed = max(0, self._allowed - len(groups) * parts.config.group_size + sum(map(len, groups)))
 
     def _look_twice(
@@ -249,33 +245,35 @@ class Audit:
         parts = self._parts
         for item, sample in zip(items, samples, strict=True):
             rendered = self._rendered(item.rollout.prompt) if self._renders else item.rollout.prompt.token_ids
-            if fault := discrepancies.rollout_fault(item, sample, parts.tokenizer, rendered):
-                self._report(fault, iteration)
+            if error := discrepancies.rollout_error(item, sample, parts.tokenizer, rendered):
+                self._report(error, iteration)
         seed = derive_seed(parts.seed, "audit", iteration)
         try:
             rollouts = [item.rollout for _, item in drawn]
             found = parts.learner.examine(samples, rollouts, eos_ids=parts.tokenizer.eos_ids, seed=seed)
-        except NonFiniteError as error:  # the update meets it too, and skips a step or ends the run
-            self._say(f"the second pass met no number: {error.what}")
+        except NonFiniteError as caught:  # the update meets it too, and skips a step or ends the run
+            self._say(f"the second pass met no number: {caught.what}")
             return
         if found is None:
             self._say("no memory is left for a second pass: log-probabilities, losses and gradients are not looked at")
             return
-        if fault := discrepancies.second_pass_fault(items, samples, beyond, found, parts):
-            self._report(fault, iteration)
-        if fault := self._tokens.bet(drawn, found, iteration):
-            self._report(fault, iteration)
+        if error := discrepancies.second_pass_error(items, samples, beyond, found, parts):
+            self._report(error, iteration)
+        if error := self._tokens.bet(drawn, found, iteration):
+            self._report(error, iteration)
 
     def _ask_reference(self, iteration: int) -> None:
         found = reference_says(self._parts)
         self._anchor = self._anchor or found
-        for fault in reference_faults(self._parts, found, self._anchor if found else []):
-            self._report(fault, iteration)
+        for error in reference_errors(self._parts, found, self._anchor if found else []):
+            self._report(error, iteration)
 
     def _judge_direction(self, iteration: int) -> None:
         if self._direction.is_backwards:
             what = f"updates move log-probabilities against the advantages: agreement {self._direction.course}"
-            self._report(Finding(what=what, fix="look for a sign that is turned in the loss or in the step"), iteration)
+            self._report(
+                Discrepancy(summary=what, fix="look for a sign that is turned in the loss or in the step"), iteration
+            )
         if self._direction.is_unrelated:
             self._say(
                 f"updates follow the advantages hardly at all: agreement {self._direction.course}; the KL or the "
@@ -286,7 +284,7 @@ class Audit:
         render = self._parts.tokenizer.render_prompt
         return render(prompt.messages, tools=prompt.tools) if prompt.messages else ()
 
-    def _report(self, finding: Finding, iteration: int) -> None:
+    def _report(self, finding: Discrepancy, iteration: int) -> None:
         error = CanaryError(f"the audit of iteration {iteration}: {finding}", where=finding.where, fix=finding.fix)
         if self._config.action == "stop":
             raise error
@@ -297,4 +295,4 @@ class Audit:
         kind = text.partition(":")[2][:60]
         if kind not in self._said:
             self._said.add(kind)
-            self._note(text)
+            self._log(text)

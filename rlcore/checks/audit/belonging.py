@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlcore.checks.audit.finding import Finding
+from rlcore.checks.audit.finding import Discrepancy
 from rlcore.config import RlConfig
 from rlcore.errors import CanaryError
 from rlcore.seeding import shuffled
@@ -41,18 +41,18 @@ def expected_prompts(
     return found
 
 
-def prompt_faults(asked: Sequence[Prompt], expected: Sequence[str] | None) -> Iterator[Finding]:
+def prompt_errors(asked: Sequence[Prompt], expected: Sequence[str] | None) -> Iterator[Discrepancy]:
     """True if the prompts that were asked are those whose turn it is."""
     if expected is None or [prompt.prompt_id for prompt in asked] == list(expected):
         return
     shown = [", ".join(map(repr, ids[:4])) for ids in (list(expected), [prompt.prompt_id for prompt in asked])]
-    yield Finding(what="the prompts whose turn it is", expected=shown[0], found=shown[1], fix=_FIX)
+    yield Discrepancy(summary="the prompts whose turn it is", expected=shown[0], actual=shown[1], fix=_FIX)
 
 
-def group_faults(groups: Groups, asked: Sequence[Prompt], config: RlConfig, *, allowed: int) -> Iterator[Finding]:
+def group_errors(groups: Groups, asked: Sequence[Prompt], config: RlConfig, *, allowed: int) -> Iterator[Discrepancy]:
     """Errors of the groups of an iteration; ``allowed``: how many rollouts failed, and may be missing."""
     if len(groups) != len(asked):
-        yield Finding(what="groups", expected=str(len(asked)), found=str(len(groups)), fix=_FIX)
+        yield Discrepancy(summary="groups", expected=str(len(asked)), actual=str(len(groups)), fix=_FIX)
         return
     own = {prompt.prompt_id for prompt in asked}
     for number, (group, prompt) in enumerate(zip(groups, asked, strict=True), start=1):
@@ -61,18 +61,18 @@ def group_faults(groups: Groups, asked: Sequence[Prompt], config: RlConfig, *, a
         is_fresh = config.sampling.dynamic_sampling_rounds > 0 and len(ids) == 1 and not ids & own
         if others and not is_fresh:
             shown = f"one prompt, {prompt.prompt_id!r}", f"{', '.join(map(repr, sorted(ids)[:4]))}"
-            yield Finding(what=f"group {number}", expected=shown[0], found=shown[1], item=group[0], fix=_FIX)
+            yield Discrepancy(summary=f"group {number}", expected=shown[0], actual=shown[1], rollout=group[0], fix=_FIX)
             return
         if len({item.rollout.prompt.token_ids for item in group}) > 1:
-            yield Finding(what=f"the prompt of group {number} has different tokens", item=group[0], fix=_FIX)
+            yield Discrepancy(summary=f"the prompt of group {number} has different tokens", rollout=group[0], fix=_FIX)
             return
     everyone = [item for group in groups for item in group]
     if len({id(item.rollout) for item in everyone}) < len(everyone):
-        yield Finding(what="a rollout stands twice among those to train on", fix=_FIX)
+        yield Discrepancy(summary="a rollout stands twice among those to train on", fix=_FIX)
     missing = len(groups) * config.group_size - len(everyone)
     if max(map(len, groups), default=0) > config.group_size or missing > allowed:
         found, wanted = ", ".join(str(len(group)) for group in groups), f"{config.group_size} rollouts each"
-        yield Finding(what="the sizes of the groups", expected=wanted, found=found[:80], fix=_FIX)
+        yield Discrepancy(summary="the sizes of the groups", expected=wanted, actual=found[:80], fix=_FIX)
 
 
 def require_groups(groups: Sequence[Sequence[object]], prompts: Sequence[Prompt], num_samples: int) -> None:

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.finding import Finding
-from rlcore.checks.audit.reference_impl import expected, usable
-from rlcore.checks.audit.slow_path import Examined, Trial
-from rlcore.checks.canaries.agreement import LIMITS, ROOM
+from rlcore.checks.audit.finding import Discrepancy
+from rlcore.checks.audit.reference_impl import expected, is_trainable
+from rlcore.checks.audit.slow_path import SlowPathResult, Trial
+from rlcore.checks.canaries.agreement import LIMITS, SLACK
 from rlcore.config import RlConfig
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import Experience
-from rlcore.training.minibatches import own_tokens
+from rlcore.training.minibatches import num_policy_tokens
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
-    from rlcore.loop.run import Parts
+    from rlcore.loop.run import Components
 
 _CLOSE = 1e-4
 _FEW = 16  # tokens: the mean of fewer is held against the bound of single ones
@@ -30,31 +30,33 @@ _GRADIENT = {True: 0.3, False: 0.02}  # of what samples add, by how much a gradi
 _NO_GRADIENT = 1e-7
 
 
-def experience_faults(
+def sample_errors(
     groups: Sequence[Sequence[ScoredRollout]],
     experience: Experience,
     config: RlConfig,
     *,
     penalty: float,
     has_tools: bool,
-) -> Iterator[Finding]:
+) -> Iterator[Discrepancy]:
     """What is wrong with the samples of an iteration; ``penalty`` as in ``expected``.
 
     ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
     """
     samples, beyond = experience.samples, experience.next_values
-    kept = [item for group in groups for item in group if usable(item, config.update.truncated_completions)]
+    kept = [item for group in groups for item in group if is_trainable(item, config.update.truncated_completions)]
     if len(kept) != len(samples):
-        yield Finding(what="samples to train on", expected=str(len(kept)), found=str(len(samples)))
+        yield Discrepancy(summary="samples to train on", expected=str(len(kept)), actual=str(len(samples)))
         return
     for item, sample in zip(kept, samples, strict=True):
-        if fault := _shape_fault(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
-            yield Finding(what=fault[0], expected=fault[1], found=fault[2], item=item)
+        if error := _shape_error(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
+            yield Discrepancy(summary=error[0], expected=error[1], actual=error[2], rollout=item)
             return
     continues = config.critic.gae.bootstrap_truncated
     for item, value in zip(kept, beyond, strict=True):
         if value and not (continues and item.rollout.finish_reason == "length"):
-            yield Finding(what="the critic's value beyond an end", expected="0", found=f"{value:.6g}", item=item)
+            yield Discrepancy(
+                summary="the critic's value beyond an end", expected="0", actual=f"{value:.6g}", rollout=item
+            )
             return
     wanted = expected(groups, samples, config, penalty=penalty, next_values=beyond)
     if wanted is None:
@@ -63,57 +65,59 @@ def experience_faults(
     if wanted.returns is not None:
         columns.append(("return for the critic", wanted.returns, [sample.returns for sample in samples]))
     for name, ours, theirs in columns:
-        yield from _value_faults(name, kept, samples, ours, theirs)
+        yield from _value_errors(name, kept, samples, ours, theirs)
 
 
-def rollout_fault(
+def rollout_error(
     item: ScoredRollout, sample: TrainingSample, tokenizer: ChatTokenizer, rendered: Sequence[int]
-) -> Finding | None:
+) -> Discrepancy | None:
     """What is wrong between a rollout's text and its tokens; ``rendered``: its prompt by the chat template."""
     rollout = item.rollout
     if tuple(rendered) != tuple(sample.prompt_ids):
-        shown = (tokenizer.backend.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
+        shown = (tokenizer.hf_tokenizer.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
         ours, theirs = map(repr, shown)
-        return Finding(what="the prompt's tokens", expected=ours, found=theirs, item=item)
+        return Discrepancy(summary="the prompt's tokens", expected=ours, actual=theirs, rollout=item)
     start, end = rollout.turns[-1]
     text = tokenizer.decode(rollout.completion_ids[start:end])
     if text != rollout.text:
-        return Finding(
-            what="the text that was scored", expected=repr(text[:80]), found=repr(rollout.text[:80]), item=item
+        return Discrepancy(
+            summary="the text that was scored", expected=repr(text[:80]), actual=repr(rollout.text[:80]), rollout=item
         )
     turns = [tokenizer.decode(rollout.completion_ids[first:last]) for first, last in rollout.turns[:-1]]
     calls = [call.text for call in rollout.tool_calls[: len(turns)]]
     if turns != calls:
-        return Finding(what="the texts of earlier turns", expected=str(turns)[:160], found=str(calls)[:160], item=item)
+        return Discrepancy(
+            summary="the texts of earlier turns", expected=str(turns)[:160], actual=str(calls)[:160], rollout=item
+        )
     return None
 
 
-def second_pass_fault(
+def second_pass_error(
     items: Sequence[ScoredRollout],
     samples: Sequence[TrainingSample],
     beyond: Sequence[float],
-    found: Examined,
-    parts: Parts,
-) -> Finding | None:
+    found: SlowPathResult,
+    parts: Components,
+) -> Discrepancy | None:
     """The first difference between plain forward passes and what an update trains on, or None.
 
     ``beyond``: of each sample the critic's value beyond its end.
     """
     for number, (item, sample) in enumerate(zip(items, samples, strict=True)):
-        for what, expected_value, found_value in _model_faults(item, sample, beyond[number], found, number, parts):
-            return Finding(what=what, expected=expected_value, found=found_value, item=item)
+        for what, expected_value, found_value in _model_errors(item, sample, beyond[number], found, number, parts):
+            return Discrepancy(summary=what, expected=expected_value, actual=found_value, rollout=item)
     own, kl = parts.learner.facts.compute_dtype, parts.config.kl
     # Near the reference the gradient of a KL is a difference that half precision rounds away.
     is_rounded = own.itemsize < 4 and kl.coefficient > 0.0 and kl.apply_to == "loss"
     first = replace(found.trial, gradients={}) if found.trial is not None and is_rounded else found.trial
     for trial, where in ((first, "a few samples"), (found.drawn_trial, "a few samples at drawn ratios")):
-        if trial is not None and (fault := _trial_fault(trial, own, where, items[0])):
-            return fault
+        if trial is not None and (error := _trial_error(trial, own, where, items[0])):
+            return error
     return None
 
 
-def _model_faults(
-    item: ScoredRollout, sample: TrainingSample, beyond: float, found: Examined, number: int, parts: Parts
+def _model_errors(
+    item: ScoredRollout, sample: TrainingSample, beyond: float, found: SlowPathResult, number: int, parts: Components
 ) -> Iterator[tuple[str, str, str]]:
     """Differences of the models from the second pass on one sample."""
     learner, config = parts.learner, parts.config
@@ -128,8 +132,8 @@ def _model_faults(
     if found.ref_logprobs and learner.has_reference:
         columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
     for name, ours, theirs, dtype in columns:
-        if fault := _logprob_fault(name, ours, theirs[places], dtype):
-            yield fault
+        if error := _logprob_error(name, ours, theirs[places], dtype):
+            yield error
     if not found.values:
         return
     pairs = [("the critic's values", found.values[number], sample.values[places])]
@@ -137,11 +141,11 @@ def _model_faults(
         of_end = torch.tensor([found.next_values[number]]), torch.tensor([beyond])
         pairs.append(("the critic's value beyond an end", *of_end))
     for name, ours, theirs in pairs:
-        if fault := _value_fault(name, ours, theirs, own):
-            yield fault
+        if error := _value_error(name, ours, theirs, own):
+            yield error
 
 
-def _shape_fault(
+def _shape_error(
     rollout: Rollout, sample: TrainingSample, limit: int, *, has_tools: bool
 ) -> tuple[str, str, str] | None:
     """Tokens, mask and end of one completion."""
@@ -160,13 +164,13 @@ def _shape_fault(
     return None
 
 
-def _value_faults(
+def _value_errors(
     name: str,
     kept: Sequence[ScoredRollout],
     samples: Sequence[TrainingSample],
     ours: Sequence[Sequence[float]],
     theirs: Sequence[Tensor],
-) -> Iterator[Finding]:
+) -> Iterator[Discrepancy]:
     for item, sample, wanted, tensor in zip(kept, samples, ours, theirs, strict=True):
         expected_values = torch.tensor(wanted, dtype=torch.float64)
         bound = _CLOSE * expected_values.abs().clamp(min=1.0)
@@ -175,14 +179,14 @@ def _value_faults(
             place = int(differs.nonzero()[0, 0])
             what = f"the {name} of token {place + 1} of {len(wanted)}"
             shown = f"{wanted[place]:.6g}", f"{float(tensor[place]):.6g}"
-            yield Finding(what=what, expected=shown[0], found=shown[1], item=item)
+            yield Discrepancy(summary=what, expected=shown[0], actual=shown[1], rollout=item)
             return
 
 
-def _logprob_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+def _logprob_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
     """Whether rounding explains the differences of log-probabilities, as the canary of the sync judges it."""
     difference = (theirs - ours).abs()
-    odds = difference / (-torch.expm1(ours)).clamp(min=ROOM)
+    odds = difference / (-torch.expm1(ours)).clamp(min=SLACK)
     limits = LIMITS[dtype]
     mean_bound = limits.most.mean if len(odds) >= _FEW else limits.most.high
     if float(odds.mean()) <= mean_bound and float(difference.max()) <= limits.max_abs:
@@ -191,7 +195,7 @@ def _logprob_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) 
     return f"{name} (of the token that differs most)", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
 
 
-def _value_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+def _value_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
     share = 0.1 if dtype.itemsize < 4 else 1e-3
     excess = (theirs - ours).abs() - share * (1.0 + ours.abs())
     if float(excess.mean() if dtype.itemsize < 4 else excess.max()) <= 0.0:
@@ -200,38 +204,40 @@ def _value_fault(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) ->
     return name, f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
 
 
-def _trial_fault(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollout) -> Finding | None:
+def _trial_error(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollout) -> Discrepancy | None:
     for name, (theirs, ours, slack) in trial.losses.items():
         if not abs(theirs - ours) <= slack + 1e-7:
-            return Finding(what=f"{name} of {where}", expected=f"{ours:.6g}", found=f"{theirs:.6g}", item=item)
+            return Discrepancy(
+                summary=f"{name} of {where}", expected=f"{ours:.6g}", actual=f"{theirs:.6g}", rollout=item
+            )
     share = _GRADIENT[dtype.itemsize < 4]
     for name, each in trial.gradients.items():
         if not each.distance <= share * each.parts + _NO_GRADIENT:
-            return Finding(
-                what=f"the gradient of {name}",
+            return Discrepancy(
+                summary=f"the gradient of {name}",
                 expected=f"a norm of {each.expected:.4g}",
-                found=f"{each.found:.4g}, which is {each.distance:.4g} from there",
-                item=item,
+                actual=f"{each.found:.4g}, which is {each.distance:.4g} from there",
+                rollout=item,
             )
     return None
 
 
-def arrival_faults(stats: UpdateStats, handed: str) -> Iterator[Finding]:
+def arrival_errors(stats: UpdateStats, handed: str) -> Iterator[Discrepancy]:
     """True if each rank has learned in each epoch from what was looked at, bit for bit; ``handed``: a digest of it."""
     fix = "samples were changed on their way from the audit to a gradient: to a rank, or between minibatches"
     if not stats.arrived:
-        yield Finding(what="the learner does not say what it has learned from", fix=fix)
+        yield Discrepancy(summary="the learner does not say what it has learned from", fix=fix)
     for rank, epochs in enumerate(stats.arrived):
         for epoch, found in enumerate(epochs, start=1):
             if found != handed:
                 where = f"epoch {epoch}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
-                yield Finding(what=f"what was learned from in {where} is not what was looked at", fix=fix)
+                yield Discrepancy(summary=f"what was learned from in {where} is not what was looked at", fix=fix)
                 return
 
 
-def update_faults(
+def update_errors(
     stats: UpdateStats, samples: Sequence[TrainingSample], config: RlConfig, *, kl: float
-) -> Iterator[Finding]:
+) -> Iterator[Discrepancy]:
     """What an update's own figures say against it: that it learned, and from all samples that can teach.
 
     ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing. An update
@@ -243,15 +249,18 @@ def update_faults(
     differ = any(bool(sample.advantages[sample.loss_mask].any()) for sample in teaching)
     rejects = config.update.rollout_correction.mode == "mask"  # tokens that a mask rejects teach nothing
     if differ and not rejects and not stats.metrics.get("gradient_norm", 0.0) > 0.0:
-        what = "rollouts differ in their advantages, and the gradient is 0 in every weight"
-        yield Finding(what=what, fix="no step was taken, or no weight that learns is in the forward pass")
+        summary = "rollouts differ in their advantages, and the gradient is 0 in every weight"
+        yield Discrepancy(summary=summary, fix="no step was taken, or no weight that learns is in the forward pass")
     in_loss = (kl > 0.0 and config.kl.apply_to == "loss") or config.update.entropy_coefficient > 0.0
     counted = samples if in_loss or ALGORITHMS[config.algorithm].uses_critic else teaching
-    expected, found = own_tokens(counted) / max(1, own_tokens(samples)), stats.metrics["update/token_fraction"]
+    expected, found = (
+        num_policy_tokens(counted) / max(1, num_policy_tokens(samples)),
+        stats.metrics["update/token_fraction"],
+    )
     if counted and abs(found - expected) > 1e-6:
-        yield Finding(
-            what="the share of tokens that were trained on",
+        yield Discrepancy(
+            summary="the share of tokens that were trained on",
             expected=f"{expected:.4f}",
-            found=f"{found:.4f}",
+            actual=f"{found:.4f}",
             fix="every micro-batch of a step is trained on, once an epoch; look at how they are made",
         )

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.reference_impl import Row
+from rlcore.checks.audit.reference_impl import AlgorithmSpec
 from rlcore.config import RlConfig
 from rlcore.seeding import generator
 from rlcore.types import TrainingSample
 
 
 def with_drawn_numbers(
-    sample: TrainingSample, own: Sequence[int], logprobs: Tensor, config: RlConfig, row: Row, *, seed: int
+    sample: TrainingSample, own: Sequence[int], logprobs: Tensor, config: RlConfig, row: AlgorithmSpec, *, seed: int
 ) -> TrainingSample:
     """A sample whose tokens ``own``, of which the policy now says ``logprobs``, have numbers that are drawn."""
     draws, count, places = generator(seed), len(own), torch.tensor(own)
@@ -36,7 +36,7 @@ def with_drawn_numbers(
     return replace(sample, **made)
 
 
-def _drawn_old(known: Tensor, row: Row, draws: torch.Generator) -> Tensor:
+def _drawn_old(known: Tensor, row: AlgorithmSpec, draws: torch.Generator) -> Tensor:
     """Log-probabilities of an old policy that is about as far away as the bounds are, and further."""
     each, together = (torch.rand(size, generator=draws) * 2.0 - 1.0 for size in (len(known), 1))
     bound = 0.3 if row.surrogate == "sapo" else min(0.3, max(row.low, row.high))

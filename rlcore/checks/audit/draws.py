@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlcore.checks.audit.finding import Finding
+from rlcore.checks.audit.finding import Discrepancy
 from rlcore.checks.audit.sampling import Place, SamplingTest
-from rlcore.checks.audit.slow_path import MOST_TOKENS, Examined
-from rlcore.sampling.base import members_of
+from rlcore.checks.audit.slow_path import MOST_TOKENS, SlowPathResult
+from rlcore.sampling.base import replicas_of
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.types import Prompt, ScoredRollout
 
 if TYPE_CHECKING:
-    from rlcore.loop.run import Parts
+    from rlcore.loop.run import Components
 
 Groups = Sequence[Sequence[ScoredRollout]]
 Drawn = Sequence[tuple[Place, ScoredRollout]]
@@ -25,10 +25,10 @@ _TOKENS = 512  # of an iteration, about, that are bet on
 class DrawAudit:
     """The bets of one run against its engine."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         self._parts, self._config, self._test = parts, parts.health.audit, SamplingTest()
         # A script replays what it was given: nothing is drawn.
-        self._draws = not any(isinstance(engine, ScriptedSampler) for engine in members_of(parts.engine))
+        self._draws = not any(isinstance(engine, ScriptedSampler) for engine in replicas_of(parts.engine))
 
     @property
     def evidence(self) -> float:
@@ -61,7 +61,7 @@ class DrawAudit:
             count += min(MOST_TOKENS, sum(everyone[number][1].rollout.loss_mask))
         return found
 
-    def bet(self, drawn: Drawn, found: Examined, iteration: int) -> Finding | None:
+    def bet(self, drawn: Drawn, found: SlowPathResult, iteration: int) -> Discrepancy | None:
         """Hold the tokens of some rollouts against what the engine reported of them."""
         seed, siblings = derive_seed(self._parts.seed, "audit", iteration), dict[int, list[list[int]]]()
         looked = zip(drawn, found.drawn_places, found.features, strict=True)
@@ -98,9 +98,9 @@ def fairly_drawn(groups: Groups, replaced: Groups, asked: Sequence[Prompt]) -> l
     return found
 
 
-def _misdrawn(test: SamplingTest, level: float) -> Finding:
-    return Finding(
-        what=(
+def _misdrawn(test: SamplingTest, level: float) -> Discrepancy:
+    return Discrepancy(
+        summary=(
             "tokens are not drawn from the log-probabilities that the engine reports: over "
             f"{test.num_tokens} tokens the bet that {test.best_bet} has won what chance gives once in {1 / level:.0f}"
         ),

@@ -10,22 +10,22 @@ _FIX = "what is trained on is not what was sampled and scored; nothing of this i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Discrepancy:
     """A difference. ``expected`` and ``found`` are empty where ``what`` says all; ``item``: the rollout it is of."""
 
-    what: str
+    summary: str
     expected: str = ""
-    found: str = ""
-    item: ScoredRollout | None = None
+    actual: str = ""
+    rollout: ScoredRollout | None = None
     fix: str = _FIX
 
     def __str__(self) -> str:
-        return f"{self.what}: expected {self.expected}, found {self.found}" if self.expected else self.what
+        return f"{self.summary}: expected {self.expected}, found {self.actual}" if self.expected else self.summary
 
     @property
     def where(self) -> str:
         """The rollout in words."""
-        if self.item is None:
+        if self.rollout is None:
             return ""
-        rollout = self.item.rollout
+        rollout = self.rollout.rollout
         return f"rollout of prompt {rollout.prompt.prompt_id!r}: {rollout.text[:120]!r}"

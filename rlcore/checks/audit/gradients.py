@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.distributed.ranks import is_shard
-from rlcore.distributed.sharded import is_alone
+from rlcore.distributed.sharded import is_single_process
 from rlcore.seeding import shuffled
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
@@ -30,7 +30,7 @@ class GradientWitness:
         self._learner, self._names, self._draws = learner, names, 0
         self._raw: dict[int, Tensor] = {}
         self._chosen: dict[int, set[int]] = {}
-        for optimizer in learner.optimizers if is_alone(learner.policy) else ():
+        for optimizer in learner.optimizers if is_single_process(learner.policy) else ():
             self.forget(optimizer)
             for parameter in _whole(optimizer):
                 parameter.register_post_accumulate_grad_hook(partial(self._keep, id(optimizer)))  # type: ignore[no-untyped-call]
@@ -44,10 +44,10 @@ class GradientWitness:
         order = shuffled(len(learning), self._draws, "tensors of a step")[:_TENSORS]
         self._chosen[id(optimizer)] = {id(learning[place]) for place in order}
 
-    def faults(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
+    def errors(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
         """Errors of the gradient that ``optimizer`` is about to step with."""
         learner = self._learner
-        if not is_alone(learner.policy) or not learning:
+        if not is_single_process(learner.policy) or not learning:
             return []
         own = {id(p) for p in learner.value_module.parameters()} if learner.value_module is not None else set()
         parts = [[p for p in learning if (id(p) in own) == is_critics] for is_critics in (False, True)]
@@ -55,9 +55,9 @@ class GradientWitness:
         bounds = (update.max_grad_norm, (learner.config.critic.optim or update).max_grad_norm)
         pairs = zip(parts, bounds, strict=True)
         chosen = self._chosen[id(optimizer)]
-        return [fault for part, bound in pairs if part and (fault := self._fault(part, chosen, bound))]
+        return [error for part, bound in pairs if part and (error := self._error(part, chosen, bound))]
 
-    def _fault(self, learning: Sequence[nn.Parameter], chosen: Collection[int], bound: float) -> str:
+    def _error(self, learning: Sequence[nn.Parameter], chosen: Collection[int], bound: float) -> str:
         norms = torch._foreach_norm([p.grad for p in learning if p.grad is not None])
         norm = float(torch.stack([each.double() for each in norms]).norm())
         if norm > bound * 1.01 + 1e-6:

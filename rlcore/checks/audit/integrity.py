@@ -25,7 +25,7 @@ _PROBE = (Message(role="user", content="3 + 4 = ?"), Message(role="assistant", c
 _AGAIN = Message(role="user", content="And 5?")
 
 
-def require_saved(trained: Mapping[str, Tensor], folder: Path) -> None:
+def verify_saved(trained: Mapping[str, Tensor], folder: Path) -> None:
     """The weights in ``folder`` are these, rounded to the precision of the file, and no others.
 
     Raises:
@@ -52,7 +52,7 @@ def require_saved(trained: Mapping[str, Tensor], folder: Path) -> None:
         )
 
 
-def require_restored(live: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
+def verify_restored(live: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
     """What a learner holds after a resume is what its checkpoint holds, bit for bit; ``live``: tensors by file.
 
     Raises:
@@ -91,13 +91,13 @@ def digest_of_prompts(prompts: Iterable[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def write_seal(folder: Path, *, stage: str, model: Path) -> None:
+def write_model_digest(folder: Path, *, stage: str, model: Path) -> None:
     """Seal the model of a stage; ``model``: its checkpoint below ``folder``."""
     seal = {"stage": stage, "weights": weights_digest(model), "tokens": fingerprint(ChatTokenizer.load(model))}
     (folder / SEAL).write_text(json.dumps(seal, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def require_sealed(folder: Path, *, stage: str, model: Path) -> ChatTokenizer:
+def verify_model(folder: Path, *, stage: str, model: Path) -> ChatTokenizer:
     """The tokenizer of a model that is taken up as that of ``stage``, and is the one that was sealed in ``folder``.
 
     Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.reference_impl import Row
+from rlcore.checks.audit.reference_impl import AlgorithmSpec
 from rlcore.checks.canaries.agreement import LIMITS
 from rlcore.config import CriticConfig, MismatchConfig, RlConfig
 
@@ -42,7 +42,7 @@ def uncertainty(logprobs: Tensor, dtype: torch.dtype) -> Tensor:
     return 0.25 * LIMITS[dtype].least.mean * (0.01 - torch.expm1(logprobs.detach()))
 
 
-def policy_loss(row: Row, tokens: Tokens, config: RlConfig, coefficient: float) -> Tensor:
+def policy_loss(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficient: float) -> Tensor:
     """The loss of each token [n], before its weight; ``coefficient``: of the KL in the loss."""
     old = tokens.logprobs.detach() if tokens.old is None else tokens.old
     own_ratio = (tokens.logprobs - old).clamp(-_LOG_RATIO, _LOG_RATIO)
@@ -59,7 +59,9 @@ def policy_loss(row: Row, tokens: Tokens, config: RlConfig, coefficient: float) 
     return weighted
 
 
-def policy_slack(row: Row, tokens: Tokens, config: RlConfig, coefficient: float, dtype: torch.dtype) -> Tensor:
+def policy_slack(
+    row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficient: float, dtype: torch.dtype
+) -> Tensor:
     """Largest change by rounding of the loss of each token [n]."""
     middle, error = policy_loss(row, tokens, config, coefficient), uncertainty(tokens.logprobs, dtype)
     twice = 2.0 * error if tokens.old is not None else error  # the old policy's were computed with an error too
@@ -78,7 +80,7 @@ def policy_slack(row: Row, tokens: Tokens, config: RlConfig, coefficient: float,
     return farthest + 4.0 * config.update.entropy_coefficient * error + _SHARE[dtype.itemsize < 4] * middle.abs()
 
 
-def is_marginal(row: Row, tokens: Tokens, config: RlConfig, dtype: torch.dtype) -> bool:
+def is_marginal(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, dtype: torch.dtype) -> bool:
     """True if something stands so near to a bound that rounding decides on which side of it."""
     if tokens.old is None:
         return False
@@ -99,7 +101,7 @@ def is_marginal(row: Row, tokens: Tokens, config: RlConfig, dtype: torch.dtype) 
     return found or any(bool(((weights - edge).abs() < 1e-4 * edge).any()) for edge in edges)
 
 
-def _surrogate(row: Row, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+def _surrogate(row: AlgorithmSpec, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
     ratio, low, high = log_ratio.exp(), 1.0 - row.low, 1.0 + row.high
     if row.surrogate == "cispo":
         return -ratio.detach().clamp(low, high) * advantages * logprobs

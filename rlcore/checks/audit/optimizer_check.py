@@ -23,7 +23,7 @@ _PATIENCE = 10  # steps, after which every tensor has had a gradient
 _EPS = 1e-8
 
 
-class StepWitness:
+class OptimizerChecker:
     """Watches the optimizers of a learner from their hooks, and keeps what it finds as sentences.
 
     Every weight that should learn is in an optimizer, and gets a gradient within ten steps. In each step the gradient
@@ -33,7 +33,7 @@ class StepWitness:
     """
 
     def __init__(self, learner: Learner) -> None:
-        self._learner, self._faults, self._count = learner, list[str](), 0
+        self._learner, self._errors, self._count = learner, list[str](), 0
         self._counted = self._seen = 0  # steps of the policy's: those that the learner counts, those that were taken
         self._names = {id(p): name for name, p in _learning(learner)}
         self._without = {id(o): {id(p) for p in parameters_of(o)} & self._names.keys() for o in learner.optimizers}
@@ -51,7 +51,7 @@ class StepWitness:
         """Weights were set from outside, as a resume does."""
         self._left.clear()
 
-    def take_faults(self) -> list[str]:
+    def pop_errors(self) -> list[str]:
         """What was found since the last call, on whichever rank; asked after each update."""
         for optimizer in self._learner.optimizers:
             self._look_at_what_was_left(optimizer)
@@ -59,7 +59,7 @@ class StepWitness:
         self._counted, self._seen = self._learner.steps_taken, 0
         if said != seen:
             self._say(f"the policy's optimizer has taken {seen} steps since the last update, and should have {said}")
-        found, self._faults = self._faults, []
+        found, self._errors = self._errors, []
         ranks = self._learner.ranks
         if ranks.size > 1:
             every = ranks.gather((found, [each.numbers for each in self._left.values() if each.is_whole]))
@@ -75,7 +75,7 @@ class StepWitness:
         self._look_for_gradients(optimizer, learning)
         self._look_at_what_was_left(optimizer)
         self._left.pop(key, None)
-        self._faults += self._gradients.faults(optimizer, learning)
+        self._errors += self._gradients.errors(optimizer, learning)
         chosen = [p for p in learning if local_part(p).numel()]
         if chosen and _config_of(self._learner, optimizer).kind == "adamw":
             self._count += 1
@@ -136,11 +136,11 @@ class StepWitness:
             self._say(f"{len(names)} of {len(self._names)} tensors that should learn {what}: {shown}")
 
     def _say(self, sentence: str) -> None:
-        if sentence not in self._faults:
-            self._faults.append(sentence)
+        if sentence not in self._errors:
+            self._errors.append(sentence)
 
 
-def rate_at(config: OptimConfig, highest: float, step: int, *, num_steps: int) -> float:
+def learning_rate_at(config: OptimConfig, highest: float, step: int, *, num_steps: int) -> float:
     """The learning rate of a step, counted from 0: linear warm-up, then the schedule down to 0 at ``num_steps``."""
     if step < config.warmup_steps:
         return highest * (step + 1) / config.warmup_steps
@@ -215,7 +215,7 @@ def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer, *, is_cri
     steps = config.update.num_epochs * config.update.num_minibatches
     highest = config.critic.learning_rate if is_critics else config.learning_rate
     place = learner.policy_version * steps + learner.step_of_update
-    return rate_at(_config_of(learner, optimizer), highest, place, num_steps=config.num_iterations * steps)
+    return learning_rate_at(_config_of(learner, optimizer), highest, place, num_steps=config.num_iterations * steps)
 
 
 def _config_of(learner: Learner, optimizer: torch.optim.Optimizer) -> OptimConfig:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.distributed.sharded import device_of, whole_pass
+from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.hardware.precision import at_least_float32, autocast
-from rlcore.models.architectures import shares_prompts
-from rlcore.models.heads import ScalarModel
+from rlcore.models.architectures import supports_prompt_sharing
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, activate
 from rlcore.text.packing import TokenSequence
 
@@ -26,13 +26,13 @@ def plain_logits(model: Any, prompt_ids: Sequence[int], completion_ids: Sequence
 
     def forward() -> Tensor:
         with autocast(model):
-            if shares_prompts(base):
+            if supports_prompt_sharing(base):
                 found: Tensor = base(tokens, use_cache=False, logits_to_keep=rows).logits[0]
             else:
                 found = base(tokens, use_cache=False).logits[0, rows]
         return at_least_float32(found)
 
-    return whole_pass(model, forward)
+    return run_forward(model, forward)
 
 
 def plain_logprobs(model: Any, sequence: TokenSequence, places: Sequence[int], temperature: float) -> Tensor:
@@ -47,7 +47,7 @@ def picked(logprobs: Tensor, sequence: TokenSequence, places: Sequence[int]) -> 
     return logprobs.gather(-1, targets[:, None])[:, 0]
 
 
-def plain_values(critic: ScalarModel, sequence: TokenSequence, places: Sequence[int]) -> Tensor:
+def plain_values(critic: ScalarHeadModel, sequence: TokenSequence, places: Sequence[int]) -> Tensor:
     """The critic's value [n] before the tokens at ``places``: its trunk on one sequence, and its head.
 
     The place behind the last token has the value beyond the end.
@@ -61,11 +61,11 @@ def plain_values(critic: ScalarModel, sequence: TokenSequence, places: Sequence[
             states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, rows]
         return critic.state_values(states)
 
-    return whole_pass(critic, forward)
+    return run_forward(critic, forward)
 
 
 @torch.no_grad()
-def plain_scores(model: ScalarModel, sequence: TokenSequence) -> float:
+def plain_scores(model: ScalarHeadModel, sequence: TokenSequence) -> float:
     """A reward model's score of one completion, read at the last token of a plain forward pass."""
     trunk: Any = model.backbone
     if isinstance(trunk, AdaptedModel):

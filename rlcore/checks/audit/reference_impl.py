@@ -1,7 +1,7 @@
 """What a training sample has to be, worked out of rollouts and scores by loops over floats.
 
 Slow and obvious on purpose. The algorithms are written down a second time, by their names: nothing is taken from
-``rlcore.algorithms``, so a fault there, or on the way from there, shows as a difference.
+``rlcore.algorithms``, so a error there, or on the way from there, shows as a difference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AlgorithmSpec:
     """An algorithm in words: what an advantage is relative to, the kind of ratio and of surrogate, and the weights.
 
     ``low``, ``high``: how far the ratio may be below and above 1; of dppo_tv, how far a probability may have moved.
@@ -38,37 +38,37 @@ class Row:
 
 
 # fmt: off
-ROWS: Mapping[str, Row] = MappingProxyType({
-    "ppo":         Row("gae",           "token",      "clip",      "token_mean"),
-    "grpo":        Row("group",         "token",      "clip",      "sequence_mean"),
-    "dr_grpo":     Row("none",          "token",      "clip",      "constant"),
-    "dapo":        Row("group",         "token",      "clip",      "token_mean", 0.2, 0.28),
-    "gspo":        Row("group",         "sequence",   "clip",      "sequence_mean", 3e-4, 4e-4),
-    "cispo":       Row("group",         "token",      "cispo",     "token_mean", 1.0, 0.28),
-    "rloo":        Row("leave_one_out", "completion", "reinforce", "sequence_sum"),
-    "reinforce++": Row("whole_batch",   "token",      "clip",      "token_mean"),
-    "sapo":        Row("group",         "token",      "sapo",      "sequence_mean"),
-    "dppo_tv":     Row("group",         "token",      "dppo_tv",   "token_mean", 0.15, 0.15),
-    "maxrl":       Row("over_mean",     "token",      "clip",      "token_mean"),
-    "distil":      Row("own",           "token",      "clip",      "token_mean"),
+ROWS: Mapping[str, AlgorithmSpec] = MappingProxyType({
+    "ppo":         AlgorithmSpec("gae",           "token",      "clip",      "token_mean"),
+    "grpo":        AlgorithmSpec("group",         "token",      "clip",      "sequence_mean"),
+    "dr_grpo":     AlgorithmSpec("none",          "token",      "clip",      "constant"),
+    "dapo":        AlgorithmSpec("group",         "token",      "clip",      "token_mean", 0.2, 0.28),
+    "gspo":        AlgorithmSpec("group",         "sequence",   "clip",      "sequence_mean", 3e-4, 4e-4),
+    "cispo":       AlgorithmSpec("group",         "token",      "cispo",     "token_mean", 1.0, 0.28),
+    "rloo":        AlgorithmSpec("leave_one_out", "completion", "reinforce", "sequence_sum"),
+    "reinforce++": AlgorithmSpec("whole_batch",   "token",      "clip",      "token_mean"),
+    "sapo":        AlgorithmSpec("group",         "token",      "sapo",      "sequence_mean"),
+    "dppo_tv":     AlgorithmSpec("group",         "token",      "dppo_tv",   "token_mean", 0.15, 0.15),
+    "maxrl":       AlgorithmSpec("over_mean",     "token",      "clip",      "token_mean"),
+    "distil":      AlgorithmSpec("own",           "token",      "clip",      "token_mean"),
 })
 # fmt: on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Expected:
+class ExpectedSamples:
     """What the samples of an iteration have to hold: for each one a float per token, 0 where it is not the policy's."""
 
     advantages: list[list[float]]
     returns: list[list[float]] | None
 
 
-def row_of(config: RlConfig) -> Row | None:
+def row_of(config: RlConfig) -> AlgorithmSpec | None:
     """The row of a run with the constants that it sets; None for an algorithm that is not written down here."""
     row, objective = ROWS.get(config.algorithm), config.update.objective
     if row is None:
         return None
-    chosen = {name: getattr(row, name) for name in Row.__slots__}
+    chosen = {name: getattr(row, name) for name in AlgorithmSpec.__slots__}
     if objective.scale is not None:
         chosen["advantage"] = objective.scale
     settings = {"low": "clip_low", "high": "clip_high", "dual": "dual_clip"}
@@ -76,10 +76,10 @@ def row_of(config: RlConfig) -> Row | None:
         value = getattr(objective, settings.get(name, name))
         if value is not None:
             chosen[name] = value
-    return Row(**chosen)
+    return AlgorithmSpec(**chosen)
 
 
-def usable(item: ScoredRollout, truncated: str) -> bool:
+def is_trainable(item: ScoredRollout, truncated: str) -> bool:
     """Whether a scored rollout may be trained on."""
     value = item.score.value
     if value is None or math.isnan(value) or not any(item.rollout.loss_mask):
@@ -94,7 +94,7 @@ def expected(
     *,
     penalty: float,
     next_values: Sequence[float],
-) -> Expected | None:
+) -> ExpectedSamples | None:
     """What the usable rollouts of ``groups`` have to be as samples, of which log-probabilities and values are taken.
 
     ``penalty``: the coefficient of a KL in the reward, 0 where there is none. ``next_values``: of each sample the value
@@ -107,7 +107,7 @@ def expected(
         (n, item)
         for n, group in enumerate(groups)
         for item in group
-        if usable(item, config.update.truncated_completions)
+        if is_trainable(item, config.update.truncated_completions)
     ]
     masks = [sample.loss_mask.tolist() for sample in samples]
     rewards = [
@@ -117,11 +117,13 @@ def expected(
         return _with_critic(rewards, samples, masks, config, next_values)
     if row.advantage == "own":
         pairs = [zip(each, mask, strict=True) for each, mask in zip(rewards, masks, strict=True)]
-        return Expected(advantages=[[value if own else 0.0 for value, own in row] for row in pairs], returns=None)
+        return ExpectedSamples(
+            advantages=[[value if own else 0.0 for value, own in row] for row in pairs], returns=None
+        )
     numbers = [number for number, _ in kept]
     of_completion = _relative([sum(each) for each in rewards], numbers, row.advantage)
     spread = [[value if own else 0.0 for own in mask] for value, mask in zip(of_completion, masks, strict=True)]
-    return Expected(advantages=spread, returns=None)
+    return ExpectedSamples(advantages=spread, returns=None)
 
 
 def token_weights(masks: Sequence[Sequence[bool]], config: RlConfig) -> list[list[float]]:
@@ -171,7 +173,7 @@ def _with_critic(
     masks: Sequence[Sequence[bool]],
     config: RlConfig,
     next_values: Sequence[float],
-) -> Expected:
+) -> ExpectedSamples:
     """Whitened advantages, and returns from the raw ones of the critic's own lambda."""
     critic, raw, returns = config.critic, [], []
     for earned, sample, mask, beyond in zip(rewards, samples, masks, next_values, strict=True):
@@ -189,7 +191,7 @@ def _with_critic(
         [(value - centre) / spread if own and varies else 0.0 for value, own in zip(row, mask, strict=True)]
         for row, mask in zip(raw, masks, strict=True)
     ]
-    return Expected(advantages=white, returns=returns)
+    return ExpectedSamples(advantages=white, returns=returns)
 
 
 def _gae(

@@ -12,7 +12,7 @@ import torch
 from rlcore.checks.canaries.known_answers import prompts_for
 from rlcore.checks.canaries.rewards import VERIFIERS
 from rlcore.rewards.base import RewardFn
-from rlcore.rewards.mix import MixedReward, WeightedPart, scores_of
+from rlcore.rewards.mix import WeightedReward, WeightedTerm, scores_of
 from rlcore.rewards.reward_model import RewardModelReward
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
@@ -21,7 +21,7 @@ _EXACT = 1e-6
 _ROUNDED = 0.1  # of the standard deviation of a reward model's scores: a batch of another shape rounds otherwise
 
 
-def known_prompts(reward: MixedReward, prompts: Sequence[Prompt]) -> list[Prompt]:
+def known_prompts(reward: WeightedReward, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Prompts for which a term of the reward is known to say right and wrong."""
     found = [
         prompt
@@ -33,7 +33,7 @@ def known_prompts(reward: MixedReward, prompts: Sequence[Prompt]) -> list[Prompt
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def preserve_rng_state() -> Iterator[None]:
     """What is called here draws from generators that are put back: it changes no draw of the run."""
     kept = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
@@ -45,22 +45,22 @@ def undisturbed() -> Iterator[None]:
 
 
 class RewardAudit:
-    """Asks the terms of a reward again; ``note`` is told of a term that cannot be asked alone.
+    """Asks the terms of a reward again; ``log`` is told of a term that cannot be asked alone.
 
     A user's function may look at a whole batch, or answer otherwise each time. Such a term is left out from there on,
     and the sum is made of what it said before.
     """
 
-    def __init__(self, reward: MixedReward, note: Callable[[str], None]) -> None:
-        self._reward, self._note = reward, note
+    def __init__(self, reward: WeightedReward, log: Callable[[str], None]) -> None:
+        self._reward, self._log = reward, log
         self._left_out: set[str] = set()
 
-    def fault(self, item: ScoredRollout, everyone: Sequence[ScoredRollout]) -> tuple[str, str, str] | None:
+    def error(self, item: ScoredRollout, everyone: Sequence[ScoredRollout]) -> tuple[str, str, str] | None:
         """What is wrong with the score of ``item``: what it is of, the value expected, and that found; None: nothing.
 
         ``everyone``: all that was scored together with it, in that order.
         """
-        with undisturbed():
+        with preserve_rng_state():
             parts = [part for part in self._reward.parts if part.is_on(item.rollout.prompt)]
             found: dict[str, Score] = {}
             for part in parts:
@@ -71,7 +71,7 @@ class RewardAudit:
                     return f"the reward {part.reward.name!r}", f"{again.value:.6g}", f"{trained:.6g}"
                 if again is not None:
                     found[part.reward.name] = again
-            return _total_fault(item.score, parts, found)
+            return _total_error(item.score, parts, found)
 
     def _alone(
         self, reward: RewardFn, item: ScoredRollout, trained: float, everyone: Sequence[ScoredRollout]
@@ -92,20 +92,20 @@ class RewardAudit:
 
     def _leave_out(self, reward: RewardFn, why: str) -> None:
         self._left_out.add(reward.name)
-        self._note(f"the reward {reward.name!r} {why}: the audit leaves its values out from here on")
+        self._log(f"the reward {reward.name!r} {why}: the audit leaves its values out from here on")
 
 
-def _part_of(score: Score, part: WeightedPart) -> float | None:
+def _part_of(score: Score, part: WeightedTerm) -> float | None:
     """What the term gave when the iteration was scored; None where it was not scored."""
-    return score.parts.get(part.reward.name) if score.value is not None else None
+    return score.terms.get(part.reward.name) if score.value is not None else None
 
 
 def _holds_in_another_order(reward: RewardFn, everyone: Sequence[ScoredRollout]) -> bool:
     """Whether the whole batch from behind gives each rollout what it was trained on: then the batch is what differs."""
-    kept = [item for item in everyone if reward.name in item.score.parts]
+    kept = [item for item in everyone if reward.name in item.score.terms]
     rollouts: list[Rollout] = [item.rollout for item in reversed(kept)]
     again = reversed(scores_of(reward, rollouts))
-    pairs = [(score.value, item.score.parts[reward.name]) for score, item in zip(again, kept, strict=True)]
+    pairs = [(score.value, item.score.terms[reward.name]) for score, item in zip(again, kept, strict=True)]
     return all(value is None or _alike(reward, value, trained) for value, trained in pairs)
 
 
@@ -114,7 +114,7 @@ def _alike(reward: RewardFn, one: float | None, other: float) -> bool:
     return one is not None and abs(one - other) <= tolerance
 
 
-def _total_fault(score: Score, parts: Sequence[WeightedPart], found: dict[str, Score]) -> tuple[str, str, str] | None:
+def _total_error(score: Score, parts: Sequence[WeightedTerm], found: dict[str, Score]) -> tuple[str, str, str] | None:
     """Whether the weighted sum behind the gates is what was trained on."""
     if score.value is None:
         return None

@@ -2,7 +2,7 @@
 
 A set whose answers were shuffled is, to a model, a set whose answers do not depend on their prompts; such sets are
 sound too (one answer to everything). So a model that cannot tell own from other answers proves nothing, and stops no
-run unless a preset says how much it has to tell apart. What proves a fault is where the right answers stand: beside
+run unless a preset says how much it has to tell apart. What proves a error is where the right answers stand: beside
 other prompts.
 """
 
@@ -37,14 +37,14 @@ _SIGMAS = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mates:
+class RareWordMatches:
     """Prompts and answers that share rare words: how many such pairs there are, and how many are pairs of a row."""
 
     num_found: int
-    num_own: int
+    num_aligned: int
 
 
-def mates_of(rows: Rows) -> Mates:
+def match_rare_words(rows: Rows) -> RareWordMatches:
     """Pairs of a prompt and an answer that share three words and more which no other prompt and no other answer has.
 
     ``rows``: the conversation before the last answer, and that answer. Rows of one prompt count as one.
@@ -63,10 +63,10 @@ def mates_of(rows: Rows) -> Mates:
         if place is not None and (other := in_answers.get(word)) is not None
     )
     found = [pair for pair, count in pairs.items() if count >= _SHARED]
-    return Mates(num_found=len(found), num_own=sum(one == other for one, other in found))
+    return RareWordMatches(num_found=len(found), num_aligned=sum(one == other for one, other in found))
 
 
-def require_mates(mates: Mates, least: float) -> None:
+def require_rare_word_matches(mates: RareWordMatches, least: float) -> None:
     """At least the share ``least`` of the pairs that share rare words are pairs of a row; 0: nothing is asked.
 
     Where that is so, this refuses a set with a chance of one in a million at most (the binomial law, one-sided). Of
@@ -77,9 +77,9 @@ def require_mates(mates: Mates, least: float) -> None:
     Raises:
         DataError: answers stand beside other prompts.
     """
-    if least and binom.cdf(mates.num_own, mates.num_found, least) <= _FALSE_ALARMS:
+    if least and binom.cdf(mates.num_aligned, mates.num_found, least) <= _FALSE_ALARMS:
         raise DataError(
-            f"{mates.num_found} answers repeat rare words of one prompt alone, and {mates.num_own} of them stand "
+            f"{mates.num_found} answers repeat rare words of one prompt alone, and {mates.num_aligned} of them stand "
             "beside it: answers were moved against their prompts",
             where="the demonstrations",
             fix="look whether each answer is beside its own prompt; if it is, set min_rare_word_match = 0",
@@ -87,7 +87,7 @@ def require_mates(mates: Mates, least: float) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pairing:
+class ShuffleGap:
     """How much more an answer costs after another prompt than after its own, nats per token, with its error."""
 
     gap: float
@@ -107,15 +107,15 @@ class Pairing:
         return f"held-out answers cost {said} more after other prompts: whether pairs are right, this cannot tell"
 
 
-def pairing_of(
+def measure_shuffle_gap(
     model: PreTrainedModel, demonstrations: Sequence[Demonstration], *, tokens_per_microbatch: int, seed: int
-) -> Pairing:
+) -> ShuffleGap:
     """What answers of different prompts lose when they change places."""
     different = list({one.sequence.prompt_ids: one for one in demonstrations}.values())
     order = shuffled(len(different), seed, "pairing")[:_MOST]
     chosen = [different[place] for place in order]
     if len({one.sequence.completion_ids for one in chosen}) < 2:
-        return Pairing(gap=0.0, error=0.0, num_rows=0)
+        return ShuffleGap(gap=0.0, error=0.0, num_rows=0)
     prompts = [one.sequence.prompt_ids for one in chosen]
     own = [one.sequence for one in chosen]
     moved = [
@@ -130,10 +130,10 @@ def pairing_of(
         ],
         dtype=torch.float64,
     )
-    return Pairing(gap=float(gaps.mean()), error=float(gaps.std()) / math.sqrt(len(gaps)), num_rows=len(gaps))
+    return ShuffleGap(gap=float(gaps.mean()), error=float(gaps.std()) / math.sqrt(len(gaps)), num_rows=len(gaps))
 
 
-def require_pairing(pairing: Pairing, least: float) -> None:
+def require_shuffle_gap(pairing: ShuffleGap, least: float) -> None:
     """The gap may be ``least`` nats per token: four standard errors above what was found reach it; 0: nothing is asked.
 
     By the normal law, a model whose gap is ``least`` is refused once in 30,000 runs. A smaller gap is found out with

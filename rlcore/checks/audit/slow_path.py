@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlcore.checks.audit.drawn_numbers import with_drawn_numbers
 from rlcore.checks.audit.loss_formula import Tokens, is_marginal, policy_loss, policy_slack, value_loss, value_slack
 from rlcore.checks.audit.passes import picked, plain_logprobs, plain_values
-from rlcore.checks.audit.reference_impl import Row, row_of, token_weights
+from rlcore.checks.audit.reference_impl import AlgorithmSpec, row_of, token_weights
 from rlcore.checks.audit.sampling import Features, features_of
 from rlcore.distributed.ranks import is_shard
 from rlcore.hardware.precision import compute_dtype
@@ -35,8 +35,7 @@ _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "adv
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradient:
-    """A tensor's gradient by an update's code and by formula: their norms, the norm of their difference, and the sum of
-    the norms of what each sample adds."""
+    """Norms of a tensor's gradient: the update's, the formula's, their difference's; sum over the samples' norms."""
 
     found: float
     expected: float
@@ -62,7 +61,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Examined:
+class SlowPathResult:
     """What the second pass says of S samples, by places of their completions, and of the tokens of R rollouts.
 
     ``places``: which tokens were looked at. ``logprobs``, ``ref_logprobs``, ``values``: of these tokens, empty where
@@ -83,7 +82,7 @@ class Examined:
 
 
 @torch.no_grad()
-def examine(
+def run_slow_path(
     learner: Learner,
     reference: Any,
     samples: Sequence[TrainingSample],
@@ -91,7 +90,7 @@ def examine(
     *,
     eos_ids: Sequence[int],
     seed: int,
-) -> Examined:
+) -> SlowPathResult:
     """Look at ``samples`` before the update that trains on them; no weight moves, and no gradient is left behind.
 
     ``rollouts``: those whose tokens are held against their distributions.
@@ -112,7 +111,7 @@ def examine(
         beyond.append(float(found[-1]))
     looked = [(rollout, _drawn(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
     row, cut = row_of(learner.config), [_cut(sample) for sample in samples]
-    return Examined(
+    return SlowPathResult(
         places=tuple(places),
         logprobs=scored(learner.policy),
         ref_logprobs=scored(reference) if reference is not None else (),
@@ -152,7 +151,7 @@ def _cut(sample: TrainingSample) -> TrainingSample:
 
 
 def _tried_at_drawn_numbers(
-    learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int
+    learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int
 ) -> Trial | None:
     """A later step than the first on samples whose numbers are drawn: about as far from 1 as the bounds, and beyond."""
     temperature, dtype = learner.config.sampling.temperature, compute_dtype(learner.policy)
@@ -187,7 +186,9 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
     return Tokens(logprobs=logprobs, entropy=entropy, old=old, **columns)
 
 
-def _tried(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int, moved: bool = False) -> Trial:
+def _tried(
+    learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int, moved: bool = False
+) -> Trial:
     """The losses of a step on ``samples`` and gradients, by the code of an update and by formula.
 
     ``moved``: as in a step after the first. An overflow of float16 is tried again at a smaller scale of the loss, as in
@@ -205,7 +206,9 @@ def _tried(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, see
 
 
 @torch.enable_grad()
-def _tried_once(learner: Learner, row: Row, samples: Sequence[TrainingSample], *, seed: int, moved: bool) -> Trial:
+def _tried_once(
+    learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int, moved: bool
+) -> Trial:
     """The same at one scale. The first step is tried in micro-batches of one sequence each."""
     chosen = dict(_compared(learner, derive_seed(seed, "tensors", int(moved))))
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
@@ -248,7 +251,7 @@ def _gradients(learned: Tensor, chosen: Mapping[str, nn.Parameter]) -> dict[str,
 
 
 def _losses_of(
-    learner: Learner, row: Row, sample: TrainingSample, weight: Tensor, names: Any, *, moved: bool
+    learner: Learner, row: AlgorithmSpec, sample: TrainingSample, weight: Tensor, names: Any, *, moved: bool
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
     """Each loss of a sample with its slack, by its name, and the sum that weights learn from."""
     config, made, own = learner.config, dict[str, tuple[Tensor, Tensor]](), _own(sample)

@@ -19,7 +19,7 @@ from rlcore.checks.audit.passes import plain_scores
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation.intervals import Interval, accuracy
 from rlcore.hardware.precision import compute_dtype
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
@@ -61,7 +61,7 @@ def require_demonstrations(
             )
 
 
-def require_last_token(model: ScalarModel, scores: Tensor, sequences: Sequence[TokenSequence]) -> None:
+def require_last_token(model: ScalarHeadModel, scores: Tensor, sequences: Sequence[TokenSequence]) -> None:
     """Scores [S] of a few completions are read at their last token, as a plain forward pass of each reads them.
 
     Raises:
@@ -79,7 +79,7 @@ def require_last_token(model: ScalarModel, scores: Tensor, sequences: Sequence[T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Noise:
+class LabelNoise:
     """Labels by confident learning: of ``num_pairs``, those that judges are sure about, and are sure against."""
 
     num_pairs: int
@@ -97,7 +97,7 @@ class Noise:
         return f"{said}: the judges cannot tell a label from its opposite" if found.high >= 0.5 else said
 
 
-def label_noise(margins: Sequence[float]) -> Noise:
+def label_noise(margins: Sequence[float]) -> LabelNoise:
     """Labels that look wrong, from the cross-fitted margins (log-odds of each label), in a simple form.
 
     A pair counts for the label on which its judges are as sure as they are of labels on average; of those that count,
@@ -107,10 +107,10 @@ def label_noise(margins: Sequence[float]) -> Noise:
     chances = torch.tensor(list(margins), dtype=torch.float64).sigmoid()
     sure = float(chances[chances > 0.5].mean()) if bool((chances > 0.5).any()) else 1.0
     against, for_it = int((1.0 - chances >= sure).sum()), int((chances >= sure).sum())
-    return Noise(num_pairs=len(chances), num_sure=against + for_it, num_against=against)
+    return LabelNoise(num_pairs=len(chances), num_sure=against + for_it, num_against=against)
 
 
-def require_labels(noise: Noise, bound: float) -> None:
+def require_labels(noise: LabelNoise, bound: float) -> None:
     """At most ``bound`` of the labels look wrong, beyond what chance gives once in a thousand sets (binomial law).
 
     Judges that guess are sure of wrong labels as often as of right ones. So no bound is sound for all sets, and 1 asks
@@ -133,7 +133,7 @@ def require_labels(noise: Noise, bound: float) -> None:
         )
 
 
-def require_anchors(found: Interval) -> None:
+def require_gold_pairs(found: Interval) -> None:
     """A reward model tells pairs whose winners are known better than a coin: the interval lies above one half.
 
     Labels that are all swapped agree with each other, on both sides of the split; no other check can see them.

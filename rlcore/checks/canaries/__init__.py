@@ -10,9 +10,9 @@ from rlcore.checks.canaries.rewards import (
     terms_canary,
 )
 from rlcore.checks.canaries.sync import (
-    Baseline,
-    Truth,
-    first_canary,
+    EngineCalibration,
+    ExpectedWeights,
+    calibrate_engine,
     sample_probes,
     sync_canary,
     token_scores,
@@ -20,10 +20,10 @@ from rlcore.checks.canaries.sync import (
 )
 
 __all__ = [
-    "Baseline",
-    "Truth",
+    "EngineCalibration",
+    "ExpectedWeights",
+    "calibrate_engine",
     "check_probes",
-    "first_canary",
     "known_answer",
     "known_answers_canary",
     "mask_canary",

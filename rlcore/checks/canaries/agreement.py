@@ -23,7 +23,7 @@ import torch
 
 from rlcore.errors import CanaryError
 
-ROOM = 0.01  # 1 - p is at least this: a float32 log-probability is itself uncertain by 1e-6 nats
+SLACK = 0.01  # 1 - p is at least this: a float32 log-probability is itself uncertain by 1e-6 nats
 QUANTILE = 0.95
 TIMES_NOISE = 4.0  # a spread up to so many times the noise before any update is sound
 TEMPERATURE = 0.025  # an engine's temperature may be off by this share ...
@@ -31,7 +31,7 @@ SIGMAS = 6.0  # ... or by so many standard errors, where the probes are few
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Agreement:
+class LogprobAgreement:
     """What the comparison of N tokens found.
 
     ``max_abs``: largest difference of a log-probability, nats. ``mean_odds``, ``high_odds``: mean and 95 % quantile of
@@ -56,7 +56,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class AgreementLimits:
     """Of one precision.
 
     ``least``: a spread up to this is rounding, however quiet the start was. ``most``: one beyond it is none, before the
@@ -70,19 +70,19 @@ class Limits:
 
 # benchmarks/canaries measures them; docs/benchmarks.md has the figures. The least are wide because a policy that grows
 # sharper has larger logits, and rounding grows with them: what is small is the weights' comparison to find.
-LIMITS: Mapping[torch.dtype, Limits] = MappingProxyType(
+LIMITS: Mapping[torch.dtype, AgreementLimits] = MappingProxyType(
     {
-        torch.float64: Limits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
-        torch.float32: Limits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
-        torch.float16: Limits(least=Spread(0.06, 0.25), most=Spread(0.12, 0.5)),
-        torch.bfloat16: Limits(least=Spread(0.25, 1.0), most=Spread(0.5, 2.0)),
+        torch.float64: AgreementLimits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
+        torch.float32: AgreementLimits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
+        torch.float16: AgreementLimits(least=Spread(0.06, 0.25), most=Spread(0.12, 0.5)),
+        torch.bfloat16: AgreementLimits(least=Spread(0.25, 1.0), most=Spread(0.5, 2.0)),
     }
 )
 
 
 def agreement(
     engine: torch.Tensor, learner: torch.Tensor, entropy: torch.Tensor, *, temperature: float = 1.0
-) -> Agreement:
+) -> LogprobAgreement:
     """Compare log-probabilities of the same tokens, [N] each, at the ``temperature`` that they were sampled at.
 
     ``entropy``: of the learner's distributions, nats. NaN in any of them is NaN in what comes out.
@@ -94,10 +94,10 @@ def agreement(
         raise CanaryError(f"the probes have {len(learner)} tokens for the learner and {len(engine)} for the engine")
     engine, learner, entropy = engine.double(), learner.double(), entropy.double()
     difference = engine - learner
-    room = (-torch.expm1(learner)).clamp(min=ROOM)
+    room = (-torch.expm1(learner)).clamp(min=SLACK)
     odds = temperature * (difference / room).abs()
     slope, error = _slope((learner + entropy) / room, difference / room)
-    return Agreement(
+    return LogprobAgreement(
         num_tokens=len(engine),
         max_abs=float(difference.abs().max()),
         mean_odds=float(odds.mean()),
@@ -107,7 +107,7 @@ def agreement(
     )
 
 
-def check_agreement(found: Agreement, *, noise: Spread | None, dtype: torch.dtype) -> None:
+def check_agreement(found: LogprobAgreement, *, noise: Spread | None, dtype: torch.dtype) -> None:
     """``found`` is what rounding makes of equal weights.
 
     ``noise``: the spread before any update; None where this is the one before any update. ``dtype``: the coarser
@@ -117,7 +117,7 @@ def check_agreement(found: Agreement, *, noise: Spread | None, dtype: torch.dtyp
         CanaryError: another temperature, or a difference that rounding does not make.
     """
     off = abs(found.temperature - 1.0)
-    if not off <= max(TEMPERATURE, SIGMAS * found.temperature_error):  # NaN is a fault too
+    if not off <= max(TEMPERATURE, SIGMAS * found.temperature_error):  # NaN is a error too
         raise CanaryError(
             f"the engine samples at {found.temperature:.3f} times the trainer's temperature "
             f"(standard error {found.temperature_error:.3f}, {found.num_tokens} tokens)",
@@ -126,13 +126,13 @@ def check_agreement(found: Agreement, *, noise: Spread | None, dtype: torch.dtyp
     limits = LIMITS[dtype]
     if not found.max_abs <= limits.max_abs:
         raise _differ(f"{found.max_abs:.3g} nats", f"{limits.max_abs:g}")
-    bound = bound_of(noise, limits)
+    bound = tolerance(noise, limits)
     if not (found.mean_odds <= bound.mean and found.high_odds <= bound.high):
         shown = f"{found.mean_odds:.3g} of log-odds on average, {found.high_odds:.3g} at the 95 % quantile"
         raise _differ(shown, f"{bound.mean:.3g} and {bound.high:.3g}")
 
 
-def bound_of(noise: Spread | None, limits: Limits) -> Spread:
+def tolerance(noise: Spread | None, limits: AgreementLimits) -> Spread:
     """Up to which spread an engine is sound: a multiple of the noise, within what its precision allows at all."""
     if noise is None:
         return limits.most

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from rlcore.rewards.answers import find_reference
-from rlcore.rewards.references import plain_fault
+from rlcore.rewards.references import plain_error
 from rlcore.types import Prompt
 
 NUM_PROMPTS = 4  # whose answers are asked for, of each term
@@ -53,7 +53,7 @@ def prompts_for(kind: str, prompts: Sequence[Prompt]) -> list[Prompt]:
     sound = (
         prompt
         for prompt in islice(sorted(fitting, key=_ticket), _MAX_DRAWN)
-        if kind_of(prompt) != "math" or not plain_fault(prompt.reference)
+        if kind_of(prompt) != "math" or not plain_error(prompt.reference)
     )
     open_tasks = {prompt.task for prompt in fitting}
     chosen: list[Prompt] = []

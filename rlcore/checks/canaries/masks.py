@@ -14,23 +14,23 @@ def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
     Tool output between two turns is masked out, with whatever EOS it holds; no completion ends with it.
 
     Raises:
-        CanaryError: names the first fault of each rollout.
+        CanaryError: names the first error of each rollout.
     """
-    faults = [f"{r.prompt.prompt_id}: {fault}" for r in rollouts if (fault := _rollout_fault(r, eos_ids))]
-    _require_none(faults, len(rollouts), "rollouts")
+    errors = [f"{r.prompt.prompt_id}: {error}" for r in rollouts if (error := _rollout_error(r, eos_ids))]
+    _require_none(errors, len(rollouts), "rollouts")
 
 
 def sample_canary(samples: Sequence[TrainingSample], eos_ids: Collection[int]) -> None:
     """The same of training samples, whose loss mask is what the update sees.
 
     Raises:
-        CanaryError: names the first fault of each sample.
+        CanaryError: names the first error of each sample.
     """
-    faults = [f"sample {i}: {fault}" for i, s in enumerate(samples) if (fault := _sample_fault(s, eos_ids))]
-    _require_none(faults, len(samples), "training samples")
+    errors = [f"sample {i}: {error}" for i, s in enumerate(samples) if (error := _sample_error(s, eos_ids))]
+    _require_none(errors, len(samples), "training samples")
 
 
-def _rollout_fault(rollout: Rollout, eos_ids: Collection[int]) -> str:
+def _rollout_error(rollout: Rollout, eos_ids: Collection[int]) -> str:
     lengths = {len(rollout.completion_ids), len(rollout.sampler_logprobs), len(rollout.loss_mask)}
     if len(lengths) > 1:
         return f"tokens, log-probabilities and loss mask have different lengths {sorted(lengths)}"
@@ -38,10 +38,10 @@ def _rollout_fault(rollout: Rollout, eos_ids: Collection[int]) -> str:
         return "no token is trained on"
     if rollout.finish_reason == "stop" and rollout.completion_ids[-1] not in eos_ids:
         return "it ended by itself, but its last token is no EOS"
-    return _turns_fault(rollout.completion_ids, rollout.loss_mask, eos_ids)
+    return _turns_error(rollout.completion_ids, rollout.loss_mask, eos_ids)
 
 
-def _sample_fault(sample: TrainingSample, eos_ids: Collection[int]) -> str:
+def _sample_error(sample: TrainingSample, eos_ids: Collection[int]) -> str:
     per_token = (
         sample.loss_mask,
         sample.sampler_logprobs,
@@ -56,10 +56,10 @@ def _sample_fault(sample: TrainingSample, eos_ids: Collection[int]) -> str:
         return f"its tensors have different lengths {sorted(lengths)}"
     if not bool(sample.loss_mask.any()):
         return "no token is trained on"
-    return _turns_fault(sample.completion_ids, sample.loss_mask.tolist(), eos_ids)
+    return _turns_error(sample.completion_ids, sample.loss_mask.tolist(), eos_ids)
 
 
-def _turns_fault(completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int]) -> str:
+def _turns_error(completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int]) -> str:
     """What is wrong with the turns that a mask makes: each but the last ends with an EOS, and the last is the end."""
     if not loss_mask[-1]:
         is_eos = completion_ids[-1] in eos_ids
@@ -72,7 +72,7 @@ def _turns_fault(completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_i
     return ""
 
 
-def _require_none(faults: Sequence[str], total: int, what: str) -> None:
-    if faults:
-        shown = "\n    ".join(faults[:8])
-        raise CanaryError(f"{len(faults)} of {total} {what} are broken:\n    {shown}", fix="check the engine's output")
+def _require_none(errors: Sequence[str], total: int, what: str) -> None:
+    if errors:
+        shown = "\n    ".join(errors[:8])
+        raise CanaryError(f"{len(errors)} of {total} {what} are broken:\n    {shown}", fix="check the engine's output")

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from rlcore.checks.canaries.known_answers import known_answer, prompts_for
 from rlcore.errors import CanaryError, RlcoreError
 from rlcore.rewards.answers import closing
-from rlcore.rewards.base import RewardFn, known_as
+from rlcore.rewards.base import RewardFn, unwrap_reward
 from rlcore.rewards.environment import EnvironmentReward
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
-from rlcore.rewards.mix import MixedReward, scores_of
+from rlcore.rewards.mix import WeightedReward, scores_of
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.reward_model import RewardModelReward
 from rlcore.rewards.user_function import FunctionReward
@@ -37,7 +37,7 @@ class RewardProbe:
 
 
 def terms_canary(
-    reward: MixedReward, prompts: Sequence[Prompt], samples: Sequence[Rollout], *, prefill: str = ""
+    reward: WeightedReward, prompts: Sequence[Prompt], samples: Sequence[Rollout], *, prefill: str = ""
 ) -> list[str]:
     """Probe every term of the reward that trains by itself; ``prefill`` as in :func:`reward_canary`.
 
@@ -55,8 +55,8 @@ def terms_canary(
     for part in reward.parts:
         own = [prompt for prompt in prompts if part.is_on(prompt)]
         probes = _probes_of(part.reward, own, prefill)
-        if isinstance(known_as(part.reward), FunctionReward):
-            notes += _upside_down(part.reward, own, prefill)
+        if isinstance(unwrap_reward(part.reward), FunctionReward):
+            notes += _is_inverted(part.reward, own, prefill)
         elif probes:
             check_probes(part.reward, probes)
             for places in _orders(len(probes)):
@@ -65,13 +65,13 @@ def terms_canary(
         elif part.reward.name in VERIFIERS:
             notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
             continue
-        elif isinstance(known_as(part.reward), EnvironmentReward):
+        elif isinstance(unwrap_reward(part.reward), EnvironmentReward):
             continue  # it reads what an episode has brought, and no sample here is one
         notes += _check_samples(part.reward, [each for each in samples if part.is_on(each.prompt)][:NUM_SAMPLES])
     return notes
 
 
-def known_answers_canary(reward: MixedReward, prompts: Sequence[Prompt], *, prefill: str = "") -> list[str]:
+def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, prefill: str = "") -> list[str]:
     """The known answers alone, of the terms that have some: cheap enough for every checkpoint.
 
     Returns:
@@ -124,18 +124,18 @@ def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
     if not probes:
         raise CanaryError("the reward canary has no probes", fix="give it prompts with references")
     scores = reward([probe.rollout for probe in probes])
-    faults = [fault for probe, score in zip(probes, scores, strict=True) if (fault := _misjudged(probe, score))]
-    if faults:
+    errors = [error for probe, score in zip(probes, scores, strict=True) if (error := _is_wrong(probe, score))]
+    if errors:
         raise CanaryError(
-            f"the reward {reward.name!r} misjudges {len(faults)} of {len(probes)} known answers:\n    "
-            + "\n    ".join(faults),
+            f"the reward {reward.name!r} misjudges {len(errors)} of {len(probes)} known answers:\n    "
+            + "\n    ".join(errors),
             fix="check that the reward's kind fits the prompts' references; nothing has been trained",
         )
 
 
 def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
     """Completions whose verdict by this term is known."""
-    known = known_as(reward)
+    known = unwrap_reward(reward)
     if isinstance(known, FunctionReward):
         return []
     if isinstance(known, FormatReward) and prompts:
@@ -160,7 +160,7 @@ def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
     ]
 
 
-def _upside_down(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[str]:
+def _is_inverted(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[str]:
     """A function may look at anything; one that takes every right answer for wrong and the other way is inverted."""
     probes = [probe for prompt in prompts_for("math", prompts) for probe in reward_probes(prompt, prefill=prefill)]
     if not any(probe.is_right for probe in probes):
@@ -170,7 +170,7 @@ def _upside_down(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> l
     except RlcoreError as error:
         return [f"the reward {reward.name!r} was not asked for known answers: {error.what}"]
     turned = [replace(probe, is_right=not probe.is_right) for probe in probes]
-    if not any(_misjudged(probe, score) for probe, score in zip(turned, scores, strict=True)):
+    if not any(_is_wrong(probe, score) for probe, score in zip(turned, scores, strict=True)):
         raise CanaryError(
             f"the reward {reward.name!r} calls every known right answer wrong and every wrong one right",
             fix="turn its sign round",
@@ -181,9 +181,9 @@ def _upside_down(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> l
 def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
     """Finite, and in the order of the rollouts; a note where that cannot be told."""
     values = _finite(reward, samples)
-    if isinstance(known_as(reward), JudgeReward) or len(samples) < 3:
+    if isinstance(unwrap_reward(reward), JudgeReward) or len(samples) < 3:
         return []
-    is_exact = not isinstance(known_as(reward), RewardModelReward)
+    is_exact = not isinstance(unwrap_reward(reward), RewardModelReward)
     tolerance = _EXACT if is_exact else max(_ROUNDED, 0.25 * (max(values) - min(values)))
     again = _finite(reward, samples)
     if not _alike(values, again, tolerance):
@@ -233,7 +233,7 @@ def _shuffled(reward: RewardFn) -> CanaryError:
     )
 
 
-def _misjudged(probe: RewardProbe, score: Score) -> str:
+def _is_wrong(probe: RewardProbe, score: Score) -> str:
     reference, text = probe.rollout.prompt.reference[:80], probe.rollout.text[:80]
     said = f"scored {score.value}" if score.value is not None else f"was not scored: {score.error}"
     is_wrong = score.value is not None and score.value <= WRONG_UP_TO

@@ -13,7 +13,7 @@ from rlcore.checks.canaries.agreement import agreement, check_agreement
 from rlcore.checks.canaries.sync import PROBE_TOKENS, sample_probes, token_scores
 from rlcore.errors import CanaryError, StorageError
 from rlcore.hardware.runtime import Runtime
-from rlcore.sampling.base import Sampler, SamplingParams, members_of
+from rlcore.sampling.base import Sampler, SamplingParams, replicas_of
 from rlcore.sampling.vllm.worker.checksums import part_of
 from rlcore.types import Prompt
 
@@ -21,7 +21,9 @@ _HEAD, _TEMPERATURE = "lm_head.weight", 1.0
 _TOKENS_PER_MICROBATCH = 2048
 
 
-def require_served(engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int) -> None:
+def verify_served_weights(
+    engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int
+) -> None:
     """Every engine serves the weights that lie in ``model``, in its own precision.
 
     An engine may keep some parts in a form that cannot be compared. Where all other parts agree, log-probabilities
@@ -31,7 +33,7 @@ def require_served(engine: Sampler, model: Path, prompts: Sequence[Prompt], runt
         StorageError: names the parts that differ.
     """
     state = _stored(model)
-    for member in members_of(engine):
+    for member in replicas_of(engine):
         differing = differing_parts(member, state)
         if not differing:
             continue

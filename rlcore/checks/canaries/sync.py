@@ -18,8 +18,8 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries.agreement import Agreement, Spread, agreement, check_agreement
-from rlcore.distributed.sharded import device_of, whole_pass
+from rlcore.checks.canaries.agreement import LogprobAgreement, Spread, agreement, check_agreement
+from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import completion_logprobs, scatter_tokens
@@ -32,7 +32,7 @@ PROBE_TOKENS = 32  # of one at most: 256 tokens find a temperature to 0.3 % in b
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Truth:
+class ExpectedWeights:
     """What an engine has to agree with.
 
     ``state``: the learner's weights, under ``policy_version``. ``score``: from N completions the learner's
@@ -48,7 +48,7 @@ class Truth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Baseline:
+class EngineCalibration:
     """What a sound engine showed before any update.
 
     ``noise``: how far rounding alone sets it apart from the learner. ``hidden``: parts of the model whose weights it
@@ -56,7 +56,7 @@ class Baseline:
     """
 
     noise: Spread
-    hidden: frozenset[str]
+    unverified: frozenset[str]
 
 
 def sample_probes(engine: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int) -> list[Rollout]:
@@ -85,14 +85,14 @@ def token_scores(
     logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
     for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(device_of(model))
-        found = whole_pass(model, partial(completion_logprobs, model, batch, temperature=temperature))
+        found = run_forward(model, partial(completion_logprobs, model, batch, temperature=temperature))
         for values, results in zip(found, (logprobs, entropies), strict=True):
             scatter_tokens(values, batch, results)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def first_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> Baseline:
-    """Before any update engine and learner hold the same weights: what sets them apart now is rounding, or a fault.
+def calibrate_engine(engine: Sampler, probes: Sequence[Rollout], truth: ExpectedWeights) -> EngineCalibration:
+    """Before any update engine and learner hold the same weights: what sets them apart now is rounding, or a error.
 
     Raises:
         StaleSamplerError, CanaryError: as :func:`sync_canary`.
@@ -100,10 +100,12 @@ def first_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> Ba
     found = _compare(engine, probes, truth)
     check_agreement(found, noise=None, dtype=truth.dtype)
     hidden = frozenset(engine.differing_parts(truth.state) or ())
-    return Baseline(noise=Spread(found.mean_odds, found.high_odds), hidden=hidden)
+    return EngineCalibration(noise=Spread(found.mean_odds, found.high_odds), unverified=hidden)
 
 
-def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseline: Baseline) -> dict[str, float]:
+def sync_canary(
+    engine: Sampler, probes: Sequence[Rollout], truth: ExpectedWeights, baseline: EngineCalibration
+) -> dict[str, float]:
     """After a sync: the version, the weights, and the log-probabilities of ``probes``, which were sampled after it.
 
     Returns:
@@ -122,12 +124,12 @@ def sync_canary(engine: Sampler, probes: Sequence[Rollout], truth: Truth, baseli
         "sync/logprob_max_diff": found.max_abs,
         "sync/log_odds_mean_diff": found.mean_odds,
         "sync/temperature_ratio": found.temperature,
-        "sync/unverified_modules": float(len(baseline.hidden)),
+        "sync/unverified_modules": float(len(baseline.unverified)),
     }
 
 
 def weights_canary(
-    engine: Sampler, state: Mapping[str, torch.Tensor], baseline: Baseline, *, policy_version: int
+    engine: Sampler, state: Mapping[str, torch.Tensor], baseline: EngineCalibration, *, policy_version: int
 ) -> None:
     """The version and the weights alone: of a learner that is elsewhere by now, nothing else can be asked.
 
@@ -135,7 +137,7 @@ def weights_canary(
         StaleSamplerError: another policy version, or other weights than ``state``.
     """
     _require_version(policy_version, engine)
-    differing = set(engine.differing_parts(state) or ()) - baseline.hidden
+    differing = set(engine.differing_parts(state) or ()) - baseline.unverified
     if differing:
         raise StaleSamplerError(
             f"the engine's weights are not the learner's in {len(differing)} parts: {', '.join(sorted(differing)[:8])}",
@@ -144,7 +146,7 @@ def weights_canary(
         )
 
 
-def _compare(engine: Sampler, probes: Sequence[Rollout], truth: Truth) -> Agreement:
+def _compare(engine: Sampler, probes: Sequence[Rollout], truth: ExpectedWeights) -> LogprobAgreement:
     _require_version(truth.policy_version, engine, probes)
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])
     return agreement(reported, *truth.score(probes), temperature=truth.temperature)

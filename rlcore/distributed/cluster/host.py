@@ -12,12 +12,12 @@ from safetensors.torch import load
 from rlcore.distributed.cluster.sampler_actor import open_sampler
 from rlcore.distributed.cluster.scorer_actor import open_scorer
 from rlcore.distributed.rank import open_rank
-from rlcore.distributed.serialization import decode, encode, fault_of
+from rlcore.distributed.serialization import decode, encode, encode_error
 
 Role = Literal["rank", "sampler", "scorer"]
 
 
-class Served(Protocol):
+class ActorRole(Protocol):
     """What a host hosts. ``exported``: what it has left to be taken."""
 
     exported: bytes
@@ -27,11 +27,11 @@ class Served(Protocol):
         ...
 
     def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A table with ``result``, or a fault."""
+        """A table with ``result``, or a error."""
         ...
 
 
-OPEN: Mapping[Role, Callable[[Mapping[str, Any]], AbstractContextManager[Served]]] = MappingProxyType(
+OPEN: Mapping[Role, Callable[[Mapping[str, Any]], AbstractContextManager[ActorRole]]] = MappingProxyType(
     {"rank": open_rank, "sampler": open_sampler, "scorer": open_scorer}
 )
 
@@ -44,8 +44,8 @@ class Host:
 
     def __init__(self, role: Role, setup: bytes = b"") -> None:
         self._role, self._stack = role, ExitStack()
-        self._served: Served | None = None
-        self._fault: dict[str, Any] = {"crash": "it was given no setup"}
+        self._served: ActorRole | None = None
+        self._error: dict[str, Any] = {"crash": "it was given no setup"}
         if setup:
             self.begin(setup)
 
@@ -55,13 +55,13 @@ class Host:
             self._served = self._stack.enter_context(OPEN[self._role](decode(setup)))
             return encode(self._served.facts())
         except Exception as error:  # noqa: BLE001 - told to who asks
-            self._fault = fault_of(error)
-            return encode(self._fault)
+            self._error = encode_error(error)
+            return encode(self._error)
 
     def ask(self, request: bytes, weights: bytes | None = None) -> bytes:
         """The answer to a request (method, arguments, settings); ``weights``: a safetensors file that goes with it."""
         if self._served is None:
-            return encode(self._fault)
+            return encode(self._error)
         method, arguments, settings = decode(request)
         if weights is not None:
             settings = {**settings, "weights": load(weights)}

@@ -17,14 +17,14 @@ from typing import Any
 from rlcore.config.placement import PlacementConfig
 from rlcore.distributed.cluster.connection import connected
 from rlcore.distributed.cluster.host import Host, Role
-from rlcore.distributed.serialization import decode, encode, error_of, is_fault
+from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import ConfigError, RlcoreError, ServiceError
 
 _WAIT_SECONDS = 10.0  # between two looks at a cluster that has no room yet
 
 
 @dataclass(frozen=True, slots=True)
-class Blob:
+class RemoteBytes:
     """Bytes that lie on the cluster."""
 
     reference: Any
@@ -56,7 +56,7 @@ class RemoteProcess:
         """Ask the host itself to do something."""
         return Pending(self._cluster.ray, getattr(self._actor, method).remote(*arguments))
 
-    def ask(self, method: str, *arguments: Any, weights: Blob | None = None, **settings: Any) -> dict[str, Any]:
+    def ask(self, method: str, *arguments: Any, weights: RemoteBytes | None = None, **settings: Any) -> dict[str, Any]:
         """The answer of what is hosted, from whichever process stands in its place by then.
 
         One that dies is started anew by Ray, which asks it once more. One that is silent for too long is taken to be
@@ -68,14 +68,14 @@ class RemoteProcess:
         sent = (encode((method, arguments, settings)), *([weights.reference] if weights else []))
         answer: dict[str, Any] = decode(self._wait(self._actor.ask.remote(*sent), method))
         if "error" in answer:
-            raise error_of(answer)
-        if is_fault(answer):
+            raise decode_error(answer)
+        if is_error(answer):
             raise self._gone(f"failed in {method!r}: {answer.get('crash') or answer['memory']}")
         return answer
 
-    def keep(self) -> Blob:
+    def keep(self) -> RemoteBytes:
         """What the process has exported, left where it is."""
-        return Blob(self._actor.take.remote())
+        return RemoteBytes(self._actor.take.remote())
 
     def reason(self) -> str:
         """Why the process is gone, in Ray's words."""
@@ -99,7 +99,7 @@ class RemoteProcess:
                 found: bytes = ray.get(reference, timeout=seconds)
                 return found
             except ray.exceptions.GetTimeoutError:
-                self._cluster.note(f"{self.name} did not answer within {seconds / 60.0:g} minutes: it is replaced")
+                self._cluster.log(f"{self.name} did not answer within {seconds / 60.0:g} minutes: it is replaced")
                 ray.kill(self._actor, no_restart=False)
             except ray.exceptions.RayError as error:
                 raise self._gone(f"is gone, in {method!r}: {_short(error)}") from None
@@ -109,13 +109,13 @@ class RemoteProcess:
 
 
 class Cluster:
-    """A cluster with room for every process of a run. ``note`` shows a sentence to people.
+    """A cluster with room for every process of a run. ``log`` shows a sentence to people.
 
     ``seconds``: how long a process may take for an answer.
     """
 
-    def __init__(self, ray: ModuleType, placement: PlacementConfig, group: Any, *, note: Callable[[str], None]) -> None:
-        self.ray, self.placement, self.note = ray, placement, note
+    def __init__(self, ray: ModuleType, placement: PlacementConfig, group: Any, *, log: Callable[[str], None]) -> None:
+        self.ray, self.placement, self.log = ray, placement, log
         self.seconds = 60.0 * placement.timeout_minutes
         self._group = group
 
@@ -152,7 +152,7 @@ class Cluster:
         ready, _ = self.ray.wait(references, num_returns=1, timeout=seconds)
         return [references.index(each) for each in ready]
 
-    def fetch(self, blob: Blob) -> bytes:
+    def fetch(self, blob: RemoteBytes) -> bytes:
         """The bytes of a blob."""
         found: bytes = self.ray.get(blob.reference)
         return found
@@ -162,7 +162,7 @@ _ROLES: tuple[Role, ...] = ("rank", "sampler", "scorer")
 
 
 @contextmanager
-def open_cluster(placement: PlacementConfig, *, gpus: bool, note: Callable[[str], None]) -> Iterator[Cluster]:
+def open_cluster(placement: PlacementConfig, *, gpus: bool, log: Callable[[str], None]) -> Iterator[Cluster]:
     """A cluster with room for the processes of ``placement``, all of which end on the way out.
 
     ``gpus``: each rank and each sampler has one.
@@ -176,8 +176,8 @@ def open_cluster(placement: PlacementConfig, *, gpus: bool, note: Callable[[str]
     with connected(ray, placement, bundles):
         group = ray.util.placement_group(bundles, strategy="PACK")
         try:
-            _wait_for_room(ray, group, bundles, placement, note)
-            yield Cluster(ray, placement, group, note=note)
+            _wait_for_room(ray, group, bundles, placement, log)
+            yield Cluster(ray, placement, group, log=log)
         finally:
             ray.util.remove_placement_group(group)  # ends what runs in it
 
@@ -202,7 +202,7 @@ def _wait_for_room(
     group: Any,
     bundles: Sequence[Mapping[str, float]],
     placement: PlacementConfig,
-    note: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> None:
     """Return when Ray has kept room for every process; a cluster that grows may take its time."""
     wanted = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU")}
@@ -218,7 +218,7 @@ def _wait_for_room(
                 fix="add machines, lower learner_ranks, ray.num_rollout_workers, ray.num_reward_workers or ray.cpus; "
                 "`ray status` says more",
             )
-        note(f"waits for room on the Ray cluster: it has {has}")
+        log(f"waits for room on the Ray cluster: it has {has}")
 
 
 def _bundles(placement: PlacementConfig, *, gpus: bool) -> list[dict[str, float]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import load
 
-from rlcore.distributed.cluster.ray_cluster import Blob, Cluster, Pending, RemoteProcess
+from rlcore.distributed.cluster.ray_cluster import Cluster, Pending, RemoteBytes, RemoteProcess
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.distributed.serialization import encode
 from rlcore.errors import LearnerLostError
@@ -18,7 +18,7 @@ from rlcore.errors import LearnerLostError
 class RemoteWeights(Mapping[str, torch.Tensor]):
     """Weights on a cluster. Who samples there fetches the ``blob``; here they are read when one is asked for."""
 
-    def __init__(self, cluster: Cluster, blob: Blob) -> None:
+    def __init__(self, cluster: Cluster, blob: RemoteBytes) -> None:
         self.blob, self._cluster = blob, cluster
 
     @cached_property
@@ -35,8 +35,8 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
 
-class RemoteCrew:
-    """A :class:`~rlcore.distributed.rank_pool.Crew` whose ranks Ray has placed; ``device``: of each where it is.
+class RemoteRanks:
+    """A :class:`~rlcore.distributed.rank_pool.RankTransport` whose ranks Ray has placed. ``device``: that of each rank.
 
     They meet at the first one's machine. A dead one is not restarted alone: what it had, the others had parts of.
     """
@@ -70,12 +70,12 @@ class RemoteCrew:
         self._pending = [process.begin("ask", request) for process in self.processes]
         return set()  # of one that is gone, it is heard
 
-    def hear(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
+    def receive(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
         asked = sorted(silent)
         ready = self._cluster.first_of([self._pending[rank] for rank in asked], seconds)
         return {asked[place]: self._pending[asked[place]].data() for place in ready}
 
-    def ending(self, rank: int) -> str:
+    def exit_reason(self, rank: int) -> str:
         return f"is gone ({self.processes[rank].reason()})"
 
     def exported(self) -> Mapping[str, torch.Tensor]:
@@ -92,4 +92,4 @@ class RemoteCrew:
 
 def cluster_ranks(cluster: Cluster, device: torch.device) -> RankPool:
     """Ranks on a cluster, on devices of the kind of ``device``."""
-    return RankPool(RemoteCrew(cluster, torch.device(device.type)), cluster.seconds)
+    return RankPool(RemoteRanks(cluster, torch.device(device.type)), cluster.seconds)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlcore.distributed.serialization import fault_of
+from rlcore.distributed.serialization import encode_error
 from rlcore.hardware.machine import PRECISIONS
 from rlcore.hardware.runtime import Runtime
 from rlcore.sampling.native import NativeSampler
@@ -46,7 +46,7 @@ class Sampler:
             elif method not in (*_METHODS, "describe"):
                 raise ValueError(f"a sampler does no {method}")
         except Exception as error:  # noqa: BLE001 - told to who asked
-            return fault_of(error)
+            return encode_error(error)
         return {"result": result, **self.facts()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlcore.distributed.cluster.ray_cluster import Blob, Cluster, RemoteProcess
+from rlcore.distributed.cluster.ray_cluster import Cluster, RemoteBytes, RemoteProcess
 from rlcore.distributed.cluster.remote_ranks import RemoteWeights
 from rlcore.errors import SamplingError
 from rlcore.hardware.runtime import Runtime
@@ -26,8 +26,8 @@ class RemoteSampler:
     to other ends.
     """
 
-    def __init__(self, process: RemoteProcess, note: Callable[[str], None]) -> None:
-        self._process, self._note = process, note
+    def __init__(self, process: RemoteProcess, log: Callable[[str], None]) -> None:
+        self._process, self._log = process, log
         self._version = 0
         self._newest: RemoteWeights | None = None
 
@@ -54,13 +54,13 @@ class RemoteSampler:
         assert isinstance(state, RemoteWeights)
         return list(self._ask("differing_parts", weights=state.blob)["result"])
 
-    def _ask(self, method: str, *arguments: Any, weights: Blob | None = None, **settings: Any) -> dict[str, Any]:
+    def _ask(self, method: str, *arguments: Any, weights: RemoteBytes | None = None, **settings: Any) -> dict[str, Any]:
         """The answer of a sampler that serves the newest version."""
         while True:
             answer = self._process.ask(method, *arguments, weights=weights, policy_version=self._version, **settings)
             if self._newest is None or answer["policy_version"] == self._version:
                 return answer
-            self._note(f"{self._process.name} was replaced: it gets version {self._version}, and is asked again")
+            self._log(f"{self._process.name} was replaced: it gets version {self._version}, and is asked again")
             self.load_weights(self._newest, policy_version=self._version)
 
 
@@ -80,7 +80,7 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
     restarts = cluster.placement.max_restarts
     members = [
         RemoteSampler(
-            cluster.launch("sampler", number, setup=setup, restarts=restarts, lost=SamplingError), cluster.note
+            cluster.launch("sampler", number, setup=setup, restarts=restarts, lost=SamplingError), cluster.log
         )
         for number in range(count)
     ]

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from rlcore.config import RewardTerm
-from rlcore.distributed.serialization import fault_of
+from rlcore.distributed.serialization import encode_error
 from rlcore.hardware.machine import PRECISIONS
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
-from rlcore.rewards.mix import MixedReward, scores_of
+from rlcore.rewards.mix import WeightedReward, scores_of
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.strict import build
@@ -25,7 +25,7 @@ class Scorer:
 
     exported = b""
 
-    def __init__(self, reward: MixedReward) -> None:
+    def __init__(self, reward: WeightedReward) -> None:
         self._reward = reward
 
     def facts(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Scorer:
             part, rollouts = arguments
             return {"result": scores_of(self._reward.parts[part].reward, rollouts)}
         except Exception as error:  # noqa: BLE001 - told to who asked
-            return fault_of(error)
+            return encode_error(error)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from rlcore.distributed.cluster.ray_cluster import Cluster, RemoteProcess
 from rlcore.errors import RewardError
 from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.base import RewardFn
-from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.table import RewardResources, build_rewards, untrained
 from rlcore.types import Rollout, Score
 
-_LOTS = 4  # of rollouts for each scorer, so that who is done early takes more
+_NUM_CHUNKS = 4  # of rollouts for each scorer, so that who is done early takes more
 
 
 class RemoteReward:
@@ -40,7 +40,7 @@ class RemoteReward:
         Raises:
             RewardError: a scorer is gone for good.
         """
-        size = -(-len(rollouts) // (_LOTS * self._count))
+        size = -(-len(rollouts) // (_NUM_CHUNKS * self._count))
         lots = [rollouts[start : start + size] for start in range(0, len(rollouts), max(1, size))]
         with ThreadPoolExecutor(self._count) as threads:
             return [score for scores in threads.map(self._score, lots) for score in scores]
@@ -63,7 +63,7 @@ def open_scorers(
     *,
     tokens_per_microbatch: int,
     prefill: str,
-) -> Iterator[MixedReward]:
+) -> Iterator[WeightedReward]:
     """The reward of ``terms``, whose parts the scorers of a cluster compute; ``models``: trained ones by their stage.
 
     ``tokens_per_microbatch``: of reward models; ``prefill``: what the chat template writes before each completion.
@@ -91,4 +91,4 @@ def open_scorers(
         parts = [
             replace(part, reward=RemoteReward(part.reward, number, scorers)) for number, part in enumerate(here.parts)
         ]
-        yield MixedReward(parts)
+        yield WeightedReward(parts)

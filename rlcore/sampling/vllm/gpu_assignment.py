@@ -19,7 +19,7 @@ _OF_FREE = 0.85  # what is free on the trainer's GPU is not all taken: its alloc
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cards:
+class VisibleGpus:
     """The GPUs that this process sees: how many there are, and which is the trainer's (None: it computes on a CPU).
 
     ``free``: the share of the trainer's memory that is free now. ``learns``: a learner is on that GPU, and will want
@@ -32,17 +32,17 @@ class Cards:
     learns: bool = False
 
 
-def visible_cards(device: torch.device, *, learns: bool) -> Cards:
+def visible_cards(device: torch.device, *, learns: bool) -> VisibleGpus:
     """The GPUs beside a trainer on ``device``; only the trainer's own is touched."""
     count = torch.cuda.device_count()
     if device.type != "cuda":
-        return Cards(count=count, trainer=None)
+        return VisibleGpus(count=count, trainer=None)
     index = device.index if device.index is not None else torch.cuda.current_device()
     free, total = torch.cuda.mem_get_info(index)
-    return Cards(count=count, trainer=index, free=free / total, learns=learns)
+    return VisibleGpus(count=count, trainer=index, free=free / total, learns=learns)
 
 
-def deal(config: EngineConfig, cards: Cards) -> list[tuple[int, ...]]:
+def assign_gpus(config: EngineConfig, cards: VisibleGpus) -> list[tuple[int, ...]]:
     """The GPUs of each replica; none for any where there is no GPU.
 
     Raises:
@@ -75,7 +75,7 @@ def deal(config: EngineConfig, cards: Cards) -> list[tuple[int, ...]]:
     return dealt
 
 
-def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards: Cards) -> list[float]:
+def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards: VisibleGpus) -> list[float]:
     """The share of its GPUs' memory that each replica may take.
 
     Raises:
@@ -96,7 +96,7 @@ def memory_fractions(config: EngineConfig, dealt: Sequence[Sequence[int]], cards
     return [min((_share(index, cards) / sharing[index] for index in each), default=ALONE) for each in dealt]
 
 
-def on_the_trainers(dealt: Sequence[Sequence[int]], cards: Cards) -> list[bool]:
+def shares_trainer_gpu(dealt: Sequence[Sequence[int]], cards: VisibleGpus) -> list[bool]:
     """For each replica, whether it computes on the trainer's GPU."""
     return [cards.trainer in each for each in dealt]
 
@@ -164,7 +164,7 @@ def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[
         )
 
 
-def _default(needed: int, cards: Cards, width: int) -> list[int]:
+def _default(needed: int, cards: VisibleGpus, width: int) -> list[int]:
     """The GPUs beside the trainer's, in order; if there is only one, all share it."""
     if cards.count == 1 and width == 1:
         return [0] * needed
@@ -179,7 +179,7 @@ def _default(needed: int, cards: Cards, width: int) -> list[int]:
     return others[:needed]
 
 
-def _share(index: int, cards: Cards) -> float:
+def _share(index: int, cards: VisibleGpus) -> float:
     """The share of a GPU's memory that all replicas on it may take together."""
     if index != cards.trainer:
         return ALONE

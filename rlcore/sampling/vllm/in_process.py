@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from rlcore.errors import SamplingError
-from rlcore.models.weight_names import as_stored
+from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
-from rlcore.sampling.vllm.weights import Converted, checkpoint_shapes, differing_parts, misfits
+from rlcore.sampling.vllm.requests import rejection_reason, rescored, rollout_of, settings_of
+from rlcore.sampling.vllm.weights import Converted, checkpoint_shapes, differing_parts, shape_mismatches
 from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -57,7 +57,7 @@ class InProcessSampler:
         """
         limit, count = self._spec.max_model_len, params.num_samples
         numbers = range(len(prompts)) if places is None else places
-        obstacles = [obstacle_of(prompt, params.max_new_tokens, limit=limit) for prompt in prompts]
+        obstacles = [rejection_reason(prompt, params.max_new_tokens, limit=limit) for prompt in prompts]
         asked = [
             (prompt, derive_seed(seed, place, sample))
             for prompt, place, obstacle in zip(prompts, numbers, obstacles, strict=True)
@@ -78,8 +78,8 @@ class InProcessSampler:
         Raises:
             SamplingError: the names or shapes differ. The engine then serves what it served before.
         """
-        state = as_stored(state, self._spec.model)
-        if problems := misfits(self._shapes, state):
+        state = to_checkpoint_names(state, self._spec.model)
+        if problems := shape_mismatches(self._shapes, state):
             raise SamplingError(
                 f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
                 where=f"policy version {policy_version}",

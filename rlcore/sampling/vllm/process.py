@@ -125,7 +125,7 @@ class ServerProcess:
             seconds = time.monotonic() - started
             if self._guard.poll() is not None or seconds > limit:
                 what = f"did not answer within {limit:.0f} s" if self._guard.poll() is None else "ended as it started"
-                said = self.last_words()
+                said = self.log_tail()
                 self.stop()
                 raise SamplingError(
                     f"the engine {what}; its last lines:\n{said}",
@@ -139,7 +139,7 @@ class ServerProcess:
         """Whether the server runs, and says that its engine runs."""
         return self._guard.poll() is None and is_healthy(self.address)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The first error in the engine's log, which caused the later ones, and the log's last lines."""
         try:
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()

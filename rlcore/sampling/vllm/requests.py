@@ -28,7 +28,7 @@ def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> 
     }
 
 
-def obstacle_of(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
+def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
     """Why a prompt cannot be completed by an engine with ``limit`` positions; empty when it can."""
     needed = len(prompt.token_ids) + max_new_tokens
     if not prompt.token_ids:

@@ -20,7 +20,7 @@ from rlcore.errors import SamplingError
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
-from rlcore.sampling.vllm.requests import obstacle_of, rescored, rollout_of, settings_of
+from rlcore.sampling.vllm.requests import rejection_reason, rescored, rollout_of, settings_of
 from rlcore.sampling.vllm.server_load import EngineWatch
 from rlcore.sampling.vllm.server_sync import ADAPTER, WeightSync, publish
 from rlcore.sampling.vllm.transfer import FileTransfer
@@ -95,7 +95,7 @@ class VllmSampler:
             request: FailedRollout(prompt=request.prompt, reason=obstacle)
             for group in groups
             for request in group
-            if (obstacle := obstacle_of(request.prompt, params.max_new_tokens, limit=limit))
+            if (obstacle := rejection_reason(request.prompt, params.max_new_tokens, limit=limit))
         }
         with self._watch.over(lambda: self.control.address):
             self._complete([request for group in groups for request in group if request not in made], params, made)
@@ -136,7 +136,7 @@ class VllmSampler:
         except SamplingError:
             if self.is_alive():
                 raise
-            self._revive()
+            self._restart_server()
             return self.control.ask(path, payload, **settings)
 
     def _complete(
@@ -149,7 +149,7 @@ class VllmSampler:
             if attempt and pending:
                 self._progress(f"{len(pending)} completions are asked for again: {reasons[pending[0]]}")
                 self._watch.asked_again += len(pending)
-                self._revive()
+                self._restart_server()
             outcomes = self._pool.map(lambda request: self._one(request, params), pending)
             for request, outcome in zip(pending, outcomes, strict=True):
                 if isinstance(outcome, _Missed):
@@ -221,12 +221,12 @@ class VllmSampler:
     def _attach(self, address: Address) -> None:
         self.control = EngineControl(address, last_words=self._last_words)
 
-    def _revive(self) -> None:
+    def _restart_server(self) -> None:
         if not self.is_alive():
             self.start()
 
     def _last_words(self) -> str:
-        said = self._process.last_words() if self._process is not None else "it logs where it was started"
+        said = self._process.log_tail() if self._process is not None else "it logs where it was started"
         return f"the engine's last lines:\n{said}"
 
 

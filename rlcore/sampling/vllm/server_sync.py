@@ -84,11 +84,11 @@ class WeightSync:
             except _FAULTS:
                 if all(server.is_alive() for server in self._servers):
                     raise
-                self._go_back()
+                self._reload_previous()
                 self._publish(weights, policy_version)
         except _FAULTS as error:
             discard(path)
-            self._go_back()
+            self._reload_previous()
             raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
         old, self._served = self._served, weights if weights.is_live_alone else replace(weights, live=None)
         for server in self._servers:
@@ -112,7 +112,7 @@ class WeightSync:
             self._met = group.members
         return self._transfer
 
-    def _go_back(self) -> None:
+    def _reload_previous(self) -> None:
         """Start every server again, because it may be paused, or hold a part of the new weights.
 
         Raises:

@@ -46,7 +46,7 @@ def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) 
         return SharedMemoryTransfer(group, num_tensors)
     if kind == "gloo":
         return GlooTransfer(group)
-    return open_builtin(kind, group, host=meeting_host(group), sizes=world_sizes(group))
+    return open_builtin(kind, group, host=rendezvous_host(group), sizes=world_sizes(group))
 
 
 def world_sizes(group: ControlGroup) -> list[int]:
@@ -54,7 +54,7 @@ def world_sizes(group: ControlGroup) -> list[int]:
     return [answer["world_size"] for answer in group.ask("/get_world_size", None)]
 
 
-def meeting_host(group: ControlGroup) -> str:
+def rendezvous_host(group: ControlGroup) -> str:
     """The address of this machine by which all servers reach it.
 
     Raises:
@@ -104,7 +104,7 @@ class GlooTransfer:
 
     def __init__(self, group: ControlGroup) -> None:
         self._group, sizes = group, world_sizes(group)
-        host, size = meeting_host(group), 1 + sum(sizes)
+        host, size = rendezvous_host(group), 1 + sum(sizes)
         self._store = open_store(host, size)  # kept, because the group needs it as long as it lives
         meeting = in_background(lambda: join_group(self._store, 0, size, host=host))
         where = {"host": host, "port": self._store.port, "size": size}

@@ -20,9 +20,9 @@ from safetensors import safe_open
 from rlcore.config import TransferKind
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
-from rlcore.models.weight_names import as_stored
+from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_sum, state_sums
+from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_sums
 
 DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from the trainer's GPU, without a file in between
 _MEMORY = Path("/dev/shm")  # a file there never touches a disk
@@ -88,8 +88,8 @@ def pack(
         OSError, SafetensorError: there is no room.
     """
     adapted = state.adapted if isinstance(state, MergedState) and spec.adapter_rank else None
-    state = state if adapted else as_stored(state, spec.model)
-    problems = adapter_misfits(shapes, adapted.adapter_shapes()) if adapted else misfits(shapes, state)
+    state = state if adapted else to_checkpoint_names(state, spec.model)
+    problems = adapter_misfits(shapes, adapted.adapter_shapes()) if adapted else shape_mismatches(shapes, state)
     if problems:
         raise SamplingError(
             f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
@@ -132,7 +132,7 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def misfits(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
+def shape_mismatches(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
     """Why ``state`` is not the whole of such a checkpoint. A second name of a stored tensor must hold the same."""
     missing = [f"{name} is missing" for name in shapes if name not in state]
     other = [
@@ -237,7 +237,7 @@ def differing_parts(
     dtype: torch.dtype,
     seed: int,
 ) -> list[str]:
-    """The parts whose sums differ; ``answers``: each worker's ``engine_sums``.
+    """The parts whose sums differ; ``answers``: each worker's ``engine_checksums``.
 
     ``is_adapter``: the engine holds the base's weights, and the adapter of ``state`` apart from them.
     """
@@ -261,5 +261,5 @@ def adapter_sums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, int]:
     for path, parameter in adapted.named_parameters():
         name = path.replace("/", ".")
         kept = parameter.detach().to(dtype)
-        add(sums, adapter_part(name), bit_sum(kept * scale if ".lora_B." in name else kept))
+        add(sums, adapter_part(name), bit_checksum(kept * scale if ".lora_B." in name else kept))
     return sums

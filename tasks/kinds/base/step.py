@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlcore.checks.audit.integrity import write_seal
+from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.models.importing import import_model, source_digest
@@ -24,7 +24,7 @@ def run_import_sft(context: StageContext) -> StageResult:
     if config.source == "registry":
         config = _downloaded(config, context.work)
     card = import_model(config, context.folder / MODEL, seed=context.seed)
-    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
     context.log(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
@@ -38,7 +38,7 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
     """
     folder = download_model(model, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
-    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     base, own = (ChatTokenizer.load(each / MODEL) for each in (context.inputs["import_sft"], context.folder))
     if not own.is_same_as(base):
         raise ModelError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.audit.integrity import verify_model
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.errors import ConfigError, DataError
@@ -31,16 +31,16 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     """
     config: BenchmarkConfig = context.config.stage.settings
     try:
-        from rlcore.evaluation.lm_eval import HarnessModel, evaluate
+        from rlcore.evaluation.lm_eval import LmEvalModel, evaluate
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"stages.{context.stage} needs the evaluation harness, which is not installed ({error.name})",
             fix="pip install 'rlcore[benchmarks]'",
         ) from error
     folder = context.inputs[policy] / MODEL
-    tokenizer = require_sealed(context.inputs[policy], stage=policy, model=folder)
+    tokenizer = verify_model(context.inputs[policy], stage=policy, model=folder)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        model = HarnessModel(runtime.load_frozen(folder), tokenizer, config, seed=context.seed)
+        model = LmEvalModel(runtime.load_frozen(folder), tokenizer, config, seed=context.seed)
         records = evaluate(model, config, cache=context.work / "tables")
     table = pd.DataFrame(records)
     check_benchmark_records(table)

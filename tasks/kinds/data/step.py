@@ -17,7 +17,7 @@ from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset, source_digest
 from rlcore.tasks.store.storage import read_column
-from rlcore.text.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
+from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
 
 LATER = "take other rows for one of the two, or name this data set before the other"
@@ -135,8 +135,8 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
     return TokenView(
         encode=partial(encode_all, tokenizer),
         prompt_lengths=partial(prompt_lengths, tokenizer),
-        prompt_bounds=partial(prompt_bounds, tokenizer),
-        text_bound=text_bound,
+        max_prompt_tokens=partial(max_prompt_tokens, tokenizer),
+        max_text_tokens=max_text_tokens,
         special_tokens=tuple(tokenizer.special_tokens),
     )
 

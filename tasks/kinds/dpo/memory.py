@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.hardware.memory_plan import ModelSize, dpo_needs
+from rlcore.hardware.memory_plan import ModelSize, dpo_footprint
 from rlcore.tasks.kinds.dpo.settings import DpoStage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import Need, supervised_need
@@ -13,5 +13,5 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     """Return the need of the stage ``name`` for a model of that size."""
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, DpoStage).settings
-    found = dpo_needs(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing)
+    found = dpo_footprint(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing)
     return supervised_need(name, config, found, adapter="lora.rank", rank=own.lora.rank)

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.choices import choices
 from rlcore.config import DpoConfig
-from rlcore.distributed.distributed_supervised import DpoGroup
+from rlcore.distributed.distributed_supervised import DistributedDpo
 from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.hardware.runtime import Runtime
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
@@ -20,7 +20,7 @@ from rlcore.tasks.steps.pair_data import read_pair_data
 from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
-from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, prefer
+from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, run_dpo_steps
 from rlcore.training.preferences import TokenPair, preference_sets
 
 
@@ -31,7 +31,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     """
     config: DpoConfig = context.config.stage.settings
     checkpoint = context.inputs[start] / MODEL
-    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
+    tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
     data = read_pair_data(context, tokenizer)
     num_steps = config.num_epochs * -(-len(preference_sets(data.train)) // config.batch_size)
     history: list[Mapping[str, float]] = []
@@ -47,10 +47,10 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
         _learner(context, checkpoint, runtime) as learner,
     ):
-        margins = prefer(learner, data.train, data.held_out, config, seed=context.seed, report=report)
+        margins = run_dpo_steps(learner, data.train, data.held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         memory = peak_memory_gib(runtime.device)
-    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)
     context.tracker.log_metrics(figures, step=len(history))
@@ -67,7 +67,7 @@ def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Abstr
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-GROUPS = choices("distributed.backend", {"processes": DpoGroup, "ray": DpoGroup})
+GROUPS = choices("distributed.backend", {"processes": DistributedDpo, "ray": DistributedDpo})
 
 
 def _figures(

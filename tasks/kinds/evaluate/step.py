@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.checks.audit.integrity import require_sealed
-from rlcore.checks.canaries.served_weights import require_served
+from rlcore.checks.audit.integrity import verify_model
+from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.data_contracts.contracts import evaluations as contract
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_share, pass_at_k
 from rlcore.models.architectures import positions_of
-from rlcore.rewards.base import RewardFn, score_each, ungraded
+from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.tasks.presets.evaluation import EvaluationConfig
@@ -33,7 +33,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the data sets ``data``."""
     model = context.inputs[checkpoint]
     config: EvaluationConfig = context.config.evaluation
-    tokenizer = require_sealed(model, stage=checkpoint, model=model / MODEL)
+    tokenizer = verify_model(model, stage=checkpoint, model=model / MODEL)
     prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
     check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
     with ExitStack() as stack:
@@ -49,7 +49,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
                 progress=context.log,
             )
         )
-        require_served(engine, model / MODEL, prompts, runtime, seed=derive_seed(context.seed, "served"))
+        verify_served_weights(engine, model / MODEL, prompts, runtime, seed=derive_seed(context.seed, "served"))
         sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)
@@ -97,7 +97,7 @@ def answers(
     judged = iter(score_each([rollout for _, rollout in flat if rollout.prompt.has_reference], grade))
     rows: list[dict[str, Any]] = []
     for index, rollout in flat:
-        score = next(judged) if rollout.prompt.has_reference else ungraded("the prompt has no reference")
+        score = next(judged) if rollout.prompt.has_reference else failed_score("the prompt has no reference")
         row: dict[str, Any] = {
             "prompt_id": rollout.prompt.prompt_id,
             "task": rollout.prompt.task,

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, DataError
-from rlcore.evaluation.conditions import Check, at_least, at_most
-from rlcore.evaluation.promotion import Paired
+from rlcore.evaluation.conditions import Check, check_max, check_min
+from rlcore.evaluation.promotion import PairedMetric
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.store.storage import read_table
 
@@ -63,7 +63,7 @@ def require_tasks(answers: pd.DataFrame, settings: PromotionConfig) -> None:
 
 def compared(
     champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
-) -> tuple[Paired, list[Paired]]:
+) -> tuple[PairedMetric, list[PairedMetric]]:
     """Accuracy and the guards, from the greedy answers of both to the same problems that have a reference.
 
     Raises:
@@ -88,14 +88,14 @@ def wins_of(table: pd.DataFrame) -> Values:
 
 def compared_by_wins(
     wins: Values, champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
-) -> tuple[Paired, list[Paired]]:
+) -> tuple[PairedMetric, list[PairedMetric]]:
     """The win rate by prompt, beside the champion's own of ½; accuracy is a guard where there are enough references.
 
     Raises:
         DataError: as :func:`compared`.
     """
     _same_problems(champion, challenger)
-    primary = Paired(name="win rate", champion=np.full(len(wins), 0.5), challenger=wins)
+    primary = PairedMetric(name="win rate", champion=np.full(len(wins), 0.5), challenger=wins)
     champion = in_favour(champion)
     old, new = _with_reference(champion), _with_reference(challenger)
     guards = _task_guards(old, new, settings)
@@ -104,7 +104,7 @@ def compared_by_wins(
     return primary, [*guards, *_style_guards(champion, challenger, settings)]
 
 
-def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> list[Paired]:
+def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> list[PairedMetric]:
     """A guard for each task and metric of a benchmark, from the records of both sides.
 
     Raises:
@@ -120,7 +120,7 @@ def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: floa
     return [_paired(name, old["value"][names == name], new["value"][names == name], margin) for name in names.unique()]
 
 
-def comparison_digest(primary: Paired, guards: Sequence[Paired], settings: PromotionConfig) -> str:
+def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], settings: PromotionConfig) -> str:
     """Digest of what is decided by, and of the bounds: whoever changes either looks once more."""
     figures = [
         [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
@@ -156,9 +156,9 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
             "promotion.min_accuracy: no held-out prompt has a reference, so there is no accuracy",
             fix="leave min_accuracy out, or evaluate on data with references",
         )
-    limits = [at_least("accuracy by itself", correct, settings.min_accuracy)] if correct else []
+    limits = [check_min("accuracy by itself", correct, settings.min_accuracy)] if correct else []
     cut = float((answers["finish_reason"] == "length").mean())
-    limits.append(at_most("share of answers cut", cut, settings.max_truncated))
+    limits.append(check_max("share of answers cut", cut, settings.max_truncated))
     if settings.max_ref_kl is not None:
         # An update of which each step was skipped measured none, and moved nothing either.
         kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
@@ -167,7 +167,7 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
                 f"promotion.max_ref_kl: the run {settings.challenger} measured no KL to the reference",
                 fix="give it a kl.coefficient above 0, or leave max_kl out",
             )
-        limits.append(at_most("KL to the reference", kl, settings.max_ref_kl))
+        limits.append(check_max("KL to the reference", kl, settings.max_ref_kl))
     return limits
 
 
@@ -180,7 +180,7 @@ def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:
     return answers[answers["has_reference"]].reset_index(drop=True)
 
 
-def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
+def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
     """Accuracy in every large task and in every safety task."""
     tasks = challenger["task"]
     large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
@@ -192,7 +192,7 @@ def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: Pro
     ]
 
 
-def _style_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[Paired]:
+def _style_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
     """Compare how often answers end by themselves, and their length."""
     old, new = (frame["finish_reason"] == "stop" for frame in (champion, challenger))
     ends = _paired("answers that end", old, new, settings.finished_margin)
@@ -200,6 +200,6 @@ def _style_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: Pr
     return [ends, dataclasses.replace(length, higher_is_better=False)]
 
 
-def _paired(name: str, champion: pd.Series, challenger: pd.Series, margin: float) -> Paired:
+def _paired(name: str, champion: pd.Series, challenger: pd.Series, margin: float) -> PairedMetric:
     sides = [side.to_numpy(dtype=np.float64) for side in (champion, challenger)]
-    return Paired(name=name, champion=sides[0], challenger=sides[1], margin=margin)
+    return PairedMetric(name=name, champion=sides[0], challenger=sides[1], margin=margin)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from rlcore.evaluation.conditions import Check
-from rlcore.evaluation.promotion import Verdict
+from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.strict import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
@@ -26,13 +26,15 @@ def promotion_page(result: Result, folder: Path) -> str:
     told = read_json(result.data / "verdict.json")
     folders = evaluations(result.inputs, told["challenger"])
     answers = {side: greedy_answers(each) for side, each in folders.items()}
-    verdict, wins = build(Verdict, told["verdict"]), told["win_rate"]
+    verdict, wins = build(PromotionDecision, told["verdict"]), told["win_rate"]
     page = render(told["model"], verdict, answers, champion=told["champion"], wins=headline(wins) if wins else "")
     (folder / "verdict.md").write_text(page, encoding="utf-8")
     return page
 
 
-def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = "") -> str:
+def render(
+    name: str, verdict: PromotionDecision, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = ""
+) -> str:
     """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one.
 
     ``wins``: a line about the win rate that decided.
@@ -51,7 +53,7 @@ def render(name: str, verdict: Verdict, answers: Mapping[str, pd.DataFrame], *, 
     return "\n\n".join(parts) + "\n"
 
 
-def check_table(verdict: Verdict) -> str:
+def check_table(verdict: PromotionDecision) -> str:
     """One row per check; the interval has the confidence of the look."""
     interval = f"{format_level(1 - 2 * verdict.alpha)} interval"
     lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.checks.audit.integrity import write_seal
+from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import ModelConfig
 from rlcore.errors import DataError
-from rlcore.evaluation.promotion import Paired, Rule, Verdict, judge
+from rlcore.evaluation.promotion import PairedMetric, PromotionDecision, PromotionRule, decide
 from rlcore.models.importing import import_model
 from rlcore.tasks.kinds.promote.figures import (
     asked_both,
@@ -51,7 +51,7 @@ def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult
     """
     folder = download_model(uri, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
-    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
@@ -82,9 +82,9 @@ def run_promote(
     require_tasks(answers["challenger"], settings)
     wins = read_json(context.inputs[WINS] / "win_rate.json") if WINS in context.inputs else None
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
-    rule = Rule(alpha=settings.alpha, min_gain=settings.min_gain)
+    rule = PromotionRule(alpha=settings.alpha, min_gain=settings.min_gain)
     if ref.sha256 == champion_sha256:
-        verdict = Verdict(
+        verdict = PromotionDecision(
             promote=False, look=0, alpha=0.0, checks=(), sentence="The challenger is the champion already."
         )
     elif champion:
@@ -93,9 +93,9 @@ def run_promote(
         pair = "-".join(digest[:_DIGITS] for digest in (ref.sha256, champion_sha256, figures))
         look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
         more = [judge_check(wins["distrust"])] if wins else []
-        verdict = judge(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
+        verdict = decide(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
     else:
-        verdict = judge(None, (), limits, rule=rule, look=1, seed=context.seed)
+        verdict = decide(None, (), limits, rule=rule, look=1, seed=context.seed)
     sides = {"model": model_name(context.config.name, settings), "challenger": challenger, "champion": champion}
     told = {**sides, "verdict": dataclasses.asdict(verdict), "win_rate": wins}
     write_json(told, context.folder / "verdict.json")
@@ -106,7 +106,7 @@ def run_promote(
 
 def _figures(
     context: StageContext, answers: Mapping[str, pd.DataFrame], settings: PromotionConfig
-) -> tuple[Paired, list[Paired]]:
+) -> tuple[PairedMetric, list[PairedMetric]]:
     """The primary figure and the guards: by the win rate where there is one, else by accuracy."""
     if WINS in context.inputs:
         wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
@@ -154,7 +154,7 @@ def _history(folder: Path) -> list[dict[str, float]]:
     return history
 
 
-def _metrics(verdict: Verdict) -> dict[str, float]:
+def _metrics(verdict: PromotionDecision) -> dict[str, float]:
     metrics = {
         "promotion/promoted": float(verdict.promote),
         "promotion/look": float(verdict.look),

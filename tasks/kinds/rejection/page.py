@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlcore.sampling.rejection import Yield
+from rlcore.sampling.rejection import RejectionStats
 from rlcore.strict import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
@@ -18,7 +18,7 @@ def rejection_page(result: Result, folder: Path) -> str:
     account = read_json(result.data / "rejection.json")
     yields = {"all": account["all"], **account["tasks"]}
     page = render(
-        {task: build(Yield, document) for task, document in yields.items()},
+        {task: build(RejectionStats, document) for task, document in yields.items()},
         account["dropped"],
         confidence=result.confidence,
     )
@@ -26,7 +26,7 @@ def rejection_page(result: Result, folder: Path) -> str:
     return page
 
 
-def render(yields: Mapping[str, Yield], dropped: Mapping[str, int], *, confidence: float) -> str:
+def render(yields: Mapping[str, RejectionStats], dropped: Mapping[str, int], *, confidence: float) -> str:
     """The account as Markdown."""
     lines = [
         "| task | prompts | sampled | verified | kept | accepted | pass rate "

@@ -12,7 +12,7 @@ from rlcore.config import RejectionConfig
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.errors import DataError
-from rlcore.sampling.rejection import Candidate, Selection, Yield, account, select
+from rlcore.sampling.rejection import Candidate, RejectionStats, Selection, select, summarize
 from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_view
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.steps.data import prepare_source
@@ -113,7 +113,7 @@ def give_account(
     the stage's figures.
     """
     config: RejectionConfig = context.config.stage.settings
-    figure = partial(account, config=config, seed=context.seed, confidence=context.config.confidence)
+    figure = partial(summarize, config=config, seed=context.seed, confidence=context.config.confidence)
     total = figure(candidates, selection.kept)
     tasks = {
         task: figure(
@@ -136,7 +136,7 @@ def give_account(
     return StageResult(metrics=metrics_of(total), rows=report.num_train + report.num_eval, contract=report.contract)
 
 
-def metrics_of(total: Yield) -> dict[str, float]:
+def metrics_of(total: RejectionStats) -> dict[str, float]:
     """The stage's metrics, by the glossary's names."""
     return {
         "rejection/sampled": float(total.sampled),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from rlcore.evaluation.promotion import Verdict
+from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.strict import build
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.promote.page import check_table
@@ -21,12 +21,12 @@ def reward_gate_page(result: Result, folder: Path) -> str:
     """Writes ``reward_gate.md``."""
     told = read_json(result.data / "reward_gate.json")
     margins = read_table(result.data / "margins.parquet")
-    page = render(build(Verdict, told["verdict"]), margins, is_same=told["is_same"])
+    page = render(build(PromotionDecision, told["verdict"]), margins, is_same=told["is_same"])
     (folder / "reward_gate.md").write_text(page, encoding="utf-8")
     return page
 
 
-def render(verdict: Verdict, margins: pd.DataFrame, *, is_same: bool) -> str:
+def render(verdict: PromotionDecision, margins: pd.DataFrame, *, is_same: bool) -> str:
     """The page, as Markdown. ``margins``: a row per pair, with the previous model's where there is one."""
     parts = ["# The reward model", f"**{plain(verdict.sentence)}**", check_table(verdict)]
     if is_same:

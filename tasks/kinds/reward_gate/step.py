@@ -12,10 +12,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.errors import DataError, NonFiniteError, TrainingError
-from rlcore.evaluation.conditions import Check, at_least
-from rlcore.evaluation.intervals import independent_values
-from rlcore.evaluation.paired_tests import fewest, loss_p, score_interval
-from rlcore.evaluation.promotion import Verdict
+from rlcore.evaluation.conditions import Check, check_min
+from rlcore.evaluation.intervals import effective_sample_size
+from rlcore.evaluation.paired_tests import min_sample_size, noninferiority_p, score_interval
+from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.tasks.presets.retrain import RetrainConfig
@@ -85,12 +85,12 @@ def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: Retra
     new, confidence = margins[0], settings.confidence
     right = np.heaviside(new, 0.5)
     name = "held-out accuracy"
-    accuracy = at_least(name, right.tolist(), settings.min_accuracy, clusters=prompts, confidence=confidence)
+    accuracy = check_min(name, right.tolist(), settings.min_accuracy, clusters=prompts, confidence=confidence)
     if len(margins) == 1:
         return (accuracy,)
     old = margins[1]
     same, name = (np.sign(new) == np.sign(old)).astype(float), "agreement with the previous reward model"
-    agreement = at_least(name, same.tolist(), settings.min_agreement, clusters=prompts, confidence=confidence)
+    agreement = check_min(name, same.tolist(), settings.min_agreement, clusters=prompts, confidence=confidence)
     return accuracy, agreement, _no_loss(right - np.heaviside(old, 0.5), prompts, settings)
 
 
@@ -101,10 +101,10 @@ def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) 
     """
     alpha, margin = (1.0 - settings.confidence) / 2.0, settings.accuracy_margin
     signs = np.where(changes < 0.0, -1.0, np.floor(changes))
-    n = math.floor(independent_values(signs, prompts) + 1e-9)  # shares are kept, to the safe side
+    n = math.floor(effective_sample_size(signs, prompts) + 1e-9)  # shares are kept, to the safe side
     lost = math.ceil(float((signs < 0).mean()) * n - 1e-9)
     won = min(math.floor(float((signs > 0).mean()) * n + 1e-9), n - lost)
-    p_value, least = loss_p(won, lost, n, margin), fewest(margin, alpha)
+    p_value, least = noninferiority_p(won, lost, n, margin), min_sample_size(margin, alpha)
     low, high = score_interval(won, lost, n, confidence=settings.confidence)
     passed, estimate = p_value <= alpha, (won - lost) / n
     sentence = f"accuracy changes by {estimate:+.3f}; a loss of {margin:g} or more is " + (
@@ -177,10 +177,10 @@ def _prompts(rows: Sequence[PairRow]) -> list[int]:
     return [numbers[tuple(row.messages)] for row in rows]
 
 
-def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> Verdict:
+def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> PromotionDecision:
     failed = [check.sentence for check in checks if not check.passed]
     sentence = f"Refused: {'; '.join(failed)}." if failed else "Accepted: " + "; ".join(c.sentence for c in checks)
-    return Verdict(
+    return PromotionDecision(
         promote=not failed, look=0, alpha=(1.0 - settings.confidence) / 2.0, checks=checks, sentence=sentence
     )
 

@@ -14,7 +14,7 @@ from rlcore.evaluation.intervals import Interval, expected_calibration_error, pa
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.text.packing import TokenSequence
 from rlcore.training import reward_calibration as quality
-from rlcore.training.label_audit import Suspect
+from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.linear_head import folds_of
 from rlcore.training.preferences import TokenPair
 
@@ -131,7 +131,7 @@ def _length_metrics(
     return metrics
 
 
-def suspects_table(suspects: Sequence[Suspect], rows: Sequence[PairRow]) -> pd.DataFrame:
+def suspects_table(suspects: Sequence[SuspectLabel], rows: Sequence[PairRow]) -> pd.DataFrame:
     """Training pairs, the most doubtful first: row of ``train.parquet`` (from 0), margin, and what stands there."""
     return pd.DataFrame(
         [

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from rlcore.checks.audit.integrity import require_sealed
-from rlcore.checks.audit.supervised_data import label_noise, require_anchors, require_labels
+from rlcore.checks.audit.integrity import verify_model
+from rlcore.checks.audit.supervised_data import label_noise, require_gold_pairs, require_labels
 from rlcore.choices import choices
 from rlcore.config import RewardModelConfig
-from rlcore.distributed.distributed_supervised import RewardGroup
+from rlcore.distributed.distributed_supervised import DistributedReward
 from rlcore.errors import TrainingError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
@@ -29,7 +29,7 @@ from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
-from rlcore.training.label_audit import Suspect
+from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
 from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
@@ -43,7 +43,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
-    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
+    tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
     data, anchors = read_pair_data(context, tokenizer), read_anchors(context, tokenizer)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
@@ -77,8 +77,8 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
     context.log(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
     if on_anchors:
-        context.log(f"accuracy on {len(anchors)} anchors {on_anchors.mean:.3f}")
-        require_anchors(on_anchors)
+        context.log(f"accuracy on {len(anchors)} gold pairs {on_anchors.mean:.3f}")
+        require_gold_pairs(on_anchors)
     _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
@@ -86,13 +86,13 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[RewardHandle]:
     def here() -> RewardLearner:
         config, seed = context.config.stage.settings, context.seed
-        trunk = reward_trunk(checkpoint, config.trunk, runtime, seed=seed)
+        trunk = reward_trunk(checkpoint, config.backbone, runtime, seed=seed)
         return RewardLearner(reward_members(trunk, config, seed=seed), config)
 
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-GROUPS = choices("distributed.backend", {"processes": RewardGroup, "ray": RewardGroup})
+GROUPS = choices("distributed.backend", {"processes": DistributedReward, "ray": DistributedReward})
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
@@ -127,7 +127,7 @@ def _judge(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardS
     return HeldOut(pairs=pairs, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
 
 
-def _audit_metrics(suspects: tuple[Suspect, ...]) -> dict[str, float]:
+def _audit_metrics(suspects: tuple[SuspectLabel, ...]) -> dict[str, float]:
     if not suspects:
         return {}
     doubted = sum(one.margin < -2.0 for one in suspects)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.advantages import AdvantageInputs
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.tasks.kinds.rl.settings import RlStage
@@ -23,7 +23,7 @@ def _signal(path: str, rl: RlConfig) -> Iterator[str]:
     """A group of one has no signal where a group's own mean is its baseline: that is computed, not looked up."""
     if rl.group_size == 1:
         rewards, zeros = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.zeros(2, 1)
-        alone = Episodes(
+        alone = AdvantageInputs(
             rewards=rewards,
             group=torch.tensor([0, 1]),
             token_rewards=rewards[:, None],

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rlcore.choices import choices
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop import HeldOut, Parts
+from rlcore.loop import Components, HeldOut
 from rlcore.models.architectures import max_positions
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
@@ -23,7 +23,7 @@ from rlcore.tasks.steps.rollout_engine import longest, sampling_engine
 from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
 from rlcore.tasks.steps.workload import engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.training.learner_protocol import LearnerProtocol
 from rlcore.types import Prompt
 
 
@@ -34,7 +34,7 @@ def start_from(context: StageContext, stage: str, reference: str) -> StageContex
 
 
 @contextmanager
-def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: Runtime) -> Iterator[Parts]:
+def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: Runtime) -> Iterator[Components]:
     """Everything that a run works with; its engine, and the workers of its rewards, are ended on the way out.
 
     ``evaluated``: the data sets whose held-out problems are asked while it trains.
@@ -58,7 +58,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
         engine = stack.enter_context(placed.open_engine(max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
         judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
-        yield Parts(
+        yield Components(
             seed=context.seed,
             learner=placed.learner,
             engine=engine,
@@ -71,7 +71,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
             identity={"stage": context.stage_key},
             held_out=HeldOut(prompts=monitored, verifier=judge, confidence=evaluation.confidence),
             health=context.config.health,
-            shares=stage.prompts,
+            mixture_weights=stage.prompts,
         )
 
 
@@ -84,7 +84,7 @@ def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTok
     return found
 
 
-def _longest_text(context: StageContext, learner: LearnerHandle, prompts: Sequence[Prompt]) -> int:
+def _longest_text(context: StageContext, learner: LearnerProtocol, prompts: Sequence[Prompt]) -> int:
     """Tokens of the longest prompt and its completion.
 
     Raises:

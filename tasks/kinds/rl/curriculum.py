@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlcore.errors import DataError
-from rlcore.sampling.difficulty import Tried, drawn
+from rlcore.sampling.difficulty import PassCount, sample_by_difficulty
 from rlcore.tasks.kinds.rl.settings import DrawConfig, RlStage
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.steps.tokens import id_in_dataset
@@ -25,14 +25,14 @@ def curriculum_prompts(context: StageContext, draw: DrawConfig, prompts: Sequenc
     table = read_table(context.inputs[draw.pass_rates] / "difficulty.parquet")
     columns = (table[name].tolist() for name in ("dataset", "prompt_id", "passed", "answers"))
     known = {
-        (dataset, prompt_id): Tried(passed=passed, answers=answers)
+        (dataset, prompt_id): PassCount(passed=passed, answers=answers)
         for dataset, prompt_id, passed, answers in zip(*columns, strict=True)
     }
     found: list[Prompt] = []
     for name in stage.prompts:
         own = [prompt for prompt in prompts if prompt.dataset == name]
         tried = [known.get((name, id_in_dataset(each, is_one_of_several=len(stage.prompts) > 1))) for each in own]
-        some = drawn(
+        some = sample_by_difficulty(
             own, tried, band=(draw.min_pass_rate, draw.max_pass_rate), weight=draw.weighting, seed=context.seed
         )
         if not some:
@@ -46,7 +46,7 @@ def curriculum_prompts(context: StageContext, draw: DrawConfig, prompts: Sequenc
     return found
 
 
-def _none_left(stage: str, dataset: str, draw: DrawConfig, tried: Sequence[Tried | None]) -> DataError:
+def _none_left(stage: str, dataset: str, draw: DrawConfig, tried: Sequence[PassCount | None]) -> DataError:
     rates = [each.pass_rate for each in tried if each is not None]
     measured = f"from {min(rates):.3f} to {max(rates):.3f}" if rates else "not measured"
     return DataError(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.hardware.memory_plan import ModelSize, rl_needs
+from rlcore.hardware.memory_plan import ModelSize, rl_footprint
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import OFFLOAD, Need, engine_bytes, of_a_rank, true_of
@@ -20,7 +20,7 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     uses_critic = resolve_algorithm(rl).uses_critic
     models = [config.stages[term.stage].settings for term in rl.rewards if term.kind == "reward_model"]
     used = config.engine_of(rl.sampling)
-    footprint = rl_needs(
+    footprint = rl_footprint(
         size,
         replace(rl, sampling=replace(rl.sampling, engine=used)),
         uses_critic=uses_critic,

@@ -14,10 +14,10 @@ from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.distributed.cluster.remote_ranks import cluster_ranks
 from rlcore.distributed.cluster.samplers import open_samplers
 from rlcore.distributed.cluster.scorers import open_scorers
-from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.hardware.runtime import Runtime
-from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.tasks.steps.base import MODEL, StageContext
@@ -25,7 +25,7 @@ from rlcore.tasks.steps.rewards import open_reward_models, reward_model_folders,
 from rlcore.tasks.steps.rollout_engine import open_engine, sampling_engine
 from rlcore.tasks.steps.workload import Workload
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.learner_protocol import LearnerHandle
+from rlcore.training.learner_protocol import LearnerProtocol
 
 if TYPE_CHECKING:
     from rlcore.models.reward_ensemble import RewardModel
@@ -37,8 +37,8 @@ START, REFERENCE = "start", "reference"  # the inputs that a run starts from and
 class Placed:
     """Learner and reward; ``open_engine`` opens the sampler, sized for texts of so many tokens."""
 
-    learner: LearnerHandle
-    reward: MixedReward
+    learner: LearnerProtocol
+    reward: WeightedReward
     open_engine: Callable[[int], AbstractContextManager[Sampler]]
 
 
@@ -61,7 +61,7 @@ def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer
     with ExitStack() as stack:
         reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
         ranks = child_ranks(placement, runtime.device)
-        group = LearnerGroup(_plan(context, rl), placement, runtime, note=context.log, ranks=ranks)
+        group = DistributedLearner(_plan(context, rl), placement, runtime, log=context.log, ranks=ranks)
         learner = stack.enter_context(closing(group))
         yield Placed(learner=learner, reward=reward, open_engine=_engine_here(context, rl, runtime, tokenizer))
 
@@ -72,7 +72,7 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
     placement, start = context.config.distributed, context.inputs[START] / MODEL
     with ExitStack() as stack:
         has_gpus = runtime.device.type == "cuda"
-        cluster = stack.enter_context(open_cluster(placement, gpus=has_gpus, note=context.log))
+        cluster = stack.enter_context(open_cluster(placement, gpus=has_gpus, log=context.log))
         if rl.rewards and placement.ray.num_reward_workers:
             folders, budget = reward_model_folders(context, rl.rewards), rl.update.tokens_per_microbatch
             prefill = tokenizer.prefill
@@ -81,7 +81,7 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
         else:
             reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
         ranks = cluster_ranks(cluster, runtime.device)
-        group = LearnerGroup(_plan(context, rl), placement, runtime, note=context.log, ranks=ranks)
+        group = DistributedLearner(_plan(context, rl), placement, runtime, log=context.log, ranks=ranks)
         learner = stack.enter_context(closing(group))
 
         def open_there(max_tokens: int) -> AbstractContextManager[Sampler]:
@@ -105,10 +105,10 @@ def _reward_here(
     runtime: Runtime,
     tokenizer: ChatTokenizer,
     policy: Policy | None,
-) -> tuple[MixedReward, Mapping[str, RewardModel]]:
+) -> tuple[WeightedReward, Mapping[str, RewardModel]]:
     """The reward in this process, and its models; without terms the KL to a teacher is all that is paid."""
     if not rl.rewards:
-        return MixedReward(()), {}
+        return WeightedReward(()), {}
     models, budget = open_reward_models(context, rl.rewards, runtime, policy), rl.update.tokens_per_microbatch
     resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     return stack.enter_context(build_rewards(rl.rewards, resources=resources)), models

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlcore.checks.audit.integrity import require_sealed, write_seal
+from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop import Outcome, Parts, conclude, iterate, open_run
+from rlcore.loop import Components, TrainResult, finish, iterate, open_run
 from rlcore.loop.update import SKIPPED
 from rlcore.seeding import derive_seed
 from rlcore.tasks.kinds.rl.components import open_components, start_from
@@ -36,7 +36,7 @@ def run_online_rl(
     """
     context = replace(context, seed=seed_after(context.seed, earlier))
     for name in dict.fromkeys((start, reference)):
-        require_sealed(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
+        verify_model(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         return _run(start_from(context, start, reference), stage, evaluated, runtime)
 
@@ -52,9 +52,9 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
     try:
         with open_components(context, evaluated, runtime) as parts, open_run(parts, recorder) as run:
             while not run.is_over:
-                context.run_task("iteration", run.done + 1, partial(iterate, run))
-                context.report_progress(f"{stage} iterations", run.done, rl.num_iterations, run.history[-1])
-            outcome = conclude(run)
+                context.run_task("iteration", run.iterations_done + 1, partial(iterate, run))
+                context.report_progress(f"{stage} iterations", run.iterations_done, rl.num_iterations, run.history[-1])
+            outcome = finish(run)
             recorder.flush()
             recorder.keeper.require_intact()
             return _artifact(context, parts, outcome, runtime)
@@ -64,11 +64,11 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
         recorder.keeper.write()  # also of a run that fails: its rollouts may say why
 
 
-def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Runtime) -> StageResult:
+def _artifact(context: StageContext, parts: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
     """The policy, every rollout, the history, what the health rules found, and batches of steps that were skipped."""
     folder = context.folder
     parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
-    write_seal(folder, stage=context.stage, model=folder / MODEL)
+    write_model_digest(folder, stage=context.stage, model=folder / MODEL)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():
         shutil.copytree(skipped, folder / SKIPPED)
@@ -80,7 +80,7 @@ def _artifact(context: StageContext, parts: Parts, outcome: Outcome, runtime: Ru
     return StageResult(metrics=last | memory, rows=len(outcome.history))
 
 
-def _stopped(outcome: Outcome) -> dict[str, Any] | None:
+def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
     """Describe the end of a run by a health rule, for ``health.json``."""
     stop = outcome.stop
     if stop is None:
@@ -89,6 +89,6 @@ def _stopped(outcome: Outcome) -> dict[str, Any] | None:
         "text": str(stop),
         "iteration": stop.iteration,
         "rule": stop.finding.rule,
-        "result_iteration": stop.sound,
-        "dropped": outcome.dropped,
+        "result_iteration": stop.restored_iteration,
+        "dropped": outcome.rolled_back_history,
     }

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from rlcore.checks.audit.integrity import require_sealed, write_seal
-from rlcore.checks.audit.shuffle_gap import mates_of, require_mates, require_pairing
+from rlcore.checks.audit.integrity import verify_model, write_model_digest
+from rlcore.checks.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
 from rlcore.checks.audit.supervised_data import require_demonstrations
 from rlcore.choices import choices
 from rlcore.config import SftConfig
-from rlcore.distributed.distributed_supervised import SftGroup
+from rlcore.distributed.distributed_supervised import DistributedSft
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.logprob_check import check_model
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
@@ -22,7 +22,7 @@ from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations
 from rlcore.tasks.store.storage import write_json
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.sft import SftHandle, SftLearner, teach
+from rlcore.training.sft import SftHandle, SftLearner, run_sft_steps
 
 
 def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> StageResult:
@@ -32,7 +32,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     """
     config: SftConfig = context.config.stage.settings
     checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
-    tokenizer = require_sealed(context.inputs[start], stage=start, model=checkpoint)
+    tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
     train, held_out = (
         [
             demonstration
@@ -54,13 +54,13 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
         _learner(context, checkpoint, runtime) as learner,
     ):
-        teach(learner, train, held_out, config, seed=context.seed, report=report)
+        run_sft_steps(learner, train, held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
         pairing = learner.pairing(held_out, seed=context.seed)
         context.log(str(pairing))
-        require_pairing(pairing, config.min_shuffle_gap)
+        require_shuffle_gap(pairing, config.min_shuffle_gap)
         memory = peak_memory_gib(runtime.device)
-    write_seal(context.folder, stage=context.stage, model=context.folder / MODEL)
+    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
     return StageResult(metrics=result | {"sft/shuffle_gap": pairing.gap, "memory/peak_gib": memory})
@@ -71,7 +71,7 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
     rows = read_demonstrations(path)
     made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
     require_demonstrations(said, made, tokenizer)
-    require_mates(mates_of(said), min_mates)
+    require_rare_word_matches(match_rare_words(said), min_mates)
     return made
 
 
@@ -84,4 +84,4 @@ def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> Abstr
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
 
-GROUPS = choices("distributed.backend", {"processes": SftGroup, "ray": SftGroup})
+GROUPS = choices("distributed.backend", {"processes": DistributedSft, "ray": DistributedSft})

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.checks.canaries.served_weights import require_served
+from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.config import WinRateConfig
 from rlcore.errors import DataError, RewardError
 from rlcore.hardware.runtime import Runtime
@@ -88,7 +88,7 @@ def answer(
                 progress=context.log,
             )
         )
-        require_served(engine, folder, prompts, runtime, seed=derive_seed(context.seed, "served"))
+        verify_served_weights(engine, folder, prompts, runtime, seed=derive_seed(context.seed, "served"))
         sampler = stack.enter_context(with_tools(engine, tokenizer, sampling.episodes))
         refuse_changed_prompts(context, sampler, "a judge would compare answers to a prompt that it has not read")
         groups = sampler.sample(prompts, params, seed=derive_seed(context.seed, "win_rate", side))
@@ -183,8 +183,8 @@ def _row(prompt: str, pair: Pair | None, both: BothOrders | None, why: str) -> d
         "first": pair.first,
         "second": pair.second,
         "error": next((order.error for order in orders if order.value is None), ""),
-        "asked": both.asked,
-        "calls": 2 * both.asked,
+        "asked": both.was_judged,
+        "calls": 2 * both.was_judged,
         "failed_calls": sum(order.value is None for order in orders),
         "tokens": sum(order.prompt_tokens + order.completion_tokens for order in orders),
         "cost": sum(order.cost for order in orders),

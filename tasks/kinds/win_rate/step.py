@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rlcore.checks.audit.integrity import require_sealed
+from rlcore.checks.audit.integrity import verify_model
 from rlcore.config import WinRateConfig
 from rlcore.errors import ConfigError
-from rlcore.evaluation.win_rate import JudgeAudit, Verdicts, WinRate, audit_judge, win_rate
+from rlcore.evaluation.win_rate import JudgeAudit, PairResults, WinRate, audit_judge, win_rate
 from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
@@ -77,11 +77,11 @@ def answer_pairs(
     return pairs
 
 
-def verdicts_of(table: pd.DataFrame) -> Verdicts:
+def verdicts_of(table: pd.DataFrame) -> PairResults:
     """The verdicts of a table of judged pairs."""
     columns = {name: table[name].to_numpy(dtype=np.float64) for name in ("forward", "backward", "length")}
     others = table["other_length"].to_numpy(dtype=np.float64)
-    return Verdicts(
+    return PairResults(
         forward=columns["forward"], backward=columns["backward"], lengths=columns["length"], other_lengths=others
     )
 
@@ -163,7 +163,7 @@ def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokeni
         ConfigError: they have different ones, so that their prompts are not the same.
     """
     own, other = (
-        require_sealed(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
+        verify_model(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
         for name in (policy, reference)
     )
     if not own.is_same_as(other):

@@ -27,8 +27,8 @@ def prompt_lengths(conversations: Sequence[Messages]) -> list[int]:
 METER = TokenMeter(
     encode=lambda texts: [[hash(word) for word in text.split()] for text in texts],
     prompt_lengths=prompt_lengths,
-    prompt_bounds=prompt_lengths,
-    text_bound=lambda text: len(text.split()) + 1,
+    max_prompt_tokens=prompt_lengths,
+    max_text_tokens=lambda text: len(text.split()) + 1,
     special_tokens=("<|end|>", "<|pad|>"),
 )
 LIMITS: Mapping[str, Any] = {"num_train": 100, "num_eval": 100, "max_tokens": 8, "max_quarantined": 0.5}

@@ -129,5 +129,5 @@ def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
     assert code == 0
     lines = said.splitlines()
     assert lines[0] == f"prompts: 60 for training, 10 held out, 30 unused, 0 quarantined (prompts/v1 from {path.name})"
-    assert lines[1].startswith("demonstrations: 20 for training, 4 held out, 0 over")
+    assert lines[1].startswith("demonstrations: 20 for training, 4 held out, 0 unused")
     assert lines[-1] == "preferences: sampled from the policy 'sft' in the run"

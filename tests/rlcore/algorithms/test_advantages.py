@@ -16,14 +16,14 @@ from rlcore.algorithms.advantages import (
     AdvantageFn,
     batch_normalized,
     gae,
-    group_centred,
+    group_centered,
     group_normalized,
     group_over_mean,
     group_relative,
     has_signal,
-    immediate,
     leave_one_out,
     length_adaptive_gae,
+    per_token_reward,
     whiten,
 )
 from tests import strategies
@@ -32,7 +32,7 @@ from tests.reference import advantages as reference
 BY_BATCH = partial(group_relative, scale="batch")
 GROUP_ADVANTAGES = [
     group_normalized,
-    group_centred,
+    group_centered,
     leave_one_out,
     batch_normalized,
     group_over_mean,
@@ -60,11 +60,11 @@ def test_immediate_is_each_tokens_own_reward_and_nothing_that_comes_after_it() -
     # ln π_teacher - ln π of three tokens, the second of which is tool output: 0.5, masked, -2.
     mask = torch.tensor([[True, False, True]])
     own = torch.tensor([[0.5, 9.0, -2.0]], dtype=torch.float64)
-    assert immediate(strategies.episodes([7.5], mask=mask, token_rewards=own)).tolist() == [[0.5, 0.0, -2.0]]
+    assert per_token_reward(strategies.episodes([7.5], mask=mask, token_rewards=own)).tolist() == [[0.5, 0.0, -2.0]]
 
 
 def test_group_centred_leaves_the_deviations_as_they_are() -> None:
-    assert of_one_group(group_centred, [1.0, 0.8, 0.4, 0.2]) == pytest.approx([0.4, 0.2, -0.2, -0.4], abs=1e-7)
+    assert of_one_group(group_centered, [1.0, 0.8, 0.4, 0.2]) == pytest.approx([0.4, 0.2, -0.2, -0.4], abs=1e-7)
 
 
 def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
@@ -156,7 +156,7 @@ def test_groups_do_not_look_at_each_other() -> None:
 
 
 def test_groups_may_be_interleaved() -> None:
-    mixed = group_centred(strategies.episodes([1.0, 50.0, 0.0, 70.0], group=[7, 2, 7, 2]))
+    mixed = group_centered(strategies.episodes([1.0, 50.0, 0.0, 70.0], group=[7, 2, 7, 2]))
     assert mixed[:, 0].tolist() == pytest.approx([0.5, -10.0, -0.5, 10.0])
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from rlcore.algorithms.advantages import Episodes
+from rlcore.algorithms.advantages import AdvantageInputs
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import completion_ratio
 from rlcore.algorithms.resolve import with_constants
@@ -81,7 +81,7 @@ def expected_gradient(
 
 def episodes(
     group: tuple[Tokens, ...], old: TablePolicy, rewards: Mapping[Tokens, float], mask: torch.Tensor
-) -> Episodes:
+) -> AdvantageInputs:
     """The group as advantages see it, with the exact critic of the policy that sampled."""
     token_rewards, values = torch.zeros(mask.shape, dtype=torch.float64), torch.zeros(mask.shape, dtype=torch.float64)
     for row, one in enumerate(group):

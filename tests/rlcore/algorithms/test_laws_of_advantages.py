@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from rlcore.algorithms.advantages import (
     STD_EPSILON,
     AdvantageFn,
-    Episodes,
+    AdvantageInputs,
     batch_normalized,
     gae,
-    group_centred,
+    group_centered,
     group_normalized,
     group_over_mean,
     group_relative,
@@ -27,9 +27,9 @@ from tests import strategies
 
 law = settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 
-WITHIN_GROUP = [group_normalized, group_centred, leave_one_out, group_over_mean]
+WITHIN_GROUP = [group_normalized, group_centered, leave_one_out, group_over_mean]
 EVERY = [*WITHIN_GROUP, batch_normalized, partial(group_relative, scale="batch")]
-CENTRED = [group_centred, leave_one_out]  # in units of the reward
+CENTRED = [group_centered, leave_one_out]  # in units of the reward
 every = pytest.mark.parametrize("function", EVERY)
 grid = st.integers(-40, 40).map(lambda n: n / 8)  # exact in floats, so that a shift leaves differences as they are
 
@@ -145,13 +145,13 @@ def test_batch_normalised_advantages_sum_to_zero_over_the_batch(batch: tuple[lis
 @given(batch=groups())
 def test_leave_one_out_is_the_centred_reward_times_g_over_g_minus_one(batch: tuple[list[float], list[int]]) -> None:
     rewards, number = batch
-    loo, centred = (advantages_of(function, rewards, number) for function in (leave_one_out, group_centred))
+    loo, centred = (advantages_of(function, rewards, number) for function in (leave_one_out, group_centered))
     for group in members(number):
         factor = len(group) / max(1, len(group) - 1)
         assert [loo[i] for i in group] == pytest.approx([factor * centred[i] for i in group], rel=1e-9, abs=1e-9)
 
 
-@pytest.mark.parametrize("function", [group_normalized, group_centred, group_over_mean])
+@pytest.mark.parametrize("function", [group_normalized, group_centered, group_over_mean])
 @law
 @given(batch=groups(), copies=st.integers(2, 4))
 def test_a_group_sampled_several_times_over_has_the_same_advantages(
@@ -204,14 +204,14 @@ def test_dividing_by_a_std_keeps_the_direction_of_the_centred_rewards(
 ) -> None:
     rewards, number = batch
     scaled = advantages_of(partial(group_relative, scale=scale), rewards, number)
-    centred = advantages_of(group_centred, rewards, number)
+    centred = advantages_of(group_centered, rewards, number)
     for group in members(number):
         factors = [scaled[i] / centred[i] for i in group if centred[i] != 0.0]
         assert all(factor > 0.0 for factor in factors)
         assert factors == pytest.approx(factors[:1] * len(factors), rel=1e-9)
 
 
-def episode(seed: int, length: int = 7, rows: int = 3) -> Episodes:
+def episode(seed: int, length: int = 7, rows: int = 3) -> AdvantageInputs:
     """Random rewards and values with tool output here and there, float64."""
     generator = torch.Generator().manual_seed(seed)
     rewards, values = torch.randn(2, rows, length, generator=generator, dtype=torch.float64)
@@ -219,7 +219,7 @@ def episode(seed: int, length: int = 7, rows: int = 3) -> Episodes:
     return strategies.episodes([0.0] * rows, mask=mask, token_rewards=rewards, values=values)
 
 
-def with_fields(given_episodes: Episodes, **fields: torch.Tensor) -> Episodes:
+def with_fields(given_episodes: AdvantageInputs, **fields: torch.Tensor) -> AdvantageInputs:
     """The same mask with other rewards or values."""
     merged = {"token_rewards": given_episodes.token_rewards, "values": given_episodes.values} | fields
     return strategies.episodes([0.0] * len(given_episodes.mask), mask=given_episodes.mask, **merged)

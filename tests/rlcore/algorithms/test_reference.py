@@ -85,7 +85,7 @@ def completions(batch: Ragged) -> list[iteration.Completion]:
     ]
 
 
-def episodes(batch: Ragged, *, beta: float) -> advantages.Episodes:
+def episodes(batch: Ragged, *, beta: float) -> advantages.AdvantageInputs:
     """The batch as the fast code has it, with the KL in the reward."""
     gap = batch.fields["old_logprob"] - batch.fields["ref_logprob"]
     penalties = (-beta * gap).masked_fill(~batch.own, 0.0)

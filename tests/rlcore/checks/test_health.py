@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlcore.checks.health import RULES, judge
+from rlcore.checks.health import RULES, check_health
 from rlcore.config import LIMITS, HealthConfig, LimitConfig
 from rlcore.errors import ConfigError
 from rlcore.evaluation.intervals import accuracy
@@ -63,10 +63,10 @@ STOPS: Mapping[str, tuple[list[dict[str, float]], int, int]] = {
 @pytest.mark.parametrize("rule", STOPS)
 def test_a_rule_stops_the_run_when_its_patience_is_used_up_and_not_before(rule: str) -> None:
     rows, since, sound = STOPS[rule]
-    verdict = judge(rows, HealthConfig())
+    verdict = check_health(rows, HealthConfig())
     assert verdict.stop is not None
-    assert (verdict.stop.rule, verdict.stop.since, verdict.sound) == (rule, since, sound)
-    before = judge(rows[:-1], HealthConfig())
+    assert (verdict.stop.rule, verdict.stop.since, verdict.last_healthy) == (rule, since, sound)
+    before = check_health(rows[:-1], HealthConfig())
     assert before.stop is None
     assert [finding.level for finding in before.findings if finding.rule == rule] == ["alarm"]
 
@@ -93,7 +93,7 @@ def test_every_rule_has_a_history_that_stops_it_a_limit_and_a_metric_of_the_glos
 def test_between_its_bounds_a_rule_warns_and_leaves_every_checkpoint_sound(
     rows: list[dict[str, float]], rule: str
 ) -> None:
-    verdict = judge(rows, HealthConfig())
+    verdict = check_health(rows, HealthConfig())
     last = len(rows)
     assert [(finding.rule, finding.level, finding.since) for finding in verdict.findings] == [(rule, "warn", last)]
     assert verdict.sound == (last if rule == "reward_hacking" else last - 1)
@@ -103,31 +103,33 @@ def test_between_its_bounds_a_rule_warns_and_leaves_every_checkpoint_sound(
 def test_what_is_no_number_is_within_no_bound(rule: str) -> None:
     (metric,) = {each.metric for each in RULES if each.name == rule}
     rows = [{"iteration": place + 1, metric: float("nan")} for place in range(20)]
-    verdict = judge(rows, HealthConfig())
+    verdict = check_health(rows, HealthConfig())
     assert verdict.stop is not None
-    assert (verdict.stop.rule, verdict.stop.since, verdict.sound) == (rule, 1, 0)
+    assert (verdict.stop.rule, verdict.stop.since, verdict.last_healthy) == (rule, 1, 0)
 
 
 def test_a_reading_within_the_bound_ends_the_row() -> None:
     rows = history(kl__ref=[3.0, 3.0, 0.1, 3.0, 3.0])
-    verdict = judge(rows, HealthConfig())
+    verdict = check_health(rows, HealthConfig())
     assert [(finding.level, finding.since) for finding in verdict.findings] == [("alarm", 4)]
-    assert verdict.sound == 2  # the rollouts of iteration 3 were made by the weights after iteration 2
+    assert verdict.last_healthy == 2  # the rollouts of iteration 3 were made by the weights after iteration 2
 
 
 def test_stale_rollouts_speak_of_older_weights() -> None:
     rows = history(kl__ref=[0.1, 0.1, 0.1, 3.0], staleness=[0.0, 1.0, 1.0, 1.0])
-    assert judge(rows, HealthConfig()).sound == 1  # those of iteration 3 were sampled by the weights after iteration 1
+    assert (
+        check_health(rows, HealthConfig()).last_healthy == 1
+    )  # those of iteration 3 were sampled by the weights after iteration 1
 
 
 def test_a_run_that_was_never_within_a_bound_has_no_sound_checkpoint() -> None:
-    verdict = judge(history(kl__ref=[3.0, 3.0, 3.0]), HealthConfig())
-    assert (verdict.stop is not None, verdict.sound) == (True, 0)
+    verdict = check_health(history(kl__ref=[3.0, 3.0, 3.0]), HealthConfig())
+    assert (verdict.stop is not None, verdict.last_healthy) == (True, 0)
 
 
 def test_accuracy_that_falls_with_the_reward_is_not_gaming() -> None:
     rows = history(reward__mean=[0.5, 0.4, 0.3], eval__accuracy=[0.9, 0.5, 0.1])
-    assert judge(rows, HealthConfig()).findings == ()
+    assert check_health(rows, HealthConfig()).findings == ()
 
 
 def evaluations(accuracies: list[float], problems: int) -> list[dict[str, float]]:
@@ -153,33 +155,33 @@ def test_a_lucky_evaluation_followed_by_others_is_not_gaming(problems: int) -> N
     assert problems == 300 or float((shares.amax(1) - shares[:, -1]).mean()) > 0.08
     for course in shares.tolist():
         rows = evaluations(course, problems)
-        assert not any(judge(rows[:end], HealthConfig()).findings for end in range(1, 21))
+        assert not any(check_health(rows[:end], HealthConfig()).findings for end in range(1, 21))
 
 
 def test_accuracy_that_falls_beyond_chance_is_gaming() -> None:
-    findings = judge(evaluations([0.8, 0.4], 100), HealthConfig()).findings
+    findings = check_health(evaluations([0.8, 0.4], 100), HealthConfig()).findings
     assert [(finding.rule, finding.level) for finding in findings] == [("reward_hacking", "alarm")]
-    assert judge(evaluations([0.8, 0.6], 100), HealthConfig()).findings == ()
-    assert judge(evaluations([0.8, 0.66], 1000), HealthConfig()).findings[0].level == "warn"
+    assert check_health(evaluations([0.8, 0.6], 100), HealthConfig()).findings == ()
+    assert check_health(evaluations([0.8, 0.66], 1000), HealthConfig()).findings[0].level == "warn"
 
 
 def test_groups_without_signal_are_not_judged_where_there_is_a_critic() -> None:
     rows = history(groups__zero_signal=[1.0] * 20, value__explained_variance=[0.1] * 20)
-    assert judge(rows, HealthConfig()).findings == ()
+    assert check_health(rows, HealthConfig()).findings == ()
 
 
 def test_two_rules_go_back_to_where_both_were_within_their_bounds() -> None:
     rows = history(kl__ref=[0.1, 0.1, 0.1, 3.0, 3.0, 3.0], mismatch__kl=[0.0, 0.2, 0.2, 0.0, 0.2, 0.2])
-    assert judge(rows, HealthConfig()).sound == 2  # kl was within in iteration 3, mismatch in iteration 4
+    assert check_health(rows, HealthConfig()).last_healthy == 2  # kl was within in iteration 3, mismatch in iteration 4
 
 
 def test_rules_that_are_off_find_nothing_and_bounds_can_be_set() -> None:
     rows = history(kl__ref=[9.0] * 9)
-    assert judge(rows, HealthConfig(action="off")).findings == ()
+    assert check_health(rows, HealthConfig(action="off")).findings == ()
     strict = HealthConfig(kl=LimitConfig(warn=0.01, stop=0.05, patience=1))
-    verdict = judge(history(kl__ref=[0.02, 0.06]), strict)
+    verdict = check_health(history(kl__ref=[0.02, 0.06]), strict)
     assert verdict.stop is not None
-    assert judge(history(kl__ref=[0.02, 0.05]), strict).stop is None  # equal to the bound is within it
+    assert check_health(history(kl__ref=[0.02, 0.05]), strict).stop is None  # equal to the bound is within it
 
 
 @pytest.mark.parametrize(
@@ -209,9 +211,9 @@ rows_within = st.lists(st.fixed_dictionaries({}, optional=WITHIN), min_size=1, m
 @given(rows_within)
 def test_no_rule_ever_fires_within_its_bounds(rows: list[dict[str, float]]) -> None:
     numbered = [{"iteration": place + 1, **row} for place, row in enumerate(rows)]
-    verdict = judge(numbered, HealthConfig())
+    verdict = check_health(numbered, HealthConfig())
     assert verdict.findings == ()
-    assert verdict.sound <= len(rows)
+    assert verdict.last_healthy <= len(rows)
 
 
 anything = st.floats(-20.0, 20.0)
@@ -226,6 +228,6 @@ def test_the_verdict_of_a_longer_history_never_makes_an_unsound_checkpoint_of_a_
 ) -> None:
     numbered = [{"iteration": place + 1, **row} for place, row in enumerate(rows)]
     for length in range(1, len(rows) + 1):
-        verdict = judge(numbered[:length], HealthConfig())
+        verdict = check_health(numbered[:length], HealthConfig())
         if verdict.stop is not None:
-            assert verdict.sound < verdict.stop.since
+            assert verdict.last_healthy < verdict.stop.since

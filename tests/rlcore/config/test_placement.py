@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlcore.config import (
-    AdapterConfig,
     EngineConfig,
+    LoraConfig,
     OptimConfig,
     PlacementConfig,
     RayConfig,
@@ -17,7 +17,7 @@ from rlcore.config import (
     TrunkConfig,
     UpdateConfig,
 )
-from rlcore.config.placement import Learning, placement_faults
+from rlcore.config.placement import Learning, placement_errors
 from rlcore.errors import ConfigError
 from tests import strategies
 
@@ -46,9 +46,9 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 
 ADAPTED, EIGHT_BIT = (
     strategies.rl_config(update=update)
-    for update in (UpdateConfig(lora=AdapterConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
+    for update in (UpdateConfig(lora=LoraConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
 )
-ADAPTER = TrunkConfig(lora=AdapterConfig(rank=4))
+ADAPTER = TrunkConfig(lora=LoraConfig(rank=4))
 REWARD_MODEL = RewardModelConfig(
     num_epochs=1, batch_size=2, learning_rate=1.0, head_learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit")
 )
@@ -73,16 +73,16 @@ def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
     placement: dict[str, Any], own: Learning, said: str
 ) -> None:
     config = PlacementConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
-    faults = placement_faults(config, {"grpo": own}, EngineConfig())
+    faults = placement_errors(config, {"grpo": own}, EngineConfig())
     assert [said in fault for fault in faults] == [True] * bool(said)
 
 
 def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
     config, own = PlacementConfig(backend="ray", ray=RayConfig(num_rollout_workers=2)), {"grpo": strategies.rl_config()}
-    assert placement_faults(config, own, EngineConfig()) == []
-    (fault,) = placement_faults(config, own, EngineConfig(kind="vllm"))
+    assert placement_errors(config, own, EngineConfig()) == []
+    (fault,) = placement_errors(config, own, EngineConfig(kind="vllm"))
     assert "distributed.ray.num_rollout_workers = 2" in fault and "engine.kind = 'vllm'" in fault
-    assert placement_faults(PlacementConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
+    assert placement_errors(PlacementConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
 
 
 def test_only_several_ranks_and_another_device_for_the_step_change_numbers() -> None:

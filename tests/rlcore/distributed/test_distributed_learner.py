@@ -19,12 +19,12 @@ import torch
 from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RlConfig, SamplingConfig
 from rlcore.distributed import local_ranks, rank
 from rlcore.distributed.build import LearnerPlan
-from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import rank_devices
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.errors import CheckpointError, ConfigError, LearnerLostError, StorageError, TrainingError
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop import Outcome, train
+from rlcore.loop import TrainResult, train
 from tests import strategies
 from tests.ranks import Forks
 from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, start
@@ -35,19 +35,19 @@ SETTINGS: dict[str, Any] = {"num_iterations": 3, "kl": KlConfig(coefficient=0.1)
 SAMPLES = strategies.random_samples(0, dtype=torch.float32)
 
 
-def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> LearnerGroup:
+def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> DistributedLearner:
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
     settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "timeout_minutes": 1.0} | placement))
     ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.timeout_minutes)
-    return LearnerGroup(plan, settings, RUNTIME, note=notes.append, ranks=ranks)
+    return DistributedLearner(plan, settings, RUNTIME, log=notes.append, ranks=ranks)
 
 
 @pytest.fixture
 def opened(start: Path) -> Iterator[Any]:
     """Opens groups, and closes them."""
-    groups: list[LearnerGroup] = []
+    groups: list[DistributedLearner] = []
 
-    def open_group(config: RlConfig | None = None, **placement: Any) -> LearnerGroup:
+    def open_group(config: RlConfig | None = None, **placement: Any) -> DistributedLearner:
         groups.append(make_group(start, config or strategies.rl_config(), [], **placement))
         return groups[-1]
 
@@ -57,11 +57,11 @@ def opened(start: Path) -> Iterator[Any]:
             each.close()
 
 
-def curve(outcome: Outcome) -> list[dict[str, float]]:
+def curve(outcome: TrainResult) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if "second" not in k and "memory" not in k} for row in outcome.history]
 
 
-def assert_same_course(found: Outcome, expected: Outcome) -> None:
+def assert_same_course(found: TrainResult, expected: TrainResult) -> None:
     for ours, theirs in zip(curve(expected), curve(found), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
 
@@ -69,7 +69,7 @@ def assert_same_course(found: Outcome, expected: Outcome) -> None:
 class Killer(Tape):
     """Kills a rank when an iteration is recorded for the first time."""
 
-    def __init__(self, learner: LearnerGroup, iteration: int) -> None:
+    def __init__(self, learner: DistributedLearner, iteration: int) -> None:
         super().__init__()
         self._learner, self._iteration = learner, iteration
 

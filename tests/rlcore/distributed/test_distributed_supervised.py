@@ -14,32 +14,32 @@ import pytest
 import torch
 
 from rlcore.config import (
-    AdapterConfig,
     DpoConfig,
+    LoraConfig,
     OptimConfig,
     PlacementConfig,
     RewardModelConfig,
     SftConfig,
     TrunkConfig,
 )
-from rlcore.distributed.build import spread
-from rlcore.distributed.distributed_supervised import DpoGroup, RewardGroup, SftGroup, SupervisedPlan
+from rlcore.distributed.build import shard_models
+from rlcore.distributed.distributed_supervised import DistributedDpo, DistributedReward, DistributedSft, SupervisedPlan
 from rlcore.distributed.rank_pool import RankPool
-from rlcore.distributed.ranks import ONE, Ranks, whole
-from rlcore.distributed.sharded import Sharding, join, shard
+from rlcore.distributed.ranks import ONE, Ranks, gather_full
+from rlcore.distributed.sharded import ShardConfig, attach_ranks, shard
 from rlcore.errors import LearnerLostError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import add_adapter
+from rlcore.models.lora import add_lora
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.models.reward_scale import RewardScale, RewardScales
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
-from rlcore.training.dpo import DpoLearner, dpo_policy, prefer
+from rlcore.training.dpo import DpoLearner, dpo_policy, run_dpo_steps
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model
 from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
-from rlcore.training.sft import SftLearner, teach
+from rlcore.training.sft import SftLearner, run_sft_steps
 from tests import strategies
 from tests.ranks import Forks, on_ranks
 from tests.rlcore.loop.conftest import start
@@ -91,13 +91,13 @@ def taught(held: Literal["full", "replicate"]) -> Callable[[Ranks], tuple[list[A
         with strategies.double_precision():
             model = strategies.tiny_llama(dtype=torch.float64)
             if ranks.size * ranks.width > 1 and held == "full":
-                shard(model, ranks, Sharding(), device=CPU)
+                shard(model, ranks, ShardConfig(), device=CPU)
             elif ranks.size > 1:
-                join(model, ranks)
+                attach_ranks(model, ranks)
             reports: list[Any] = []
             learner, train = SftLearner(model, CONFIG), demonstrations(9)
-            teach(learner, train, train[:4], CONFIG, seed=0, report=lambda _, metrics: reports.append(metrics))
-            return reports, torch.cat([whole(p.detach()).flatten() for p in model.parameters()])
+            run_sft_steps(learner, train, train[:4], CONFIG, seed=0, report=lambda _, metrics: reports.append(metrics))
+            return reports, torch.cat([gather_full(p.detach()).flatten() for p in model.parameters()])
 
     return work
 
@@ -125,7 +125,9 @@ def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -
     placement = PlacementConfig(backend="processes", learner_ranks=2, timeout_minutes=5.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
-    kind: Any = {SftConfig: SftGroup, DpoConfig: DpoGroup, RewardModelConfig: RewardGroup}[type(config)]
+    kind: Any = {SftConfig: DistributedSft, DpoConfig: DistributedDpo, RewardModelConfig: DistributedReward}[
+        type(config)
+    ]
     return kind(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
 
 
@@ -136,7 +138,9 @@ def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Pat
         one = SftLearner(load_policy(start, device=CPU, dtype=torch.float32), CONFIG)
         for name, learner in (("ranks", group), ("one", one)):
             losses[name] = []
-            teach(learner, train, train, CONFIG, seed=0, report=lambda _, m, n=name: losses[n].append(m["sft/loss"]))
+            run_sft_steps(
+                learner, train, train, CONFIG, seed=0, report=lambda _, m, n=name: losses[n].append(m["sft/loss"])
+            )
             learner.save_model(start, tmp_path / name)
             gaps.append(learner.pairing(train, seed=0).gap)
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-2, abs=1e-3)
@@ -194,15 +198,15 @@ def fitted(
         with strategies.double_precision() if dtype == torch.float64 else nullcontext():
             trunk: Any = strategies.tiny_llama(dtype=dtype)
             if config.backbone.lora.rank:
-                trunk = add_adapter(trunk, config.backbone.lora, "reward_model", seed=0)
+                trunk = add_lora(trunk, config.backbone.lora, "reward_model", seed=0)
             members = [member.to(dtype) for member in reward_members(trunk, config, seed=0)]
             if ranks.size > 1:
                 roots = {id(member.backbone): member for member in reversed(members)}
-                spread(roots.values(), ranks, Sharding() if held == "full" else None, device=CPU)
+                shard_models(roots.values(), ranks, ShardConfig() if held == "full" else None, device=CPU)
             learner, reports = RewardLearner(members, config), list[Any]()
             done = fit_reward_model(learner, pairs, config, seed=0, report=lambda _, m: reports.append(dict(m)))
             parameters = [parameter for member in members for parameter in member.parameters()]
-            weights = torch.cat([whole(parameter.detach()).flatten().double() for parameter in parameters])
+            weights = torch.cat([gather_full(parameter.detach()).flatten().double() for parameter in parameters])
             margins = [(one.row, one.margin) for one in sorted(done.suspects, key=lambda one: one.row)]
             return reports, margins, learner.scores(sides_of(pairs)), weights
 
@@ -235,7 +239,7 @@ def test_ranks_fit_the_reward_model_of_one_process(tmp_path: Path) -> None:
         ("full", 4, torch.float32, {"num_epochs": 1}),
         ("full", 2, torch.float64, {"ensemble": 2, "backbone": TrunkConfig(trainable_layers=1)}),
         ("full", 2, torch.float32, {"ensemble": 2, "backbone": TrunkConfig(trainable_layers=0)}),
-        ("replicate", 4, torch.float64, {"backbone": TrunkConfig(lora=AdapterConfig(rank=2))}),
+        ("replicate", 4, torch.float64, {"backbone": TrunkConfig(lora=LoraConfig(rank=2))}),
         ("full", 4, torch.float64, {"audit_folds": 3, "tokens_per_microbatch": 1000}),
     ],
 )
@@ -283,13 +287,13 @@ def preferred(
     def make(ranks: Ranks) -> DpoLearner:
         policy: Any = strategies.tiny_llama(dtype=dtype)
         if config.lora.rank:
-            policy = add_adapter(policy, config.lora, "policy", seed=0).to(dtype)
+            policy = add_lora(policy, config.lora, "policy", seed=0).to(dtype)
         if ranks.size > 1:
-            spread([policy], ranks, Sharding() if held == "full" else None, device=CPU)
+            shard_models([policy], ranks, ShardConfig() if held == "full" else None, device=CPU)
         return DpoLearner(policy, config)
 
     def flat(tensors: Any) -> torch.Tensor:
-        return torch.cat([whole(each.detach()).flatten().double() for each in tensors])
+        return torch.cat([gather_full(each.detach()).flatten().double() for each in tensors])
 
     def work(ranks: Ranks) -> tuple[torch.Tensor, list[Any], torch.Tensor, torch.Tensor]:
         with strategies.double_precision() if dtype == torch.float64 else nullcontext():
@@ -306,7 +310,7 @@ def preferred(
                 learner.step(sets)
             hook.remove()
             learner = make(ranks)
-            margins = prefer(
+            margins = run_dpo_steps(
                 learner, pairs, pairs[:4], config, seed=0, report=lambda _, found: reports.append(dict(found))
             )
             return gradients[1], reports, margins, flat(learner.model.parameters())
@@ -340,7 +344,7 @@ def test_ranks_learn_preferences_directly_as_one_process_does(tmp_path: Path) ->
         ("full", 4, torch.float64, {"batch_size": 2}),  # fewer sets than ranks
         ("replicate", 2, torch.float64, {}),
         ("full", 2, torch.float64, {"tokens_per_microbatch": 1000}),
-        ("replicate", 4, torch.float64, {"lora": AdapterConfig(rank=2)}),
+        ("replicate", 4, torch.float64, {"lora": LoraConfig(rank=2)}),
     ],
 )
 def test_every_layout_learns_preferences_directly_as_one_process_does(
@@ -351,10 +355,10 @@ def test_every_layout_learns_preferences_directly_as_one_process_does(
 
 
 @pytest.mark.parametrize(
-    "adapter", [AdapterConfig(rank=2), pytest.param(AdapterConfig(), marks=pytest.mark.scale)], ids=["adapter", "whole"]
+    "adapter", [LoraConfig(rank=2), pytest.param(LoraConfig(), marks=pytest.mark.scale)], ids=["adapter", "whole"]
 )
 def test_a_policy_of_ranks_that_learned_preferences_is_saved_as_one_process_saves_it(
-    adapter: AdapterConfig, start: Path, tmp_path: Path
+    adapter: LoraConfig, start: Path, tmp_path: Path
 ) -> None:
     config, pairs = replace(DPO, num_epochs=1, lora=adapter), preferences(8)
     group, _ = open_group(start, config)
@@ -362,7 +366,7 @@ def test_a_policy_of_ranks_that_learned_preferences_is_saved_as_one_process_save
         one = DpoLearner(dpo_policy(start, config, RUNTIME, seed=0), config)
         margins = []
         for name, learner in (("ranks", group), ("one", one)):
-            margins.append(prefer(learner, pairs, pairs, config, seed=0, report=lambda *_: None))
+            margins.append(run_dpo_steps(learner, pairs, pairs, config, seed=0, report=lambda *_: None))
             learner.save_model(start, tmp_path / name)
     torch.testing.assert_close(margins[0], margins[1], rtol=1e-3, atol=1e-4)
     names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlcore.distributed.ranks import ONE, Ranks
-from rlcore.distributed.sharded import Sharding
+from rlcore.distributed.sharded import ShardConfig
 from rlcore.errors import CheckpointError, NonFiniteError
 from tests.rank_learners import (
     CASES,
@@ -66,9 +66,9 @@ def test_what_the_first_rank_finds_is_found_by_all_and_its_error_is_theirs(tmp_p
             raise CheckpointError("damaged", where="here", fix="mend it")
 
         try:
-            ranks.of_first(refuse)
+            ranks.broadcast_object(refuse)
         except CheckpointError as error:
-            return [ranks.of_first(lambda: f"rank {ranks.rank}"), *error.args]
+            return [ranks.broadcast_object(lambda: f"rank {ranks.rank}"), *error.args]
         return []
 
     assert on_ranks(2, work, tmp_path) == [["rank 0", "damaged", "here", "mend it"]] * 2
@@ -78,13 +78,13 @@ def test_one_rank_alone_asks_nobody() -> None:
     parameter = torch.nn.Parameter(torch.ones(2))
     ONE.sum_gradients([parameter])
     assert parameter.grad is None
-    assert (ONE.any(True), ONE.max(3), ONE.gather("x"), ONE.of_first(lambda: 5)) == (True, 3, ["x"], 5)
+    assert (ONE.any(True), ONE.max(3), ONE.gather("x"), ONE.broadcast_object(lambda: 5)) == (True, 3, ["x"], 5)
     assert ONE.collect([0, 1], ["a", "b"]) == ["a", "b"]
 
 
 def test_gathering_in_half_precision_learns_what_autocast_learns(tmp_path: Path) -> None:
     """Shards stay float32, so that a small step is not rounded away; what is gathered and multiplied is bfloat16."""
-    half = Sharding(dtype=torch.bfloat16)
+    half = ShardConfig(dtype=torch.bfloat16)
     case = CASES["grpo"]
 
     def work(ranks: Ranks) -> tuple[list[str], float]:

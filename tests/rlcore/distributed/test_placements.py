@@ -9,25 +9,25 @@ import pytest
 import torch
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig
+from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import assert_same, make_learner, shared_learner, update_config, weights_of
 
-ADAPTER = AdapterConfig(rank=3)
+ADAPTER = LoraConfig(rank=3)
 
 
 def adapted_learner(**settings: Any) -> Learner:
     """PPO with policy and critic as adapters on one base."""
     base = strategies.tiny_llama()
-    policy = add_adapter(base, ADAPTER, "policy", seed=0)
-    critic = ScalarModel.on_trunk(add_adapter(base, ADAPTER, "critic", seed=0))
+    policy = add_lora(base, ADAPTER, "policy", seed=0)
+    critic = ScalarHeadModel.on_trunk(add_lora(base, ADAPTER, "critic", seed=0))
     update = update_config(lora=ADAPTER)
     critic_config = CriticConfig(architecture="lora", learning_rate=1e-2)
     config = strategies.rl_config("ppo", **({"update": update, "critic": critic_config} | settings))
@@ -53,7 +53,7 @@ def separate_gradients(samples: list[TrainingSample]) -> tuple[torch.Tensor, tor
     """The same losses with a trunk for each: gradient of the policy, of the critic's trunk, of its head."""
     shared = shared_learner()
     assert shared.critic is not None
-    critic = ScalarModel(strategies.tiny_llama(dtype=torch.float64), shared.critic.head)
+    critic = ScalarHeadModel(strategies.tiny_llama(dtype=torch.float64), shared.critic.head)
     config = dataclasses.replace(shared.config, critic=CriticConfig())
     learner = Learner(shared.policy, critic, algorithm=ALGORITHMS["ppo"], config=config)
     seen: list[torch.Tensor] = []
@@ -109,10 +109,10 @@ def test_experience_too_takes_one_pass_and_has_the_values_of_two() -> None:
     learner = shared_learner(dtype=torch.float32)
     assert learner.critic is not None
     groups = strategies.random_groups(learner.policy, 0)
-    own = ScalarModel(strategies.tiny_llama(), learner.critic.head)
+    own = ScalarHeadModel(strategies.tiny_llama(), learner.critic.head)
     built = []
     for critic in (learner.critic, own):
-        judges = Judges(
+        judges = ScoringModels(
             policy=learner.policy, reference=None, critic=critic, temperature=0.8, tokens_per_microbatch=1000
         )
         passes = count_passes(learner.policy.base_model)
@@ -199,7 +199,7 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
         learner.update(samples, seed=seed)
     assert learner.critic is not None
     groups = strategies.random_groups(learner.policy, 0)
-    judges = Judges(
+    judges = ScoringModels(
         policy=learner.policy,
         reference=AdaptedModel(learner.policy.base, ""),
         critic=learner.critic,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlcore.distributed.serialization import decode, encode
 from rlcore.hardware.memory import Footprint
-from rlcore.training.scoring_models import Passes
+from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import ToolCall
 from tests import strategies
@@ -59,7 +59,7 @@ def test_our_records_arrive_as_what_they_were() -> None:
 def test_samples_and_passes_arrive_with_every_tensor() -> None:
     samples = strategies.random_samples(0)
     values = [sample.values for sample in samples]
-    sent = Passes(old=values, ref=values, values=values, next_values=torch.ones(len(samples)))
+    sent = ForwardScores(old=values, ref=values, values=values, next_values=torch.ones(len(samples)))
     found_samples, passes = decode(encode((samples, sent)))
     for ours, theirs in zip(samples, found_samples, strict=True):
         for field in dataclasses.fields(ours):

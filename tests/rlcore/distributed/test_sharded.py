@@ -20,20 +20,20 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlcore.distributed.ranks import ONE, Ranks, whole
+from rlcore.distributed.ranks import ONE, Ranks, gather_full
 from rlcore.distributed.sharded import (
-    Sharding,
+    ShardConfig,
     _layers,
     _split,
-    join,
-    like,
+    attach_ranks,
+    full_state_dict,
     ranks_of,
+    run_forward,
     shard,
-    whole_pass,
-    whole_state,
+    shard_like,
 )
 from rlcore.errors import ModelError
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from tests import strategies
 from tests.ranks import on_ranks
 
@@ -54,18 +54,18 @@ def test_the_blocks_of_a_trunk_are_its_layers(config: PretrainedConfig) -> None:
 
 def test_a_model_is_of_one_rank_until_it_joins_others_with_all_that_stands_on_it() -> None:
     model = strategies.tiny_llama()
-    critic = ScalarModel.on_trunk(model)
+    critic = ScalarHeadModel.on_trunk(model)
     assert ranks_of(model) is ranks_of(critic) is ONE
-    join(critic, Ranks(1, 2))
+    attach_ranks(critic, Ranks(1, 2))
     assert ranks_of(model) == ranks_of(critic) == Ranks(1, 2)
     assert sum(1 for _ in model.parameters()) == sum(1 for _ in strategies.tiny_llama().parameters())
 
 
 def test_a_model_that_is_whole_is_passed_and_kept_as_it_is() -> None:
     model, tensor = strategies.tiny_llama(), torch.ones(2)
-    assert whole_pass(model, lambda: 5) == 5
-    assert whole_state(model) is None
-    assert like(model.lm_head.weight, tensor) is tensor
+    assert run_forward(model, lambda: 5) == 5
+    assert full_state_dict(model) is None
+    assert shard_like(model.lm_head.weight, tensor) is tensor
 
 
 def gradients(config: PretrainedConfig, ranks: Ranks = ONE) -> dict[str, torch.Tensor]:
@@ -77,10 +77,10 @@ def gradients(config: PretrainedConfig, ranks: Ranks = ONE) -> dict[str, torch.T
     tokens = torch.randint(29, (2, 5), generator=draws)
     marks = torch.randn(2, 5, 29, generator=draws, dtype=torch.float64)
     if ranks.width > 1:
-        shard(model, ranks, Sharding(), device=torch.device("cpu"))
-    loss = whole_pass(model, lambda: (model(input_ids=tokens).logits.log_softmax(-1) * marks).sum())
+        shard(model, ranks, ShardConfig(), device=torch.device("cpu"))
+    loss = run_forward(model, lambda: (model(input_ids=tokens).logits.log_softmax(-1) * marks).sum())
     loss.backward()
-    return {name: whole(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+    return {name: gather_full(each.grad) for name, each in model.named_parameters() if each.grad is not None}
 
 
 PLANS = {

@@ -43,7 +43,7 @@ def test_a_malformed_call_names_its_fault(turn: str) -> None:
     parsed = parse_call(turn)
     assert parsed is not None
     assert parsed.tool == ""
-    assert "one call" in parsed.fault
+    assert "one call" in parsed.error
 
 
 @given(tool=st.from_regex(r"[a-z_]{1,40}", fullmatch=True), argument=st.text(), before=st.text())

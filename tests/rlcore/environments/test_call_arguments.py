@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from rlcore.environments import mcp_server
 from rlcore.environments.base import ParsedCall, ToolOutput
-from rlcore.environments.call_arguments import arguments_of, declaration_faults, fits
-from rlcore.environments.environment import environment_of, import_environment
-from rlcore.environments.environment_pool import Worlds
+from rlcore.environments.call_arguments import arguments_of, declaration_errors, matches_schema
+from rlcore.environments.environment import import_environment, wrap_environment
+from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 
@@ -57,7 +57,7 @@ class Board:
 
 def asked(parameters: object, arguments: Mapping[str, Any]) -> str:
     """What the board says to a call, from the schema to the answer."""
-    worlds = Worlds(environment_of(Board, {"schemas": {"move": declared(parameters)}}), timeout_seconds=30.0)
+    worlds = EnvironmentPool(wrap_environment(Board, {"schemas": {"move": declared(parameters)}}), timeout_seconds=30.0)
     worlds.reset({0: PROMPT}, {0: (0, 0)})
     (answer,) = worlds.answer({0: ParsedCall(tool="move", arguments=arguments)}).values()
     worlds.close()
@@ -131,7 +131,7 @@ def nested(depth: int) -> object:
 )
 def test_a_schema_that_is_none_is_refused_at_the_start_with_its_tool_and_place(schemas: Any, fault: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        environment_of(Board, {"schemas": schemas}, where="episodes.environment")
+        wrap_environment(Board, {"schemas": schemas}, where="episodes.environment")
     assert fault in str(refused.value) and refused.value.where == "episodes.environment"
     assert "\x1b" not in str(refused.value) and len(str(refused.value)) < 2_000
 
@@ -139,7 +139,7 @@ def test_a_schema_that_is_none_is_refused_at_the_start_with_its_tool_and_place(s
 @settings(max_examples=200, deadline=None)
 @given(JSON, st.dictionaries(st.sampled_from("abx"), JSON, max_size=3), st.text("{}[]ab1", max_size=6))
 def test_what_is_let_through_never_raises_at_a_call(parameters: Any, arguments: Any, text: str) -> None:
-    if not declaration_faults("move", declared(parameters)):
+    if not declaration_errors("move", declared(parameters)):
         for named in (arguments, None):
             assert isinstance(arguments_of(parameters, text=text, named=named), str | dict)
 
@@ -155,8 +155,14 @@ def test_the_tools_of_an_mcp_server_are_checked_where_its_session_is_planned(mon
 
 
 def test_values_are_held_against_the_schemas_that_hints_make() -> None:
-    assert fits(1, {"type": "number"}) and fits(1.5, {"type": "number"}) and not fits(1.5, {"type": "integer"})
-    assert fits(True, {"type": "boolean"}) and not fits(1, {"type": "boolean"})
-    assert fits("a", {"type": ["integer", "string"]}) and not fits(None, {"type": ["integer", "string"]})
-    assert fits(None, {"anyOf": [{"type": "null"}, {"type": "object"}]})
-    assert fits(object(), {})
+    assert (
+        matches_schema(1, {"type": "number"})
+        and matches_schema(1.5, {"type": "number"})
+        and not matches_schema(1.5, {"type": "integer"})
+    )
+    assert matches_schema(True, {"type": "boolean"}) and not matches_schema(1, {"type": "boolean"})
+    assert matches_schema("a", {"type": ["integer", "string"]}) and not matches_schema(
+        None, {"type": ["integer", "string"]}
+    )
+    assert matches_schema(None, {"anyOf": [{"type": "null"}, {"type": "object"}]})
+    assert matches_schema(object(), {})

@@ -51,7 +51,7 @@ def test_a_turn_is_a_call_a_malformed_call_or_an_answer(
 ) -> None:
     found = FORMATS[form].parse(turn)
     if expected == "fault":
-        assert found is not None and found.fault and not found.tool
+        assert found is not None and found.error and not found.tool
     elif isinstance(expected, str):
         assert found is not None and (found.tool, found.arguments) == (expected, {})
     else:
@@ -107,7 +107,7 @@ def test_no_text_makes_a_parser_raise(form: str, before: str, inside: str) -> No
     mark = FORMATS[form].mark
     for turn in (before, before + mark + inside, f"{mark}{inside}</tool_call>", f'{{"name"{inside}'):
         found = FORMATS[form].parse(turn)
-        assert found is None or bool(found.tool) != bool(found.fault) or found.tool == ""
+        assert found is None or bool(found.tool) != bool(found.error) or found.tool == ""
 
 
 @pytest.mark.parametrize(

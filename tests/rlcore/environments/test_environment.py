@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from rlcore.environments.call_arguments import arguments_of
-from rlcore.environments.environment import environment_of, import_environment, written
+from rlcore.environments.environment import import_environment, to_text, wrap_environment
 from rlcore.errors import ConfigError
 from rlcore.types import Prompt
 
@@ -81,7 +81,7 @@ def test_public_methods_are_tools_described_by_their_hints_and_docstrings(game: 
         },
     }
     assert (found.make().high, found.takes_rng, found.has_reward) == (5, False, True)
-    shelf = environment_of(Shelf, {})
+    shelf = wrap_environment(Shelf, {})
     assert (set(shelf.schemas), shelf.takes_rng, shelf.has_reward) == ({"find", "open_hours"}, True, False)
 
 
@@ -119,7 +119,7 @@ def test_a_class_that_is_no_environment_is_refused_with_the_reason(
     found: Any, options: Mapping[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        environment_of(found, options)
+        wrap_environment(found, options)
 
 
 @pytest.mark.parametrize("name", ["no_such_module:Guess", "my_game:Absent"])
@@ -152,7 +152,7 @@ def test_arguments_are_taken_by_name_or_as_the_one_text(
 
 
 def test_a_tool_with_several_arguments_takes_an_object_and_one_with_none_takes_nothing() -> None:
-    shelf = environment_of(Shelf, {})
+    shelf = wrap_environment(Shelf, {})
     find, hours = shelf.parameters_of("find"), shelf.parameters_of("open_hours")
     assert arguments_of(find, text='{"words": ["a"], "limit": null}', named=None) == {"words": ["a"], "limit": None}
     assert arguments_of(find, text="a", named=None) == "the arguments are a JSON object of words, limit, order"
@@ -163,4 +163,4 @@ def test_a_tool_with_several_arguments_takes_an_object_and_one_with_none_takes_n
 
 
 def test_what_a_tool_gives_is_read_as_text() -> None:
-    assert [written(each) for each in ("two", 2, None, {"ä": [1.5, True]})] == ["two", "2", "", '{"ä": [1.5, true]}']
+    assert [to_text(each) for each in ("two", 2, None, {"ä": [1.5, True]})] == ["two", "2", "", '{"ä": [1.5, true]}']

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOutput
-from rlcore.environments.environment import environment_of
-from rlcore.environments.environment_pool import FEW, MAX_CHARACTERS, Worlds, seeds_of
+from rlcore.environments.environment import wrap_environment
+from rlcore.environments.environment_pool import FEW, MAX_CHARACTERS, EnvironmentPool, episode_seeds
 from rlcore.types import Message, Prompt
 
 
@@ -113,13 +113,13 @@ class Counter:
         raise OSError("already gone")
 
 
-KIND = environment_of(Counter, {}, name="tests:Counter")
+KIND = wrap_environment(Counter, {}, name="tests:Counter")
 
 
-def started(*references: str, timeout_seconds: float = 5.0, seed: int = 0) -> tuple[Worlds, dict[int, Any]]:
-    worlds = Worlds(KIND, timeout_seconds=timeout_seconds)
+def started(*references: str, timeout_seconds: float = 5.0, seed: int = 0) -> tuple[EnvironmentPool, dict[int, Any]]:
+    worlds = EnvironmentPool(KIND, timeout_seconds=timeout_seconds)
     prompts = {key: prompt(reference) for key, reference in enumerate(references)}
-    return worlds, worlds.reset(prompts, {key: seeds_of(seed, 0, key) for key in prompts})
+    return worlds, worlds.reset(prompts, {key: episode_seeds(seed, 0, key) for key in prompts})
 
 
 def call(tool: str, **named: Any) -> ParsedCall:

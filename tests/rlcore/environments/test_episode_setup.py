@@ -12,7 +12,7 @@ from rlcore.checks.canaries import mask_canary
 from rlcore.config import EpisodeConfig
 from rlcore.environments.base import Tool
 from rlcore.environments.calculator import CalculatorTool
-from rlcore.environments.environment import environment_of
+from rlcore.environments.environment import wrap_environment
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.sampling.base import SamplingParams
@@ -69,7 +69,7 @@ def play(
         name: [ScriptedCompletion(completion_ids=ids, sampler_logprobs=(-1.0,) * len(ids))]
         for name, ids in turns.items()
     }
-    environment = environment_of(Guess, {"start": start})
+    environment = wrap_environment(Guess, {"start": start})
     sampler = EpisodeSampler(ScriptedSampler(known, tokenizer), tokenizer, tools, config, environment)
     return sampler.sample(prompts, params, seed=0)
 
@@ -127,7 +127,7 @@ def test_a_game_is_played_in_the_models_own_format_token_for_token(
     said = [rollout.completion_ids[start:end] for start, end in rollout.turns]
     assert said == [own.encode(text, "template") + own.end_of_turn for text in script.values()]
     gaps = [rollout.completion_ids[a:b] for (_, a), (b, _) in zip(rollout.turns, rollout.turns[1:], strict=False)]
-    first, second = (own.backend.decode(list(ids), skip_special_tokens=False) for ids in gaps)
+    first, second = (own.hf_tokenizer.decode(list(ids), skip_special_tokens=False) for ids in gaps)
     assert first == READ[form][0]
     assert READ[form][1] in second
     mask_canary([rollout], own.eos_ids)
@@ -141,7 +141,7 @@ def test_the_chat_template_declares_the_tools_and_the_same_tokens_are_rendered_a
     own = with_template(tokenizer, template, *controls)
     ((made,),) = play(own, make_prompts("p"), {"p": "7"})
     prompt = rollout_of(made).prompt
-    read = own.backend.decode(list(prompt.token_ids), skip_special_tokens=False)
+    read = own.hf_tokenizer.decode(list(prompt.token_ids), skip_special_tokens=False)
     assert '"name": "guess"' in read and "Says whether your guess is right" in read
     assert own.render_prompt(prompt.messages, tools=prompt.tools) == prompt.token_ids
 
@@ -230,6 +230,6 @@ def test_an_engine_that_read_other_tokens_than_the_episodes_is_refused(
     tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]
 ) -> None:
     engine = Forgetful.from_texts({"p": ["<tool:guess>5</tool>"], "p/0/1": ["7"]}, tokenizer)
-    sampler = EpisodeSampler(engine, tokenizer, [], CONFIG, environment_of(Guess, {}))
+    sampler = EpisodeSampler(engine, tokenizer, [], CONFIG, wrap_environment(Guess, {}))
     with pytest.raises(SamplingError, match="the engine has read other tokens than the episode's"):
         sampler.sample(make_prompts("p"), PARAMS, seed=0)

@@ -14,7 +14,7 @@ from rlcore.checks.canaries import mask_canary
 from rlcore.config import EpisodeConfig
 from rlcore.environments.base import Tool, ToolFailure, ToolOutput
 from rlcore.environments.calculator import CalculatorTool
-from rlcore.environments.episodes import CUT, EpisodeSampler
+from rlcore.environments.episodes import TRUNCATED_REPLY, EpisodeSampler
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -77,7 +77,7 @@ def test_an_episode_reads_like_the_chat_templates_own_conversation(
     tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
     rollout = rollout_of(play(tokenizer, prompts[0], [CALL, "#### 7"]))
-    text = tokenizer.backend.decode([*prompts[0].token_ids, *rollout.completion_ids], skip_special_tokens=False)
+    text = tokenizer.hf_tokenizer.decode([*prompts[0].token_ids, *rollout.completion_ids], skip_special_tokens=False)
     assert text == (
         "<|im_start|>user\n3+4<|im_end|>\n<|im_start|>assistant\n<tool:calculator>3+4</tool><|im_end|>\n"
         "<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n#### 7<|im_end|>"
@@ -86,7 +86,7 @@ def test_an_episode_reads_like_the_chat_templates_own_conversation(
     conversation = [
         {"role": role, "content": content} for role, content in zip(turns, ["3+4", CALL, "7", "#### 7"], strict=True)
     ]
-    assert tokenizer.backend.apply_chat_template(conversation, tokenize=False) == text + "\n"
+    assert tokenizer.hf_tokenizer.apply_chat_template(conversation, tokenize=False) == text + "\n"
     assert (rollout.text, rollout.finish_reason) == ("#### 7", "stop")
     (call,) = rollout.tool_calls
     assert (call.text, call.tool, call.output, call.is_error) == (CALL, "calculator", "7", False)
@@ -163,7 +163,7 @@ def test_long_output_is_cut_where_the_policy_can_see_it(tokenizer: ChatTokenizer
     exact = rollout_of(play(tokenizer, prompts[0], [CALL, "x"], tool=Echo(ToolOutput(text="1" * 16)), config=config))
     longer = rollout_of(play(tokenizer, prompts[0], [CALL, "x"], tool=Echo(ToolOutput(text="1" * 17)), config=config))
     assert exact.tool_calls[0].output == "1" * 16
-    assert longer.tool_calls[0].output == "1" * 10 + CUT
+    assert longer.tool_calls[0].output == "1" * 10 + TRUNCATED_REPLY
     assert len(longer.completion_ids) == len(exact.completion_ids)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.environments.base import ParsedCall, ToolFailure, ToolOutput
 from rlcore.environments.environment import import_environment
-from rlcore.environments.environment_pool import Worlds
+from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests.http_servers import free_port, until_it_listens
@@ -34,8 +34,8 @@ def servers() -> list[int]:
 
 
 @pytest.fixture
-def worlds() -> Iterator[Worlds]:
-    made = Worlds(import_environment(NAME, {"command": COMMAND}), timeout_seconds=60.0)
+def worlds() -> Iterator[EnvironmentPool]:
+    made = EnvironmentPool(import_environment(NAME, {"command": COMMAND}), timeout_seconds=60.0)
     prompts = dict.fromkeys("ab", PROMPT)
     assert made.reset(prompts, dict.fromkeys("ab", (0, 0))) == {"a": "", "b": ""}
     yield made
@@ -52,14 +52,14 @@ def test_the_tools_are_described_as_the_server_describes_them() -> None:
     assert not found.has_reward
 
 
-def test_each_episode_has_a_server_with_a_state_of_its_own(worlds: Worlds) -> None:
+def test_each_episode_has_a_server_with_a_state_of_its_own(worlds: EnvironmentPool) -> None:
     assert len(servers()) == 2
     assert worlds.answer({"a": call("add", number=2)}) == {"a": ToolOutput(text="2")}
     said = worlds.answer({"a": call("add", number=3), "b": call("add", number=40)})
     assert said == {"a": ToolOutput(text="5"), "b": ToolOutput(text="40")}
 
 
-def test_what_the_policy_does_wrong_is_told_and_the_session_goes_on(worlds: Worlds) -> None:
+def test_what_the_policy_does_wrong_is_told_and_the_session_goes_on(worlds: EnvironmentPool) -> None:
     (wrong,) = worlds.answer({"a": call("divide", by=0)}).values()
     assert isinstance(wrong, ToolOutput) and wrong.is_error and wrong.text.startswith("error: ")
     (unfit,) = worlds.answer({"a": call("add", number="two")}).values()
@@ -67,7 +67,7 @@ def test_what_the_policy_does_wrong_is_told_and_the_session_goes_on(worlds: Worl
     assert worlds.answer({"a": call("add", number=1)}) == {"a": ToolOutput(text="1")}
 
 
-def test_a_server_that_dies_fails_the_episode(worlds: Worlds) -> None:
+def test_a_server_that_dies_fails_the_episode(worlds: EnvironmentPool) -> None:
     psutil.Process(servers()[0]).kill()
     said = worlds.answer({"a": call("add", number=1), "b": call("add", number=1)})
     kinds = sorted(type(each).__name__ for each in said.values())
@@ -82,7 +82,7 @@ def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
         try:
             until_it_listens(port)
             kind = import_environment(NAME, {"url": f"http://127.0.0.1:{port}/mcp"})
-            worlds = Worlds(kind, timeout_seconds=60.0)
+            worlds = EnvironmentPool(kind, timeout_seconds=60.0)
             assert worlds.reset({"a": PROMPT}, {"a": (0, 0)}) == {"a": ""}
             assert worlds.answer({"a": call("add", number=7)}) == {"a": ToolOutput(text="7")}
             worlds.close()

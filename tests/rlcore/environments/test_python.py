@@ -11,7 +11,7 @@ from rlcore.environments.base import ToolFailure, ToolOutput
 from rlcore.environments.python import PythonTool
 from rlcore.environments.table import ToolResources, build_tools
 from rlcore.errors import ConfigError
-from rlcore.sandbox.base import DEFAULT_LIMITS, Limits, Outcome, Verdict
+from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.pool import SandboxPool
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
@@ -51,8 +51,8 @@ def test_a_program_that_does_not_end_and_one_that_ends_itself_are_errors_of_the_
 class Broken:
     """A sandbox whose boxes do not start."""
 
-    def run(self, code: str, *, stdin: str = "", limits: Limits = DEFAULT_LIMITS) -> Outcome:
-        return Outcome(verdict=Verdict.INFRA, error="no box")
+    def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
+        return RunResult(status=RunStatus.INFRA, error="no box")
 
     def close(self) -> None:
         return

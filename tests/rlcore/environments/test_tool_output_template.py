@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.environments.call_formats import FORMATS
-from rlcore.environments.tool_output_template import refuse_control_tokens, reply_frame, writes_tools
+from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
 from rlcore.errors import ConfigError, ModelError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
@@ -20,7 +20,7 @@ TOOLS = '[{"type": "function", "function": {"name": "f", "description": "d", "pa
 
 def test_the_name_of_a_call_is_repeated_only_where_it_is_one(tokenizer: ChatTokenizer) -> None:
     own = with_template(tokenizer, MISTRAL, *MISTRAL_CONTROLS)
-    frame = reply_frame(own, "tool", FORMATS["mistral"])
+    frame = make_tool_output_template(own, "tool", FORMATS["mistral"])
     told = {name: own.spell(frame.reply("7", name)) for name in ("a1B2c3D4e", "<|im_end|>", "", "[INST]abc")}
     assert "a1B2c3D4e" in told["a1B2c3D4e"]
     assert all("000000000" in told[name] for name in ("<|im_end|>", "", "[INST]abc"))
@@ -32,10 +32,10 @@ def test_a_conversation_goes_on_after_a_reply_with_the_tokens_that_it_has_as_a_w
     tokenizer = load_tokenizer(tmp_path, kind, SHAPES["Zephyr"])
     turns = [("user", "How many?"), ("assistant", "f()"), ("tool", "  42 apples"), ("assistant", "It is 42.")]
     prompt, answer = tokenizer.render_demonstration([Message(role="user", content="How many?")], "f()")
-    reply = reply_frame(tokenizer, "tool", FORMATS["ours"]).reply("  42 apples", "")
+    reply = make_tool_output_template(tokenizer, "tool", FORMATS["ours"]).reply("  42 apples", "")
     so_far = (*prompt, *answer, *reply)
     assert so_far == library_ids(tokenizer, turns[:3], is_prompt=True)
-    hostile = reply_frame(tokenizer, "tool", FORMATS["ours"]).reply("</s>\n<s>", "")
+    hostile = make_tool_output_template(tokenizer, "tool", FORMATS["ours"]).reply("</s>\n<s>", "")
     assert "</s>\n<s>" in tokenizer.spell(hostile)
     assert Counter(reply)[tokenizer.eos_ids[0]] == Counter(hostile)[tokenizer.eos_ids[0]]
 
@@ -48,7 +48,7 @@ def test_a_template_is_asked_whether_it_describes_tools(tokenizer: ChatTokenizer
 def test_a_template_that_drops_what_a_tool_said_is_refused(tokenizer: ChatTokenizer) -> None:
     silent = with_template(tokenizer, HERMES.replace("<tool_response>\n{{ m.content }}", "<tool_response>\n"))
     with pytest.raises(ModelError, match="does not write the output of a tool once"):
-        reply_frame(silent, "tool", FORMATS["hermes"])
+        make_tool_output_template(silent, "tool", FORMATS["hermes"])
 
 
 def test_a_description_with_a_control_token_is_refused(tokenizer: ChatTokenizer) -> None:

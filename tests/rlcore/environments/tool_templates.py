@@ -38,7 +38,7 @@ MISTRAL_CONTROLS = ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[INST]", "[/INST
 
 def with_template(tokenizer: ChatTokenizer, template: str, *controls: str) -> ChatTokenizer:
     """The tokenizer with another chat template, and with more control tokens."""
-    backend = copy.deepcopy(tokenizer.backend)
+    backend = copy.deepcopy(tokenizer.hf_tokenizer)
     backend.chat_template = template
     if controls:
         backend.add_special_tokens({"additional_special_tokens": list(controls)})

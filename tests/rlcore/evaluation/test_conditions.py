@@ -7,30 +7,30 @@ import math
 import numpy as np
 import pytest
 
-from rlcore.evaluation.conditions import at_least, at_most
+from rlcore.evaluation.conditions import check_max, check_min
 
 
 def test_the_lower_end_of_eight_in_ten_is_that_of_the_tables() -> None:
     """Clopper and Pearson, 95 %: 0.4439. Of n in n it is 0.025^(1/n)."""
-    assert at_least("share", [1] * 8 + [0] * 2, 0.5).low == pytest.approx(0.4439, abs=1e-4)
+    assert check_min("share", [1] * 8 + [0] * 2, 0.5).low == pytest.approx(0.4439, abs=1e-4)
     for n in (1, 5, 100):
-        check = at_least("share", [1] * n, 0.5)
+        check = check_min("share", [1] * n, 0.5)
         assert (check.low, check.high) == (pytest.approx(0.025 ** (1 / n), rel=1e-9), 1.0)
-    assert at_least("share", [0] * 5, 0.0).low == 0.0
+    assert check_min("share", [0] * 5, 0.0).low == 0.0
 
 
 @pytest.mark.parametrize("limit", [0.3, 0.5, 0.7, 0.85, 0.95])
 @pytest.mark.parametrize("n", [1, 2, 5, 10, 50, 100])
 def test_a_share_of_exactly_the_limit_passes_no_more_often_than_the_level(n: int, limit: float) -> None:
     """Of the numbers right that pass, the sum of their chances; Wilson's interval gave up to 0.09 here."""
-    passing = [right for right in range(n + 1) if at_least("share", [1] * right + [0] * (n - right), limit).passed]
+    passing = [right for right in range(n + 1) if check_min("share", [1] * right + [0] * (n - right), limit).passed]
     level = sum(math.comb(n, right) * limit**right * (1.0 - limit) ** (n - right) for right in passing)
     assert level <= 0.025 + 1e-9
 
 
 def test_ties_count_half_rounded_to_the_safe_side_and_pairs_of_a_prompt_as_fewer() -> None:
-    assert at_least("share", [1, 1, 1, 0.5], 0.1).low == at_least("share", [1, 1, 1, 0], 0.1).low
-    alone, together = (at_least("share", [1] * 60, 0.5, clusters=each) for each in (range(60), [0, 1] * 30))
+    assert check_min("share", [1, 1, 1, 0.5], 0.1).low == check_min("share", [1, 1, 1, 0], 0.1).low
+    alone, together = (check_min("share", [1] * 60, 0.5, clusters=each) for each in (range(60), [0, 1] * 30))
     assert alone.low == pytest.approx(0.025 ** (1 / 60))
     assert together.low == pytest.approx(0.025 ** (1 / 2))  # two prompts
 
@@ -48,22 +48,22 @@ def test_clusters_of_exactly_the_limit_pass_no_more_often_than_the_level(
     for _ in range(1_000):
         chances = generator.beta(limit * spread, (1.0 - limit) * spread, num_clusters)
         right = (generator.random(len(clusters)) < chances[clusters]).astype(float)
-        passed += at_least("share", right, limit, clusters=clusters).passed  # type: ignore[arg-type]  # arrays will do
+        passed += check_min("share", right, limit, clusters=clusters).passed  # type: ignore[arg-type]  # arrays will do
     assert passed <= 42
 
 
 def test_clusters_of_one_value_each_are_independent_values() -> None:
     values = [1] * 57 + [0] * 3
-    assert at_least("share", values, 0.5, clusters=range(60)).low == at_least("share", values, 0.5).low
+    assert check_min("share", values, 0.5, clusters=range(60)).low == check_min("share", values, 0.5).low
 
 
 def test_many_clusters_with_many_wrong_are_told_apart_from_few() -> None:
     """What clusters cost where their values do not go together: 200 of five, 80 % right, count as 800 at least."""
     right = [float(place % 5 != place // 5 % 5) for place in range(1_000)]
-    check = at_least("share", right, 0.7, clusters=[place // 5 for place in range(1_000)])
-    assert check.low >= at_least("share", right[:800], 0.7).low
+    check = check_min("share", right, 0.7, clusters=[place // 5 for place in range(1_000)])
+    assert check.low >= check_min("share", right[:800], 0.7).low
 
 
 def test_no_limit_is_met_by_what_is_not_a_number() -> None:
-    assert at_most("KL", 0.2, 0.2).passed
-    assert not at_most("KL", math.nan, 0.2).passed
+    assert check_max("KL", 0.2, 0.2).passed
+    assert not check_max("KL", math.nan, 0.2).passed

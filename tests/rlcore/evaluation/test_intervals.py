@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.evaluation.intervals import (
     accuracy,
+    effective_sample_size,
     expected_calibration_error,
-    independent_values,
     mean_share,
     pair_accuracy,
     pass_at_k,
@@ -122,14 +122,14 @@ def test_the_bootstrap_agrees_with_the_normal_interval() -> None:
 def test_values_of_one_prompt_count_as_one_where_they_always_go_together() -> None:
     """Two prompts, both of each alike: squares of sums 2 · 2/(2 - 1) over squares 1: effect 4, two values at least.
     One right and one wrong in each: sums 0, effect below 1, all four count. All alike: nobody knows, two."""
-    assert independent_values([1, 1, 0, 0], [7, 7, 9, 9]) == 2.0
-    assert independent_values([1, 0, 1, 0], [7, 7, 9, 9]) == 4.0
-    assert independent_values([1, 1, 1, 1], [7, 7, 9, 9]) == 2.0
-    assert independent_values([1, 0, 0], [4, 4, 4]) == 1.0
+    assert effective_sample_size([1, 1, 0, 0], [7, 7, 9, 9]) == 2.0
+    assert effective_sample_size([1, 0, 1, 0], [7, 7, 9, 9]) == 4.0
+    assert effective_sample_size([1, 1, 1, 1], [7, 7, 9, 9]) == 2.0
+    assert effective_sample_size([1, 0, 0], [4, 4, 4]) == 1.0
     # Three prompts with 2, 0 and 1 of 3 right, mean 1/3: squares of sums 2 · 3/(3 - 1) over squares 2: 1.5, so 9 / 1.5.
-    assert independent_values([1, 1, 0, 0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1, 2, 2, 2]) == pytest.approx(6.0)
+    assert effective_sample_size([1, 1, 0, 0, 0, 0, 1, 0, 0], [0, 0, 0, 1, 1, 1, 2, 2, 2]) == pytest.approx(6.0)
     with pytest.raises(DataError, match="2 clusters of 3 values"):
-        independent_values([1, 0, 0], [4, 4])
+        effective_sample_size([1, 0, 0], [4, 4])
 
 
 def test_intervals_over_many_pairs_of_a_prompt_cover_the_truth_only_if_they_are_told() -> None:

@@ -25,7 +25,7 @@ from rlcore.text.tokenization import ChatTokenizer
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test-slow")
 
-from rlcore.evaluation.lm_eval import HarnessModel, evaluate, task_of
+from rlcore.evaluation.lm_eval import LmEvalModel, evaluate, task_of
 
 ROWS = [
     {"question": "3+4", "answers": ["7", "8", "1"], "right": 0},
@@ -81,8 +81,8 @@ def config(tmp_path: Path) -> BenchmarkConfig:
 
 
 @pytest.fixture
-def model(policy: PreTrainedModel, tokenizer: ChatTokenizer, config: BenchmarkConfig) -> HarnessModel:
-    return HarnessModel(policy, tokenizer, config, seed=0)
+def model(policy: PreTrainedModel, tokenizer: ChatTokenizer, config: BenchmarkConfig) -> LmEvalModel:
+    return LmEvalModel(policy, tokenizer, config, seed=0)
 
 
 def request(*args: Any) -> Any:
@@ -99,15 +99,15 @@ def scores(policy: PreTrainedModel, ids: list[int], start: int) -> tuple[float, 
 
 
 def greedy(policy: PreTrainedModel, tokenizer: ChatTokenizer, text: str, new: int) -> str:
-    ids = torch.tensor([tokenizer.backend.encode(text, add_special_tokens=False)])
+    ids = torch.tensor([tokenizer.hf_tokenizer.encode(text, add_special_tokens=False)])
     found = policy.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, eos_token_id=tokenizer.eos_ids[0]
     )
-    return str(tokenizer.backend.decode(found[0, ids.shape[1] :], skip_special_tokens=True))
+    return str(tokenizer.hf_tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True))
 
 
 def test_log_likelihoods_are_those_of_a_plain_forward_pass(
-    model: HarnessModel, policy: PreTrainedModel, tokenizer: ChatTokenizer
+    model: LmEvalModel, policy: PreTrainedModel, tokenizer: ChatTokenizer
 ) -> None:
     likeliest = greedy(policy, tokenizer, "3+4", 1)
     pairs = [("3+4", "=7"), ("12-5", "=7 or 8"), ("1", "2"), ("3+4", likeliest)]
@@ -120,7 +120,7 @@ def test_log_likelihoods_are_those_of_a_plain_forward_pass(
     assert likeliest and found[-1][1] and not found[0][1]
 
 
-def test_a_whole_text_is_scored_after_an_end_of_sequence(model: HarnessModel, policy: PreTrainedModel) -> None:
+def test_a_whole_text_is_scored_after_an_end_of_sequence(model: LmEvalModel, policy: PreTrainedModel) -> None:
     texts = ["3+4=7", "a longer text, of words"]
     found = model.loglikelihood_rolling([request(text) for text in texts], disable_tqdm=True)
     expected = [scores(policy, [model.eot_token_id, *model.tok_encode(text)], 1)[0] for text in texts]
@@ -128,7 +128,7 @@ def test_a_whole_text_is_scored_after_an_end_of_sequence(model: HarnessModel, po
 
 
 def test_answers_are_transformers_greedy_ones_in_the_order_of_the_requests(
-    model: HarnessModel, policy: PreTrainedModel, tokenizer: ChatTokenizer
+    model: LmEvalModel, policy: PreTrainedModel, tokenizer: ChatTokenizer
 ) -> None:
     asked = [("3+4", 9), ("12-5", 3), ("1", 9), ("8-2+5", 5)]
     found = model.generate_until([request(text, {"max_gen_toks": new}) for text, new in asked], disable_tqdm=True)
@@ -141,20 +141,20 @@ def test_answers_are_transformers_greedy_ones_in_the_order_of_the_requests(
     assert cut == longest[: longest.index(stop)]
 
 
-def test_a_task_that_draws_its_answers_is_refused(model: HarnessModel) -> None:
+def test_a_task_that_draws_its_answers_is_refused(model: LmEvalModel) -> None:
     for settings in ({"do_sample": True}, {"temperature": 0.7}):
         with pytest.raises(ConfigError, match="answers are greedy here"):
             model.generate_until([request("1", settings)], disable_tqdm=True)
 
 
-def test_a_text_beyond_the_models_positions_is_refused(model: HarnessModel) -> None:
+def test_a_text_beyond_the_models_positions_is_refused(model: LmEvalModel) -> None:
     with pytest.raises(ModelError, match="positions"):
         model.loglikelihood([request("1", "2" * 2_000)], disable_tqdm=True)
 
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_records_are_what_the_model_itself_prefers(
-    model: HarnessModel,
+    model: LmEvalModel,
     policy: PreTrainedModel,
     tokenizer: ChatTokenizer,
     config: BenchmarkConfig,
@@ -179,7 +179,7 @@ def test_records_are_what_the_model_itself_prefers(
     assert evaluate(model, dataclasses.replace(config, chat=chat), cache=tmp_path / "again") == records
 
 
-def test_a_limit_takes_the_first_documents(model: HarnessModel, config: BenchmarkConfig, tmp_path: Path) -> None:
+def test_a_limit_takes_the_first_documents(model: LmEvalModel, config: BenchmarkConfig, tmp_path: Path) -> None:
     records = evaluate(model, dataclasses.replace(config, limit=2), cache=tmp_path / "cache")
     assert [(each["task"], each["doc_id"]) for each in records] == [
         ("choice", 0),

@@ -14,9 +14,9 @@ from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.paired_tests import (
     _score,
     chance_of_score,
-    fewest,
-    loss_p,
     mcnemar_p,
+    min_sample_size,
+    noninferiority_p,
     paired_difference,
     score_interval,
 )
@@ -61,7 +61,7 @@ def test_tangos_intervals_are_those_that_others_publish(
 def test_the_unconditional_test_of_better_is_the_published_one() -> None:
     """floor(Cavo et al. 2012 / 10): 1 won, 0 lost of 14. contingencytables 3.0 prints the two-sided P = 0.542071, which
     has 0.0001 for the part of the chances that it leaves out. Its two sides are equal."""
-    assert 2.0 * loss_p(1, 0, 14, 0.0) == pytest.approx(0.542071 - 0.0001, abs=2e-6)
+    assert 2.0 * noninferiority_p(1, 0, 14, 0.0) == pytest.approx(0.542071 - 0.0001, abs=2e-6)
 
 
 @pytest.mark.parametrize("n", [12, 40, 200])
@@ -115,7 +115,7 @@ def test_an_interval_holds_its_estimate_and_grows_with_confidence(case: tuple[in
 def test_of_two_problems_none_different_the_p_value_is_that_by_hand() -> None:
     """Margin ½, n = 2, T(0, 0): outcomes with T as high are (0, 0), (1, 0), (2, 0), (1, 1), that is all without a loss,
     and one won against one lost, which has change 0 too. P = (1 - q)² + 2 q (q - ½), largest at q = ½: ¼."""
-    assert loss_p(0, 0, 2, 0.5) == pytest.approx(0.25, abs=1e-6)
+    assert noninferiority_p(0, 0, 2, 0.5) == pytest.approx(0.25, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_p_value_is_the_largest_chance_of_what_is_as_good_or_better(case: tu
     largest = max(
         chances(q, -margin, better[:, 0], better[:, 1], n).sum() for q in np.linspace(margin, (1 + margin) / 2, 400)
     )
-    assert loss_p(won, lost, n, margin) == pytest.approx(largest, rel=0.01)
+    assert noninferiority_p(won, lost, n, margin) == pytest.approx(largest, rel=0.01)
 
 
 @pytest.mark.parametrize("alpha", [0.025, 0.05 / 6, 0.05 / 30])
@@ -145,14 +145,14 @@ def test_a_loss_of_exactly_the_margin_passes_no_more_often_than_the_level(n: int
         for q in np.linspace(margin, (1.0 + margin) / 2.0, 30)
     ]
     assert max(levels) <= 1.01 * alpha
-    assert n < fewest(margin, alpha) or max(levels) > 0.1 * alpha  # and it is not merely never passed
+    assert n < min_sample_size(margin, alpha) or max(levels) > 0.1 * alpha  # and it is not merely never passed
 
 
 def _fewest_won(lost: int, n: int, margin: float, alpha: float) -> int:
     low, high = 0, n - lost + 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if loss_p(middle, lost, n, margin) <= alpha else (middle + 1, high)
+        low, high = (low, middle) if noninferiority_p(middle, lost, n, margin) <= alpha else (middle + 1, high)
     return low if low <= n - lost else n + 1
 
 
@@ -172,29 +172,33 @@ def test_no_narrow_peak_is_larger_than_the_p_value(won: int, lost: int, n: int, 
     first, second = first[possible], second[possible]
     as_good = _score(first, second, n, -margin) >= float(_score(won, lost, n, -margin)) - 1e-9
     largest = chances(peak, -margin, first[as_good], second[as_good], n).sum()
-    assert largest <= loss_p(won, lost, n, margin) * 1.001
+    assert largest <= noninferiority_p(won, lost, n, margin) * 1.001
 
 
 @given(counts, st.sampled_from([0.0, 0.02, 0.1, 0.4]))
 @settings(deadline=None, max_examples=40)
 def test_more_lost_never_helps_and_more_won_never_hurts(case: tuple[int, int, int], margin: float) -> None:
     won, lost, n = case
-    p_value = loss_p(won, lost, n, margin)
+    p_value = noninferiority_p(won, lost, n, margin)
     assert 0.0 <= p_value <= 1.0
     if won + lost < n:
-        assert loss_p(won + 1, lost, n, margin) <= p_value + 1e-12 <= loss_p(won, lost + 1, n, margin) + 2e-12
+        assert (
+            noninferiority_p(won + 1, lost, n, margin)
+            <= p_value + 1e-12
+            <= noninferiority_p(won, lost + 1, n, margin) + 2e-12
+        )
 
 
 def test_five_problems_rule_out_nothing_and_none_lost_in_a_hundred_does() -> None:
     """(1 - 0.05)^n <= 0.025 from n = 72 on: with fewer even a model that loses none may have lost 5 points."""
-    assert fewest(0.05, 0.025) == 72
-    assert loss_p(0, 0, 5, 0.05) > 0.7
-    assert loss_p(0, 0, 71, 0.05) > 0.025
-    assert loss_p(0, 0, 100, 0.05) < 0.025
+    assert min_sample_size(0.05, 0.025) == 72
+    assert noninferiority_p(0, 0, 5, 0.05) > 0.7
+    assert noninferiority_p(0, 0, 71, 0.05) > 0.025
+    assert noninferiority_p(0, 0, 100, 0.05) < 0.025
 
 
 def test_a_margin_of_all_is_passed_unless_all_were_lost() -> None:
-    assert (loss_p(0, 4, 5, 1.0), loss_p(0, 5, 5, 1.0)) == (0.0, 1.0)
+    assert (noninferiority_p(0, 4, 5, 1.0), noninferiority_p(0, 5, 5, 1.0)) == (0.0, 1.0)
 
 
 def test_impossible_counts_are_refused() -> None:
@@ -202,7 +206,7 @@ def test_impossible_counts_are_refused() -> None:
         with pytest.raises(DataError, match="not possible"):
             score_interval(*counted)
     with pytest.raises(DataError, match="margin"):
-        loss_p(0, 0, 5, 1.5)
+        noninferiority_p(0, 0, 5, 1.5)
     with pytest.raises(DataError, match="confidence"):
         score_interval(0, 0, 5, confidence=1.0)
 

@@ -11,28 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.evaluation.conditions import at_least, at_most
+from rlcore.evaluation.conditions import check_max, check_min
 from rlcore.evaluation.promotion import (
-    Paired,
-    Rule,
-    Verdict,
+    PairedMetric,
+    PromotionDecision,
+    PromotionRule,
     alpha_of_look,
     bootstrap_means,
-    judge,
+    decide,
     sign_flip_p,
     superiority_p,
 )
 
-RULE = Rule(alpha=0.05, min_gain=0.0)
+RULE = PromotionRule(alpha=0.05, min_gain=0.0)
 verdicts = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=80)
 
 
-def answers(name: str, champion: list[float], challenger: list[float], **more: float | bool) -> Paired:
-    return Paired(name=name, champion=np.array(champion, float), challenger=np.array(challenger, float), **more)  # type: ignore[arg-type]
+def answers(name: str, champion: list[float], challenger: list[float], **more: float | bool) -> PairedMetric:
+    return PairedMetric(name=name, champion=np.array(champion, float), challenger=np.array(challenger, float), **more)  # type: ignore[arg-type]
 
 
-def verdict(primary: Paired, *guards: Paired, rule: Rule = RULE, look: int = 1) -> Verdict:
-    return judge(primary, guards, (), rule=rule, look=look, seed=0)
+def verdict(
+    primary: PairedMetric, *guards: PairedMetric, rule: PromotionRule = RULE, look: int = 1
+) -> PromotionDecision:
+    return decide(primary, guards, (), rule=rule, look=look, seed=0)
 
 
 def test_the_levels_of_all_looks_add_up_to_alpha() -> None:
@@ -63,8 +65,8 @@ def test_seven_wins_to_none_are_promoted_at_the_first_look_and_not_at_the_second
 def test_a_gain_that_is_certain_but_smaller_than_wanted_is_refused() -> None:
     """12 wins to 0 of 1,000: p = 1/4096, gain 0.012."""
     pair = answers("accuracy", [0] * 12 + [1] * 988, [1] * 1000)
-    assert verdict(pair, rule=Rule(min_gain=0.012)).promote
-    refused = verdict(pair, rule=Rule(min_gain=0.02))
+    assert verdict(pair, rule=PromotionRule(min_gain=0.012)).promote
+    refused = verdict(pair, rule=PromotionRule(min_gain=0.02))
     assert not refused.promote
     assert "better, but by less than 0.02" in refused.sentence
 
@@ -131,12 +133,12 @@ def test_the_bootstrap_is_that_of_the_differences_and_two_imagined_ones() -> Non
 
 def test_the_first_champion_needs_its_limits_alone() -> None:
     """The lower end of Clopper and Pearson's interval of 8 in 10 is 0.444."""
-    held = (at_least("accuracy", [1] * 8 + [0] * 2, 0.44), at_most("KL", 0.2, 0.2))
-    assert judge(None, (), held, rule=RULE, look=1, seed=0).promote
-    refused = judge(None, (), (*held, at_least("accuracy", [1] * 8 + [0] * 2, 0.5)), rule=RULE, look=1, seed=0)
+    held = (check_min("accuracy", [1] * 8 + [0] * 2, 0.44), check_max("KL", 0.2, 0.2))
+    assert decide(None, (), held, rule=RULE, look=1, seed=0).promote
+    refused = decide(None, (), (*held, check_min("accuracy", [1] * 8 + [0] * 2, 0.5)), rule=RULE, look=1, seed=0)
     assert refused.sentence == "Refused: accuracy is at least 0.444, which does not reach 0.5."
-    assert not at_most("KL", 0.21, 0.2).passed
-    assert not at_most("KL", math.nan, 0.2).passed
+    assert not check_max("KL", 0.21, 0.2).passed
+    assert not check_max("KL", math.nan, 0.2).passed
 
 
 def test_what_cannot_be_compared_is_an_error() -> None:
@@ -147,9 +149,9 @@ def test_what_cannot_be_compared_is_an_error() -> None:
     with pytest.raises(NonFiniteError, match="1 values are not finite"):
         verdict(good, answers("reward", [0.0, 1.0], [math.nan, 1.0]))
     with pytest.raises(DataError, match="there is none"):
-        judge(None, (good,), (), rule=RULE, look=1, seed=0)
+        decide(None, (good,), (), rule=RULE, look=1, seed=0)
     with pytest.raises(DataError, match="alpha"):
-        Rule(alpha=0.0)
+        PromotionRule(alpha=0.0)
 
 
 @given(verdicts, st.integers(1, 5))
@@ -170,7 +172,7 @@ def test_neither_more_looks_nor_more_guards_nor_a_higher_bar_ever_help(pairs: li
     harder = (
         verdict(primary, look=look + 1),
         verdict(primary, guard, look=look),
-        verdict(primary, look=look, rule=Rule(min_gain=0.2)),
+        verdict(primary, look=look, rule=PromotionRule(min_gain=0.2)),
     )
     assert verdict(primary, look=look).promote or not any(each.promote for each in harder)
 

@@ -8,15 +8,15 @@ import pytest
 from rlcore.config import JudgeBounds
 from rlcore.errors import DataError
 from rlcore.evaluation.intervals import mean_share
-from rlcore.evaluation.win_rate import Floats, Verdicts, audit_judge, length_controlled, win_rate
+from rlcore.evaluation.win_rate import Floats, PairResults, audit_judge, length_controlled, win_rate
 
 NAN = float("nan")
 
 
-def verdicts(forward: Floats, backward: Floats, gaps: Floats | None = None) -> Verdicts:
+def verdicts(forward: Floats, backward: Floats, gaps: Floats | None = None) -> PairResults:
     """Of pairs whose answers differ in length by ``gaps``; of equal lengths without."""
     longer = np.zeros(len(forward)) if gaps is None else gaps
-    return Verdicts(
+    return PairResults(
         forward=forward, backward=backward, lengths=1000.0 + longer, other_lengths=np.full(len(forward), 1e3)
     )
 

@@ -13,7 +13,14 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
-from rlcore.hardware.machine import Machine, _arithmetic, choose_device_and_dtype, find_machine, settings_of, why_slow
+from rlcore.hardware.machine import (
+    Machine,
+    _arithmetic,
+    choose_device_and_dtype,
+    find_machine,
+    hardware_config_for,
+    slow_dtype_warning,
+)
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,13 +101,13 @@ def test_what_was_asked_for_and_what_auto_became_are_one_machine(monkeypatch: py
 def test_a_recorded_machine_is_asked_for_again_as_far_as_one_can(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_cards(monkeypatch)
     asked = HardwareConfig(dtype="bfloat16", num_threads=3)
-    assert find_machine(HardwareConfig(**settings_of(asdict(find_machine(asked))))) == find_machine(asked)
-    assert settings_of({}) == {}
+    assert find_machine(HardwareConfig(**hardware_config_for(asdict(find_machine(asked))))) == find_machine(asked)
+    assert hardware_config_for({}) == {}
     pretend_cards(monkeypatch, (9, 0))
     on_cuda = asdict(find_machine(HardwareConfig()))
-    assert find_machine(HardwareConfig(**settings_of(on_cuda))).device == "cuda"
+    assert find_machine(HardwareConfig(**hardware_config_for(on_cuda))).device == "cuda"
     pretend_cards(monkeypatch)
-    moved = find_machine(HardwareConfig(**settings_of(on_cuda)))
+    moved = find_machine(HardwareConfig(**hardware_config_for(on_cuda)))
     assert (moved.device, moved.precision) == ("cpu", "bfloat16")
 
 
@@ -129,9 +136,9 @@ def test_units_for_half_precision_belong_to_half_precision_alone(monkeypatch: py
 def test_a_precision_that_a_processor_computes_slowly_is_named(
     precision: str, instructions: str, is_slow: bool
 ) -> None:
-    found = why_slow(Machine(device="cpu", precision=precision, instructions=instructions))
+    found = slow_dtype_warning(Machine(device="cpu", precision=precision, instructions=instructions))
     assert (precision in found) == is_slow
-    assert not why_slow(Machine(device="cuda", precision=precision))
+    assert not slow_dtype_warning(Machine(device="cuda", precision=precision))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -156,4 +163,4 @@ def test_another_instruction_set_is_another_machine() -> None:
     done = subprocess.run([sys.executable, "-c", script], env=lowered, cwd=ROOT, capture_output=True, text=True)
     assert "precision='float32', gpu='', instructions='DEFAULT', threads=1" in done.stdout
     arithmetic = done.stdout.partition("arithmetic='")[2][:12]
-    assert (here.instructions == "DEFAULT") == (arithmetic == here.arithmetic)
+    assert (here.instructions == "DEFAULT") == (arithmetic == here.numerics_digest)

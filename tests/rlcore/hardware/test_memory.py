@@ -8,19 +8,19 @@ import pytest
 import torch
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import AdapterConfig, CriticConfig, UpdateConfig
+from rlcore.config import CriticConfig, LoraConfig, UpdateConfig
 from rlcore.hardware.memory import (
     Footprint,
-    Plan,
+    MemoryPlan,
     expected,
-    held_bytes,
     kv_cache_bytes,
-    measuring,
+    measure_peak,
     num_parameters,
     optimizer_bytes,
+    weight_bytes,
 )
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.learner import Learner
 from tests import strategies
 from tests.learners import weights_of
@@ -51,13 +51,13 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
     ],
 )
 def test_a_plan_in_multiples_of_the_policys_parameters(plan: dict[str, Any], multiple: float) -> None:
-    footprint = expected(Plan(num_parameters=100, **plan))
+    footprint = expected(MemoryPlan(num_parameters=100, **plan))
     assert footprint.metrics(100)["memory/total_multiple"] == pytest.approx(multiple)
     assert footprint.metrics(100)["memory/total_multiple_bf16"] == pytest.approx(2 * multiple)
 
 
 def test_a_base_in_half_precision_weighs_half() -> None:
-    plan = Plan(recipe="ppo", num_parameters=100, num_adapter=1, placement="lora", frozen_bytes=2)
+    plan = MemoryPlan(recipe="ppo", num_parameters=100, num_adapter=1, placement="lora", frozen_bytes=2)
     # Base, engine and reward model at 2 bytes, two adapters of one parameter at 16.
     assert expected(plan).total == 3 * 200 + 2 * 16
 
@@ -75,14 +75,14 @@ def test_the_total_is_the_sum_of_the_parts() -> None:
 def learner_of(placement: str, rank: int) -> Learner:
     """A GRPO learner, or PPO's with the critic somewhere."""
     policy: Any = strategies.tiny_llama()
-    adapter = AdapterConfig(rank=rank)
+    adapter = LoraConfig(rank=rank)
     if rank:
-        policy = add_adapter(policy, adapter, "policy", seed=0)
+        policy = add_lora(policy, adapter, "policy", seed=0)
     critic = None
     if placement:
         trunks = {"separate": strategies.tiny_llama, "shared": lambda: policy}
-        trunks["lora"] = lambda: add_adapter(policy, adapter, "critic", seed=0)
-        critic = ScalarModel.on_trunk(trunks[placement]())
+        trunks["lora"] = lambda: add_lora(policy, adapter, "critic", seed=0)
+        critic = ScalarHeadModel.on_trunk(trunks[placement]())
     name = "ppo" if placement else "grpo"
     settings = {"critic": CriticConfig(architecture=placement)} if placement else {}
     config = strategies.rl_config(name, update=UpdateConfig(lora=adapter), **settings)
@@ -92,10 +92,10 @@ def learner_of(placement: str, rank: int) -> Learner:
 @pytest.mark.parametrize(("placement", "rank"), [("", 0), ("", 2), ("separate", 0), ("shared", 0), ("lora", 2)])
 def test_a_measured_update_holds_what_the_plan_says(placement: str, rank: int) -> None:
     learner = learner_of(placement, rank)
-    with measuring([learner.policy, learner.critic], learner.optimizers) as meter:
+    with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
         learner.update(SAMPLES, seed=0)
     size = num_parameters(learner.policy)
-    plan = Plan(
+    plan = MemoryPlan(
         recipe="rlvr_ppo" if placement else "rlvr_grpo",
         num_parameters=size,
         num_adapter=sum(p.numel() for p in learner.policy.parameters()) if rank else 0,
@@ -104,9 +104,9 @@ def test_a_measured_update_holds_what_the_plan_says(placement: str, rank: int) -
     )
     wanted = expected(plan)
     heads = 24 * 4 if placement else 0
-    buffers = held_bytes([learner.policy, learner.critic]) - (wanted.weights - 4 * size) - heads
+    buffers = weight_bytes([learner.policy, learner.critic]) - (wanted.weights - 4 * size) - heads
     assert 0 <= buffers < 1000  # the inverse frequencies of the rotary positions
-    assert meter.weights == held_bytes([learner.policy, learner.critic])
+    assert meter.weights == weight_bytes([learner.policy, learner.critic])
     # A gradient that is zero, as that of a trunk below a zero head, is there all the same.
     assert meter.gradients == wanted.gradients + heads
     steps = 4 * sum(len(group["params"]) for optimizer in learner.optimizers for group in optimizer.param_groups)
@@ -117,7 +117,7 @@ def test_a_measured_update_holds_what_the_plan_says(placement: str, rank: int) -
 def test_measuring_changes_nothing_that_is_computed() -> None:
     plain, measured = learner_of("shared", 0), learner_of("shared", 0)
     plain.update(SAMPLES, seed=0)
-    with measuring([measured.policy], measured.optimizers):
+    with measure_peak([measured.policy], measured.optimizers):
         measured.update(SAMPLES, seed=0)
     assert torch.equal(weights_of(plain.policy), weights_of(measured.policy))
 
@@ -126,7 +126,7 @@ def test_activations_grow_with_the_micro_batch_and_end_with_the_update() -> None
     peaks = []
     for samples in (SAMPLES[:3], SAMPLES):
         learner = learner_of("", 0)
-        with measuring([learner.policy], learner.optimizers) as meter:
+        with measure_peak([learner.policy], learner.optimizers) as meter:
             learner.update(samples, seed=0)
         peaks.append(meter.activations)
         assert not meter._held
@@ -137,7 +137,7 @@ def test_what_autograd_keeps_is_counted_once_and_a_weight_never() -> None:
     # exp keeps its result (4 bytes * 8); the product keeps x twice over (32 bytes once); the weight is no activation.
     layer = torch.nn.Linear(8, 8, bias=False)
     x = torch.ones(8, requires_grad=True)
-    with measuring([layer], []) as meter:
+    with measure_peak([layer], []) as meter:
         y = x * x
         kept = meter.activations
         z = y.exp()
@@ -149,9 +149,9 @@ def test_what_autograd_keeps_is_counted_once_and_a_weight_never() -> None:
 
 def test_a_shared_base_is_counted_once() -> None:
     base = strategies.tiny_llama()
-    before = held_bytes([base])
-    policy, critic = (add_adapter(base, AdapterConfig(rank=2), name, seed=0) for name in ("policy", "critic"))
-    judge = ScalarModel.on_trunk(critic)
+    before = weight_bytes([base])
+    policy, critic = (add_lora(base, LoraConfig(rank=2), name, seed=0) for name in ("policy", "critic"))
+    judge = ScalarHeadModel.on_trunk(critic)
     added = sum(p.numel() * 4 for model in (policy, judge) for p in model.parameters())
-    assert held_bytes([policy, judge, AdaptedModel(base, ""), None]) == before + added
+    assert weight_bytes([policy, judge, AdaptedModel(base, ""), None]) == before + added
     assert num_parameters(policy) == num_parameters(strategies.tiny_llama())

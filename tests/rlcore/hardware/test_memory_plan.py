@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import (
-    AdapterConfig,
     CriticConfig,
     DpoConfig,
     EngineConfig,
     KlConfig,
+    LoraConfig,
     OptimConfig,
     RewardModelConfig,
     SamplingConfig,
@@ -22,20 +22,20 @@ from rlcore.config import (
     TrunkConfig,
     UpdateConfig,
 )
-from rlcore.hardware.memory import measuring, num_parameters, optimizer_bytes
+from rlcore.hardware.memory import measure_peak, num_parameters, optimizer_bytes
 from rlcore.hardware.memory_plan import (
     Conditions,
     ModelSize,
-    dpo_needs,
-    readable,
-    reward_model_needs,
-    rl_needs,
-    sft_needs,
+    dpo_footprint,
+    format_bytes,
+    reward_model_footprint,
+    rl_footprint,
+    sft_footprint,
 )
-from rlcore.hardware.precision import compute_in
-from rlcore.models.gradient_checkpointing import recompute_layers
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import add_adapter
+from rlcore.hardware.precision import set_compute_dtype
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import add_lora
 from rlcore.models.policy import completion_loss, completion_states
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.text.packing import TokenSequence, pack
@@ -68,8 +68,8 @@ def made(name: str, *, recompute: bool = False, dtype: torch.dtype = torch.float
     """A model of a shape, ready to learn."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SHAPES[name], attn_implementation=TREE_ATTENTION)
-    compute_in(model, dtype)
-    return recompute_layers(model).train() if recompute else model
+    set_compute_dtype(model, dtype)
+    return enable_gradient_checkpointing(model).train() if recompute else model
 
 
 def measured_activations(model: Any, tokens: int) -> int:
@@ -86,7 +86,7 @@ def measured_activations(model: Any, tokens: int) -> int:
         ],
         tokens_per_microbatch=tokens,
     )
-    with measuring([model], []) as meter:
+    with measure_peak([model], []) as meter:
         loss = completion_loss(model, completion_states(model, batch), batch, lambda _, p, __: -p.sum(), by_token=True)
         loss.backward()
     return meter.activations
@@ -112,10 +112,10 @@ def test_activations_are_within_a_quarter_of_what_autograd_keeps(
 def test_the_size_of_a_model_is_read_from_its_configuration(name: str) -> None:
     size, model = ModelSize.of(SHAPES[name]), made(name)
     assert size.num_parameters == num_parameters(model)
-    adapter = AdapterConfig(rank=3, targets=("q_proj", "down_proj"))
-    adapted = add_adapter(model, adapter, "policy", seed=0)
+    adapter = LoraConfig(rank=3, targets=("q_proj", "down_proj"))
+    adapted = add_lora(model, adapter, "policy", seed=0)
     assert size.adapter_parameters(adapter) == sum(parameter.numel() for parameter in adapted.parameters())
-    assert size.adapter_parameters(AdapterConfig()) == 0
+    assert size.adapter_parameters(LoraConfig()) == 0
 
 
 def rl(name: str = "grpo", **settings: Any) -> Any:
@@ -137,7 +137,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     # weights in bytes: learning at 4, frozen at 2; the engine has a copy
     (rl(kl=KlConfig()), {}, 400 + 200),
     (rl(kl=KlConfig(coefficient=0.1)), {}, 400 + 200 + 200),
-    (rl(kl=KlConfig(), update=UpdateConfig(lora=AdapterConfig(rank=2))), {}, 80 + 200 + 200),
+    (rl(kl=KlConfig(), update=UpdateConfig(lora=LoraConfig(rank=2))), {}, 80 + 200 + 200),
     (rl("ppo", kl=KlConfig()), {"uses_critic": True}, 800 + 200),
     (rl("ppo", kl=KlConfig(), critic=CriticConfig(architecture="shared")), {"uses_critic": True}, 400 + 200),
     (rl(sampling=SamplingConfig(max_new_tokens=8, engine=EngineConfig(kind="vllm"))), {}, 400),
@@ -147,7 +147,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 @pytest.mark.parametrize(("config", "settings", "weights"), CASES)
 def test_weights_of_a_run_are_counted_exactly(config: Any, settings: dict[str, Any], weights: int) -> None:
     given = {"uses_critic": False, "reward_model": None, "compute_bytes": 2, "recompute": False, "num_tokens": 10}
-    found = rl_needs(SIZE, config, **(given | settings))
+    found = rl_footprint(SIZE, config, **(given | settings))
     assert found.weights == weights
     assert found.optimizer == 2 * found.gradients
     native = config.sampling.engine is None
@@ -156,16 +156,16 @@ def test_weights_of_a_run_are_counted_exactly(config: Any, settings: dict[str, A
 
 def test_moments_in_eight_bits_are_a_quarter() -> None:
     config = SftConfig(num_steps=1, batch_size=1, learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit"))
-    found = sft_needs(SIZE, config, compute_bytes=4, recompute=False)
+    found = sft_footprint(SIZE, config, compute_bytes=4, recompute=False)
     assert (found.weights, found.gradients, found.optimizer) == (400, 400, 200)
 
 
 def test_dpo_holds_no_second_model_and_an_adapter_learns_on_frozen_weights() -> None:
     def found(**settings: Any) -> Any:
         config = DpoConfig(num_epochs=1, batch_size=1, learning_rate=1.0, **settings)
-        return dpo_needs(SIZE, config, compute_bytes=2, recompute=False)
+        return dpo_footprint(SIZE, config, compute_bytes=2, recompute=False)
 
-    whole, adapted = found(), found(lora=AdapterConfig(rank=2))
+    whole, adapted = found(), found(lora=LoraConfig(rank=2))
     assert (whole.weights, whole.gradients, whole.optimizer) == (400, 400, 800)
     assert (adapted.weights, adapted.gradients, adapted.optimizer) == (200 + 80, 80, 160)
     assert adapted.activations < whole.activations
@@ -176,14 +176,14 @@ def reward(**settings: Any) -> RewardModelConfig:
 
 
 def test_a_frozen_trunk_of_a_reward_model_is_held_once_and_has_no_gradients() -> None:
-    heads = reward_model_needs(
+    heads = reward_model_footprint(
         SIZE, reward(ensemble=3, backbone=TrunkConfig(trainable_layers=0)), compute_bytes=4, recompute=False
     )
     assert (heads.weights, heads.gradients, heads.activations) == (4 * (24 + 20), 0, 0)
-    whole = reward_model_needs(SIZE, reward(ensemble=3), compute_bytes=4, recompute=False)
+    whole = reward_model_footprint(SIZE, reward(ensemble=3), compute_bytes=4, recompute=False)
     assert (whole.weights, whole.gradients) == (3 * 4 * (24 + 20), 4 * (24 + 20))
-    adapted = reward_model_needs(
-        SIZE, reward(backbone=TrunkConfig(lora=AdapterConfig(rank=2))), compute_bytes=2, recompute=False
+    adapted = reward_model_footprint(
+        SIZE, reward(backbone=TrunkConfig(lora=LoraConfig(rank=2))), compute_bytes=2, recompute=False
     )
     assert (adapted.weights, adapted.gradients) == (200 + 80, 80)
 
@@ -191,10 +191,12 @@ def test_a_frozen_trunk_of_a_reward_model_is_held_once_and_has_no_gradients() ->
 def test_the_plan_of_a_run_is_what_a_learner_then_holds() -> None:
     config = rl("ppo", kl=KlConfig())
     policy, critic = strategies.tiny_llama(), strategies.tiny_llama(seed=1)
-    learner = Learner(policy, ScalarModel.on_trunk(critic), algorithm=ALGORITHMS["ppo"], config=config)
+    learner = Learner(policy, ScalarHeadModel.on_trunk(critic), algorithm=ALGORITHMS["ppo"], config=config)
     size = ModelSize.of(policy.config)
-    plan = rl_needs(size, config, uses_critic=True, reward_model=None, compute_bytes=4, recompute=False, num_tokens=16)
-    with measuring([learner.policy, learner.critic], learner.optimizers) as meter:
+    plan = rl_footprint(
+        size, config, uses_critic=True, reward_model=None, compute_bytes=4, recompute=False, num_tokens=16
+    )
+    with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
         learner.update(strategies.random_samples(0, dtype=torch.float32), seed=0)
     engine = 4 * size.num_parameters
     assert plan.weights == pytest.approx(meter.weights + engine, rel=0.02)  # heads, and the critic's unused LM head
@@ -204,4 +206,4 @@ def test_the_plan_of_a_run_is_what_a_learner_then_holds() -> None:
 
 def test_bytes_are_told_for_people() -> None:
     sizes = [131.4 * 2**30, 1.25 * 2**30, 184.2 * 2**20]
-    assert [readable(int(size)) for size in sizes] == ["131 GiB", "1.2 GiB", "184 MiB"]
+    assert [format_bytes(int(size)) for size in sizes] == ["131 GiB", "1.2 GiB", "184 MiB"]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rlcore.config import (
-    AdapterConfig,
     CriticConfig,
     KlConfig,
+    LoraConfig,
     OptimConfig,
     RewardModelConfig,
     SftConfig,
@@ -22,11 +22,11 @@ from rlcore.config import (
     UpdateConfig,
 )
 from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import join
+from rlcore.distributed.sharded import attach_ranks
 from rlcore.errors import TrainingError
-from rlcore.hardware.out_of_memory import fit, in_smaller_batches, longest_of
-from rlcore.models.heads import ScalarModel, score_rewards, score_shared, score_values
-from rlcore.models.lora import add_adapter
+from rlcore.hardware.out_of_memory import longest_of, oom_retry, retry_smaller
+from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
+from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.models.reward_ensemble import last_states
 from rlcore.text.demonstrations import Demonstration
@@ -56,7 +56,7 @@ def make_learner(kind: str, *, tokens: int) -> Learner:
     if placement != "shared":
         return learners.make_learner(name, dtype=torch.float32, **settings)
     policy = strategies.tiny_llama()
-    critic = ScalarModel.with_random_head(policy, torch.Generator().manual_seed(2))
+    critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(2))
     config = strategies.rl_config(name, critic=CriticConfig(architecture="shared"), **settings)
     return Learner(policy, critic, algorithm=learners.ALGORITHMS[name], config=config)
 
@@ -106,11 +106,11 @@ def test_a_resumed_run_begins_with_what_was_found(tmp_path: Path) -> None:
     assert resumed.tokens_per_microbatch == learner.tokens_per_microbatch < 400
 
 
-def scalar_model() -> ScalarModel:
-    return ScalarModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(3))
+def scalar_model() -> ScalarHeadModel:
+    return ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(3))
 
 
-PASSES: dict[str, Callable[[ScalarModel, int], Any]] = {
+PASSES: dict[str, Callable[[ScalarHeadModel, int], Any]] = {
     "policy": lambda model, n: score_sequences(model.backbone, SEQUENCES, tokens_per_microbatch=n),
     "values": lambda model, n: score_values(model, SEQUENCES, tokens_per_microbatch=n),
     "shared": lambda model, n: [
@@ -165,10 +165,10 @@ def test_a_reward_model_goes_on_in_smaller_micro_batches(
     room = max(len(p.prompt_ids) + len(p.chosen_ids) + 3 for p in pairs)
 
     def trained(tokens: int, limit: int) -> tuple[list[Any], list[int]]:
-        adapter = AdapterConfig(rank=2) if is_adapter else AdapterConfig()
+        adapter = LoraConfig(rank=2) if is_adapter else LoraConfig()
         trunk = strategies.tiny_llama()
-        base = add_adapter(trunk, adapter, "reward_model", seed=0) if is_adapter else trunk
-        model = ScalarModel.with_random_head(base, torch.Generator().manual_seed(0))
+        base = add_lora(trunk, adapter, "reward_model", seed=0) if is_adapter else trunk
+        model = ScalarHeadModel.with_random_head(base, torch.Generator().manual_seed(0))
         config = RewardModelConfig(
             num_epochs=1,
             batch_size=8,
@@ -204,10 +204,10 @@ def test_the_budget_is_halved_and_ends_at_the_longest_sequence() -> None:
             raise torch.OutOfMemoryError("full")
         return "done"
 
-    assert fit(attempt, 100, longest=9) == ("done", 9)
+    assert retry_smaller(attempt, 100, longest=9) == ("done", 9)
     assert tried == [100, 50, 25, 12, 9]
     with pytest.raises(TrainingError, match="a single sequence of 10 tokens: full"):
-        fit(attempt, 100, longest=10)
+        retry_smaller(attempt, 100, longest=10)
 
 
 def test_other_errors_are_no_affair_of_it() -> None:
@@ -215,7 +215,7 @@ def test_other_errors_are_no_affair_of_it() -> None:
         raise RuntimeError("another")
 
     with pytest.raises(RuntimeError, match="another"):
-        fit(attempt, 100, longest=1)
+        retry_smaller(attempt, 100, longest=1)
 
 
 def test_moments_that_do_not_fit_cannot_be_cut_and_the_message_says_what_to_set() -> None:
@@ -235,13 +235,13 @@ def test_moments_that_do_not_fit_cannot_be_cut_and_the_message_says_what_to_set(
 def test_one_of_several_ranks_does_not_try_again_by_itself() -> None:
     tried = []
 
-    @in_smaller_batches
+    @oom_retry
     def score(model: Any, sequences: Any, *, tokens_per_microbatch: int) -> None:
         tried.append(tokens_per_microbatch)
         raise torch.OutOfMemoryError
 
     model = strategies.tiny_llama()
-    join(model, Ranks(0, 2))
+    attach_ranks(model, Ranks(0, 2))
     with pytest.raises(torch.OutOfMemoryError):
         score(model, strategies.random_sequences(0), tokens_per_microbatch=64)
     assert tried == [64]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rlcore.config import CheckpointConfig, ModelConfig, SamplingConfig, ShapeConfig
-from rlcore.loop import Parts, Stop
-from rlcore.loop.native import chat_prompts, native_parts
-from rlcore.loop.prompt_schedule import Drawn
+from rlcore.loop import Components, HealthStop
+from rlcore.loop.native import chat_prompts, native_components
+from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.models.importing import import_model
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling.scripted import ScriptedSampler
@@ -27,7 +27,7 @@ QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3),
 ANSWERS = ("right", "wrong", "no")
 
 Script = Mapping[str, Sequence[str]]
-MakeParts = Callable[..., Parts]
+MakeParts = Callable[..., Components]
 
 
 class KilledError(Exception):
@@ -41,11 +41,11 @@ class Tape:
     killed_in: int = 0
     notes: list[str] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
-    drawn: list[Drawn[list[ScoredRollout]]] = field(default_factory=list)
-    stops: list[Stop] = field(default_factory=list)
+    drawn: list[SampledGroups[list[ScoredRollout]]] = field(default_factory=list)
+    stops: list[HealthStop] = field(default_factory=list)
     num_flushes: int = 0
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.notes.append(text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -53,10 +53,10 @@ class Tape:
             raise KilledError
         self.rows.append({"iteration": iteration, **metrics})
 
-    def rollouts(self, iteration: int, drawn: Drawn[list[ScoredRollout]]) -> None:
+    def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
         self.drawn.append(drawn)
 
-    def stopped(self, stop: Stop) -> None:
+    def stopped(self, stop: HealthStop) -> None:
         self.stops.append(stop)
 
     def flush(self) -> None:
@@ -81,14 +81,14 @@ def make_parts(start: Path, tmp_path: Path) -> MakeParts:
 
     def make(
         *, script: Script | None = None, config: Mapping[str, Any] | None = None, folder: str = "run", **changes: Any
-    ) -> Parts:
+    ) -> Components:
         required: Mapping[str, Any] = {
             "prompts_per_iteration": 2,
             "sampling": SamplingConfig(max_new_tokens=6),
             "checkpoints": CheckpointConfig(every_iterations=1),
         }
         prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
-        parts = native_parts(
+        parts = native_components(
             start,
             strategies.rl_config(**{**required, **(config or {})}),
             prompts=prompts,
@@ -102,7 +102,7 @@ def make_parts(start: Path, tmp_path: Path) -> MakeParts:
     return make
 
 
-def weights(parts: Parts) -> torch.Tensor:
+def weights(parts: Components) -> torch.Tensor:
     """A copy of all weights that learn, flat."""
     learner = parts.learner.learner
     modules = [learner.policy, *([learner.critic] if learner.critic else [])]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.loop.prompt_schedule import Drawn, fresh_prompts, replace_groups
+from rlcore.loop.prompt_schedule import SampledGroups, replace_groups, unused_prompts
 from rlcore.types import Prompt
 
 Group = tuple[int, bool]  # (number of the draw, whether it carries a signal)
@@ -28,7 +28,7 @@ class Source:
         return groups
 
 
-def run(first: Sequence[bool], later: Sequence[bool], *, max_rounds: int) -> tuple[Drawn[Group], Source]:
+def run(first: Sequence[bool], later: Sequence[bool], *, max_rounds: int) -> tuple[SampledGroups[Group], Source]:
     """Groups of the batch have numbers from 100, later ones from 0."""
     source = Source(later)
     groups = [(100 + place, signal) for place, signal in enumerate(first)]
@@ -88,14 +88,14 @@ def test_fresh_prompts_are_all_that_the_iteration_has_not_used_each_once(
     count: int, taken: int, seed: int, iteration: int
 ) -> None:
     used = {str(i) for i in range(taken)}
-    fresh = fresh_prompts(prompts(count), used, seed=seed, iteration=iteration)
+    fresh = unused_prompts(prompts(count), used, seed=seed, iteration=iteration)
     assert sorted(int(prompt.prompt_id) for prompt in fresh) == list(range(min(taken, count), count))
-    assert fresh == fresh_prompts(prompts(count), used, seed=seed, iteration=iteration)
+    assert fresh == unused_prompts(prompts(count), used, seed=seed, iteration=iteration)
 
 
 def test_the_order_of_fresh_prompts_is_of_its_seed_and_its_iteration() -> None:
     orders = {
-        tuple(p.prompt_id for p in fresh_prompts(prompts(20), (), seed=seed, iteration=iteration))
+        tuple(p.prompt_id for p in unused_prompts(prompts(20), (), seed=seed, iteration=iteration))
         for seed in (0, 1)
         for iteration in (1, 2)
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.checks.health import Judge
+from rlcore.checks.health import HealthMonitor
 from rlcore.config import HealthConfig
 from rlcore.errors import CheckpointError
 from rlcore.loop import train
@@ -89,10 +89,10 @@ class Counted(list[dict[str, float]]):
 
 
 def test_to_judge_an_iteration_reads_as_many_rows_after_ten_thousand_as_after_ten() -> None:
-    judge, history, reads = Judge(HealthConfig()), Counted(), []
+    judge, history, reads = HealthMonitor(HealthConfig()), Counted(), []
     for iteration in range(1, 10_001):
         history.append({"iteration": iteration, "kl/ref": 0.1, "entropy": 1e-9, "eval/accuracy": 0.5})
         before = history.reads
-        judge.verdict(history)
+        judge.update(history)
         reads.append(history.reads - before)
     assert max(reads[10:]) == reads[10] < 40

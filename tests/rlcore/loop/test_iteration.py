@@ -12,9 +12,9 @@ import torch
 
 from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
 from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
-from rlcore.loop import HeldOut, Parts, conclude, iterate, open_run, train, update
+from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, update
 from rlcore.metrics import check_names
-from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.rewards.user_function import FunctionReward, function_reward
 from rlcore.sampling.native import NativeSampler
@@ -64,8 +64,8 @@ def math_verifier() -> Any:
 def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apart(make_parts: MakeParts) -> None:
     plain = make_parts()
     prompts = [replace(each, dataset="a" if place < 3 else "b") for place, each in enumerate(plain.prompts)]
-    paid = MixedReward([WeightedPart(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
-    free = MixedReward([*paid.parts, WeightedPart(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
+    paid = WeightedReward([WeightedTerm(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
+    free = WeightedReward([*paid.parts, WeightedTerm(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
     held_out = HeldOut(prompts=prompts, verifier=free)
     mix = {"prompts": prompts, "shares": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
     tape = Tape()
@@ -115,7 +115,7 @@ def test_failed_rollouts_are_counted_and_not_trained_on(make_parts: MakeParts) -
 
 
 def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_parts: MakeParts) -> None:
-    first = make_parts().turns().prompts_of(1)
+    first = make_parts().prompt_schedule().prompts_for(1)
     script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
     parts = make_parts(script=script)
     before = weights(parts)
@@ -145,7 +145,7 @@ def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_tr
 
 
 def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(make_parts: MakeParts) -> None:
-    solved = {p.prompt_id for p in make_parts().turns().prompts_of(1)[:1]}
+    solved = {p.prompt_id for p in make_parts().prompt_schedule().prompts_for(1)[:1]}
     script = {question: ["right"] if question in solved else ANSWERS for question in QUESTIONS}
     config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=2)}
     tape = Tape()
@@ -172,8 +172,8 @@ def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
     assert met == ([0, 1, 2, 3, 4] if staleness == 1 else [4])
     assert parts.engine.policy_version == 5
     prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
-    turns = parts.turns()
-    assert prompts == [[p.prompt_id for p in turns.prompts_of(n)] for n in range(1, 6)]
+    turns = parts.prompt_schedule()
+    assert prompts == [[p.prompt_id for p in turns.prompts_for(n)] for n in range(1, 6)]
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -245,14 +245,14 @@ def kl_limit(history: Sequence[Any], iteration: int) -> HealthConfig:
     return HealthConfig(kl=LimitConfig(warn=bound * 0.99, stop=bound, patience=1), mismatch=any_mismatch)
 
 
-def course_of(parts: Parts) -> tuple[list[torch.Tensor], Sequence[Mapping[str, float]]]:
+def course_of(parts: Components) -> tuple[list[torch.Tensor], Sequence[Mapping[str, float]]]:
     """The weights before the first iteration and after each, and the metrics of each."""
     with open_run(parts, Tape()) as run:
         course = [weights(parts)]
         while not run.is_over:
             iterate(run)
             course.append(weights(parts))
-        return course, conclude(run).history
+        return course, finish(run).history
 
 
 def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_parts: MakeParts) -> None:
@@ -261,11 +261,11 @@ def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_
     stopping, tape = make_parts(config=KL, health=kl_limit(history, 5)), Tape()
     outcome = train(stopping, tape)
     # The reading of iteration 4, the last within the bound, is of rollouts that the weights of iteration 3 sampled.
-    assert outcome.stop is not None and (outcome.stop.iteration, outcome.stop.sound) == (5, 3)
+    assert outcome.stop is not None and (outcome.stop.iteration, outcome.stop.restored_iteration) == (5, 3)
     assert tape.stops == [outcome.stop]
     assert torch.equal(weights(stopping), course[3])
     assert [row["iteration"] for row in outcome.history] == [1, 2, 3]
-    assert [row["iteration"] for row in outcome.dropped] == [4, 5]
+    assert [row["iteration"] for row in outcome.rolled_back_history] == [4, 5]
     assert [finding["level"] for finding in outcome.findings] == ["stop"]
     assert stopping.engine.policy_version == 3
 
@@ -282,8 +282,8 @@ def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_mor
     course, history = course_of(free)
     stopping, tape = make_parts(config=config, health=kl_limit(history, 6)), Tape()
     outcome = train(stopping, tape)
-    assert outcome.stop is not None and outcome.stop.sound == 4 - staleness
-    assert torch.equal(weights(stopping), course[outcome.stop.sound])
+    assert outcome.stop is not None and outcome.stop.restored_iteration == 4 - staleness
+    assert torch.equal(weights(stopping), course[outcome.stop.restored_iteration])
     assert any("by way of the checkpoint of iteration 1" in note for note in tape.notes)
 
 

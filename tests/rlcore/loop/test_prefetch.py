@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlcore.config import MismatchConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError, SamplingError
-from rlcore.loop.prefetch import Groups, RolloutsAhead, from_json, mean_staleness, to_json
+from rlcore.loop.prefetch import Groups, RolloutPrefetcher, from_json, mean_staleness, to_json
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
 from tests import strategies
 
@@ -52,11 +52,11 @@ class Engine:
 def test_every_rollout_but_the_first_iterations_was_sampled_one_update_before_it_is_trained_on() -> None:
     engine = Engine()
     ages = []
-    with closing(RolloutsAhead()) as ahead:
+    with closing(RolloutPrefetcher()) as ahead:
         for iteration in (1, 2, 3, 4):
-            groups = ahead.advance(engine.sample, iteration, until=min(iteration + 1, 4))
+            groups = ahead.get(engine.sample, iteration, until=min(iteration + 1, 4))
             ages.append(engine.version - groups[0][0].policy_version)
-            ahead.wait()
+            ahead.drain()
             engine.version += 1
     assert ages == [0, 1, 1, 1]
     assert engine.asked == [1, 2, 3, 4]  # each once, and none beyond the last
@@ -64,12 +64,12 @@ def test_every_rollout_but_the_first_iterations_was_sampled_one_update_before_it
 
 def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
     engine = Engine()
-    with closing(RolloutsAhead()) as ahead:
-        ahead.advance(engine.sample, 1, until=2)
-        ahead.wait()
+    with closing(RolloutPrefetcher()) as ahead:
+        ahead.get(engine.sample, 1, until=2)
+        ahead.drain()
         engine.may_go.clear()
-        ahead.advance(engine.sample, 2, until=3)  # does not wait for the third iteration's
-        waiter = threading.Thread(target=ahead.wait)
+        ahead.get(engine.sample, 2, until=3)  # does not wait for the third iteration's
+        waiter = threading.Thread(target=ahead.drain)
         waiter.start()
         waiter.join(0.2)
         assert waiter.is_alive()
@@ -81,7 +81,7 @@ def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
 @pytest.mark.parametrize("staleness", [1, 2, 3])
 def test_no_more_is_sampled_than_the_bound_allows_and_each_batch_by_the_weights_that_are_so_old(staleness: int) -> None:
     engine, last, versions = Engine(), 7, dict[int, int]()
-    with closing(RolloutsAhead()) as ahead:
+    with closing(RolloutPrefetcher()) as ahead:
         for iteration in range(1, last + 1):
             learned = iteration - 1
 
@@ -89,9 +89,9 @@ def test_no_more_is_sampled_than_the_bound_allows_and_each_batch_by_the_weights_
                 engine.version = version
 
             until = min(iteration + staleness, last)
-            groups = ahead.advance(engine.sample, iteration, until=until, prepare=lambda load=load: load)
+            groups = ahead.get(engine.sample, iteration, until=until, prepare=lambda load=load: load)
             versions[iteration] = groups[0][0].policy_version
-            ahead.wait()  # as if the learner were slower than the engine
+            ahead.drain()  # as if the learner were slower than the engine
             assert engine.asked == list(range(1, until + 1))
     assert versions == {iteration: max(0, iteration - 1 - staleness) for iteration in versions}
 
@@ -107,13 +107,13 @@ def test_what_loads_weights_is_made_at_once_and_loads_after_the_batches_that_wer
         order.append("copy")
         return lambda: order.append("load")
 
-    with closing(RolloutsAhead()) as ahead:
+    with closing(RolloutPrefetcher()) as ahead:
         engine.may_go.clear()
         threading.Timer(0.2, engine.may_go.set).start()
-        ahead.advance(sample, 1, until=3)
-        ahead.advance(sample, 2, until=4, prepare=prepare)
-        ahead.advance(sample, 3, until=4, prepare=prepare)  # nothing is begun, so nothing is copied
-        ahead.wait()
+        ahead.get(sample, 1, until=3)
+        ahead.get(sample, 2, until=4, prepare=prepare)
+        ahead.get(sample, 3, until=4, prepare=prepare)  # nothing is begun, so nothing is copied
+        ahead.drain()
     assert order.index("copy") < order.index("load") == len(order) - 2
     assert sorted(order[:-2]) == ["copy", "sample 1", "sample 2", "sample 3"] and order[-1] == "sample 4"
 
@@ -124,12 +124,12 @@ def test_an_engine_that_has_broken_stops_the_run_before_its_rollouts_are_due() -
             raise SamplingError("the engine is gone")
         return [[rollout()]]
 
-    with closing(RolloutsAhead()) as ahead:
-        ahead.advance(broken, 1, until=3)
+    with closing(RolloutPrefetcher()) as ahead:
+        ahead.get(broken, 1, until=3)
         with contextlib.suppress(SamplingError):
-            ahead.wait()
+            ahead.drain()
         with pytest.raises(SamplingError, match="the engine is gone"):
-            ahead.advance(broken, 2, until=4)
+            ahead.get(broken, 2, until=4)
 
 
 def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_sync() -> None:
@@ -138,30 +138,30 @@ def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_s
             raise SamplingError("the engine is gone")
         return [[rollout()]]
 
-    with closing(RolloutsAhead()) as ahead:
-        ahead.advance(broken, 1, until=2)
+    with closing(RolloutPrefetcher()) as ahead:
+        ahead.get(broken, 1, until=2)
         with pytest.raises(SamplingError, match="the engine is gone"):
-            ahead.wait()
+            ahead.drain()
 
 
 def test_a_resumed_run_takes_the_rollouts_of_the_checkpoint_and_samples_them_no_second_time() -> None:
     engine, again = Engine(), Engine()
-    with closing(RolloutsAhead()) as ahead:
-        ahead.advance(engine.sample, 1, until=2)
+    with closing(RolloutPrefetcher()) as ahead:
+        ahead.get(engine.sample, 1, until=2)
         state = ahead.state()
-        expected = ahead.advance(engine.sample, 2, until=3)
+        expected = ahead.get(engine.sample, 2, until=3)
     again.version = 9
-    with closing(RolloutsAhead()) as resumed:
+    with closing(RolloutPrefetcher()) as resumed:
         resumed.restore(json.loads(json.dumps(state)), 2, lambda iteration: [PROMPT])
-        assert resumed.advance(again.sample, 2, until=3) == expected
+        assert resumed.get(again.sample, 2, until=3) == expected
     assert again.asked == [3]
 
 
 def test_without_staleness_a_checkpoint_keeps_no_rollouts() -> None:
-    with closing(RolloutsAhead()) as ahead:
+    with closing(RolloutPrefetcher()) as ahead:
         assert ahead.state() == ""
         ahead.restore("", 1, lambda iteration: [PROMPT])
-        assert ahead.advance(Engine().sample, 1, until=1) == [[rollout()]]
+        assert ahead.get(Engine().sample, 1, until=1) == [[rollout()]]
 
 
 @given(st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=False), max_size=3))
@@ -180,7 +180,7 @@ def test_what_an_environment_made_of_a_prompt_comes_back_from_json_too() -> None
 def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training() -> None:
     # versions 2, 2 and 3 under a learner at 4: (2 + 2 + 1) / 3
     scored = [
-        [ScoredRollout(rollout=rollout(version=v), score=Score(value=1.0, parts={})) for v in group]
+        [ScoredRollout(rollout=rollout(version=v), score=Score(value=1.0, terms={})) for v in group]
         for group in ([2, 2], [3])
     ]
     assert mean_staleness(scored, 4) == pytest.approx(5 / 3)

@@ -6,14 +6,14 @@ import logging
 
 import pytest
 
-from rlcore.checks.health import Finding
-from rlcore.loop import LogRecorder, Stop, summary_line
+from rlcore.checks.health import HealthFinding
+from rlcore.loop import HealthStop, LogRecorder, summary_line
 
 METRICS = {"reward/mean": 0.5123, "completion/length": 18.04}
-FINDING = Finding(
-    rule="kl", metric="kl/ref", level="stop", since=5, value=0.75, bound=0.5, fix="lower the learning rate"
+FINDING = HealthFinding(
+    rule="kl", metric="kl/ref", level="stop", since=5, value=0.75, limit=0.5, fix="lower the learning rate"
 )
-STOP = Stop(finding=FINDING, iteration=9, sound=4)
+STOP = HealthStop(finding=FINDING, iteration=9, restored_iteration=4)
 
 
 def test_an_iteration_is_a_line_with_what_it_has() -> None:
@@ -25,7 +25,7 @@ def test_an_iteration_is_a_line_with_what_it_has() -> None:
 def test_the_log_gets_notes_and_lines_and_a_stop_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     recorder = LogRecorder(2)
     with caplog.at_level(logging.INFO, logger="rlcore"):
-        recorder.note("engine and learner agree, 100 %")
+        recorder.log("engine and learner agree, 100 %")
         recorder.metrics(1, METRICS)
         recorder.flush()
         recorder.stopped(STOP)

@@ -11,7 +11,7 @@ import torch
 
 from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CheckpointError
-from rlcore.loop import Outcome, iteration, open_run, train
+from rlcore.loop import TrainResult, iteration, open_run, train
 from rlcore.loop.history import NAME
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
 
@@ -28,7 +28,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
-def without_costs(outcome: Outcome) -> list[dict[str, float]]:
+def without_costs(outcome: TrainResult) -> list[dict[str, float]]:
     """The history without wall times and bytes."""
     return [
         {name: value for name, value in row.items() if "second" not in name and "memory" not in name}
@@ -79,7 +79,7 @@ def test_a_resumed_run_finds_again_what_the_health_rules_had_found_which_no_chec
     with pytest.raises(KilledError):
         train(make_parts(config=config, script=HALF_SOLVED, health=warns), Tape(killed_in=4))
     with open_run(make_parts(config=config, script=HALF_SOLVED, health=warns), Tape()) as run:
-        assert run.done == 3
+        assert run.iterations_done == 3
         assert run.findings == [dict(each) for each in expected if each["iteration"] <= 3]
         assert "findings" not in run.state()
 

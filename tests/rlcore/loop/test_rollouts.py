@@ -11,8 +11,8 @@ import pytest
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import SamplingConfig
 from rlcore.errors import ConfigError, RewardError
-from rlcore.loop.prompt_schedule import Turns
-from rlcore.loop.rollouts import carries_signal, draw_groups, replacement_metrics
+from rlcore.loop.prompt_schedule import PromptSchedule
+from rlcore.loop.rollouts import collect_groups, group_has_signal, replacement_metrics
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score
@@ -55,7 +55,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
 
     def reward(rollouts: list[Rollout]) -> list[Score]:
         values = [1.0 if r.prompt.prompt_id in always_right else float(r.text.endswith("/0")) for r in rollouts]
-        return [Score(value=value, parts={"math": value}) for value in values]
+        return [Score(value=value, terms={"math": value}) for value in values]
 
     rl = strategies.rl_config(
         "dapo",
@@ -73,7 +73,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         reward=reward,
         tokenizer=SimpleNamespace(eos_ids=(2,)),
     )
-    return SimpleNamespace(parts=parts, recorder=SimpleNamespace(note=print), turns=Turns(prompts, 4, seed=7))
+    return SimpleNamespace(parts=parts, recorder=SimpleNamespace(log=print), turns=PromptSchedule(prompts, 4, seed=7))
 
 
 def ids(groups: Any) -> list[str]:
@@ -86,21 +86,21 @@ def ids(groups: Any) -> list[str]:
 def test_groups_without_signal_are_replaced_whole_by_prompts_that_the_iteration_has_not_used() -> None:
     first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).turns.prompts_of(1)]
     run = make_run(max_replacements=4, always_right={first[1], first[3]})
-    drawn = draw_groups(run, 1, {})
+    drawn = collect_groups(run, 1, {})
     assert ids(drawn.replaced) == [first[1], first[3]]
     assert [ids(drawn.groups)[place] for place in (0, 2)] == [first[0], first[2]]
     assert not set(ids(drawn.groups)) & {first[1], first[3]}
     assert len(set(ids(drawn.groups))) == 4
-    assert all(carries_signal(group, truncated="score") for group in drawn.groups)
+    assert all(group_has_signal(group, truncated="score") for group in drawn.groups)
 
 
 def test_the_same_iteration_draws_the_same_again_and_another_round_or_iteration_draws_anew() -> None:
     hard = {str(number) for number in range(5)}
     runs = [make_run(max_replacements=3, always_right=hard) for _ in range(2)]
-    drawn = [draw_groups(run, 2, {}) for run in runs]
+    drawn = [collect_groups(run, 2, {}) for run in runs]
     assert drawn[0] == drawn[1]
     assert runs[0].parts.sampler.asked == runs[1].parts.sampler.asked
-    draw_groups(runs[0], 3, {})
+    collect_groups(runs[0], 3, {})
     seeds = [seed for _, seed in runs[0].parts.sampler.asked]
     assert len(set(seeds)) == len(seeds)
 
@@ -110,15 +110,15 @@ def test_replacements_leave_the_first_draw_of_every_iteration_as_it_is() -> None
     for iteration in (1, 2, 3):
         on.parts.sampler.asked.clear()
         off.parts.sampler.asked.clear()
-        draw_groups(off, iteration, {})
-        draw_groups(on, iteration, {})
+        collect_groups(off, iteration, {})
+        collect_groups(on, iteration, {})
         assert on.parts.sampler.asked[0] == off.parts.sampler.asked[0]
         assert len(off.parts.sampler.asked) == 1
 
 
 def test_off_by_default_nothing_is_replaced_and_no_order_of_replacements_is_drawn() -> None:
     assert SamplingConfig(max_new_tokens=1).dynamic_sampling_rounds == 0
-    drawn = draw_groups(make_run(max_replacements=0, always_right=set(map(str, range(10)))), 1, {})
+    drawn = collect_groups(make_run(max_replacements=0, always_right=set(map(str, range(10)))), 1, {})
     assert drawn.replaced == ()
     assert len(drawn.groups) == 4
 
@@ -126,7 +126,7 @@ def test_off_by_default_nothing_is_replaced_and_no_order_of_replacements_is_draw
 def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out() -> None:
     run = make_run(max_replacements=50, always_right=set(map(str, range(NUM_PROMPTS))))
     seconds: dict[str, float] = {}
-    drawn = draw_groups(run, 1, seconds)
+    drawn = collect_groups(run, 1, seconds)
     asked = [name for names, _ in run.parts.sampler.asked for name in names]
     assert sorted(asked) == sorted(map(str, range(NUM_PROMPTS)))  # each prompt once
     assert sorted(ids(drawn.groups) + ids(drawn.replaced)) == sorted(asked)
@@ -136,7 +136,7 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(staleness: int) -> None:
     run = make_run(max_replacements=0, always_right=set())
-    run.parts.reward = lambda rollouts: [Score(value=None, parts={}, error="timeout")] * len(rollouts)
+    run.parts.reward = lambda rollouts: [Score(value=None, terms={}, error="timeout")] * len(rollouts)
     said: list[Any] = []
     run.recorder = SimpleNamespace(
         rollouts=lambda iteration, drawn: said.append((iteration, drawn)), flush=lambda: said.append("flush")
@@ -147,7 +147,7 @@ def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(
         )
         run.ahead = SimpleNamespace(advance=lambda rollouts_of, iteration, **bounds: rollouts_of(iteration))
     with pytest.raises(RewardError, match="12 of 12 rollouts could not be scored"):
-        draw_groups(run, 3, {})
+        collect_groups(run, 3, {})
     (iteration, drawn), flushed = said
     assert (iteration, flushed) == (3, "flush")
     assert {item.score.error for group in drawn.groups for item in group} == {"timeout"}
@@ -156,7 +156,7 @@ def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(
 
 def test_what_was_replaced_is_counted() -> None:
     first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).turns.prompts_of(1)]
-    drawn = draw_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
+    drawn = collect_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
     metrics = replacement_metrics(drawn, truncated="score")
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.
     assert metrics == {
@@ -169,11 +169,11 @@ def test_what_was_replaced_is_counted() -> None:
 
 def test_the_signal_of_a_group_is_that_of_the_rewards_that_will_be_trained_on() -> None:
     cut = [strategies.scored_rollout(1.0, finish_reason="length"), strategies.scored_rollout(0.0)]
-    assert carries_signal(cut, truncated="score")
-    assert not carries_signal(cut, truncated="zero")
-    assert not carries_signal(cut, truncated="mask")
-    assert not carries_signal([strategies.scored_rollout(None), strategies.scored_rollout(0.0)], truncated="score")
-    assert not carries_signal([], truncated="score")
+    assert group_has_signal(cut, truncated="score")
+    assert not group_has_signal(cut, truncated="zero")
+    assert not group_has_signal(cut, truncated="mask")
+    assert not group_has_signal([strategies.scored_rollout(None), strategies.scored_rollout(0.0)], truncated="score")
+    assert not group_has_signal([], truncated="score")
 
 
 def test_dynamic_sampling_is_refused_where_it_means_nothing() -> None:

@@ -12,7 +12,7 @@ import torch
 from rlcore.config import AuditConfig, HealthConfig
 from rlcore.errors import NonFiniteError
 from rlcore.loop import iterate, open_run, train
-from rlcore.loop.update import SAMPLES, SKIPPED, keep_batch
+from rlcore.loop.update import SAMPLES, SKIPPED, save_skipped_batch
 from rlcore.training.local_learner import LocalLearner
 from tests import strategies
 from tests.rlcore.loop.conftest import MakeParts, Tape, weights
@@ -30,8 +30,8 @@ def overflowing(learner: LocalLearner, versions: set[int]) -> None:
 
 def test_a_batch_is_kept_once_with_what_was_met(tmp_path: Path) -> None:
     samples = strategies.random_samples(0)
-    kept = keep_batch(tmp_path, 7, samples, ["the gradient norm is inf"])
-    assert keep_batch(tmp_path, 7, [], []) == kept == tmp_path / SKIPPED / "iteration-00007"
+    kept = save_skipped_batch(tmp_path, 7, samples, ["the gradient norm is inf"])
+    assert save_skipped_batch(tmp_path, 7, [], []) == kept == tmp_path / SKIPPED / "iteration-00007"
     found = json.loads((kept / SAMPLES).read_text())
     assert found["errors"] == ["the gradient norm is inf"]
     assert [row["completion_ids"] for row in found["samples"]] == [list(sample.completion_ids) for sample in samples]
@@ -71,6 +71,6 @@ def test_a_run_ends_after_too_many_in_a_row_and_the_row_survives_a_resume(
 def test_a_batch_with_values_that_are_not_numbers_is_kept_as_json(tmp_path: Path) -> None:
     (sample, *_) = strategies.random_samples(0)
     broken = dataclasses.replace(sample, ref_logprobs=torch.full_like(sample.ref_logprobs, float("nan")))
-    text = (keep_batch(tmp_path, 1, [broken], ["x"]) / SAMPLES).read_text()
+    text = (save_skipped_batch(tmp_path, 1, [broken], ["x"]) / SAMPLES).read_text()
     assert "NaN" not in text
     assert set(json.loads(text)["samples"][0]["ref_logprobs"]) == {None}

@@ -12,7 +12,7 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
 from rlcore.loop.update import mean_kl
 from rlcore.training.experience import build_experience
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from tests import strategies
 
 
@@ -21,7 +21,7 @@ def test_the_adaptive_coefficient_sees_nats_per_completion_wherever_the_kl_stand
     policy, reference = strategies.tiny_llama(), strategies.tiny_llama(seed=9)
     groups = strategies.random_groups(policy, 3)
     kl = KlConfig(coefficient=0.1, apply_to=placement)
-    judges = Judges(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
+    judges = ScoringModels(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
     experience = build_experience(
         groups, ALGORITHMS["grpo"], judges, kl=kl, kl_coefficient=0.1, truncated="score", need_old_logprobs=False
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlcore.loop.weight_sync import coarser
+from rlcore.loop.weight_sync import lower_precision
 
 FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 
@@ -17,4 +17,4 @@ FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
 def test_the_canary_allows_what_the_coarser_precision_of_the_two_needs(
     engine: torch.dtype, learner: torch.dtype, expected: torch.dtype
 ) -> None:
-    assert coarser(engine, learner) == expected
+    assert lower_precision(engine, learner) == expected

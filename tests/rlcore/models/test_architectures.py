@@ -10,21 +10,21 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from rlcore.config import AdapterConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models import adapter_targets, batching
-from rlcore.models.architectures import positions_of, shares_prompts
+from rlcore.models.architectures import positions_of, supports_prompt_sharing
 from rlcore.models.batching import choose_attention, pack_for
-from rlcore.models.gradient_checkpointing import recompute_layers
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
-from rlcore.models.lora import MergedState, add_adapter
+from rlcore.models.lora import MergedState, add_lora
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.weight_names import as_stored
+from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.weights import checkpoint_shapes, misfits, stored_tensors
+from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, stored_tensors
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
@@ -112,7 +112,7 @@ def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
 ) -> None:
     model = make(architecture)
     choose_attention(model)
-    assert shares_prompts(model) == architecture.shares
+    assert supports_prompt_sharing(model) == architecture.shares
     check_model(model)
     if dtype is torch.float64 and architecture.model_type == "xglm":
         pytest.skip("the library's mask of XGLM cannot be made in float64; float32 is tested")
@@ -134,7 +134,7 @@ def test_layers_that_are_computed_again_give_the_same_gradient(architecture: Arc
     model = make(architecture)
     choose_attention(model)
     expected = gradient(packed(model), model)
-    found = gradient(packed(recompute_layers(model)), model)
+    found = gradient(packed(enable_gradient_checkpointing(model)), model)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -187,8 +187,8 @@ def test_a_checkpoint_gives_the_weights_back_and_they_have_its_names(
     expected, found = model.state_dict(), loaded.state_dict()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert positions_of(tmp_path) == (sys.maxsize if "mamba" in architecture.model_type else 256)
-    state = as_stored(loaded.state_dict(), tmp_path)
-    assert misfits(checkpoint_shapes(tmp_path), state) == []
+    state = to_checkpoint_names(loaded.state_dict(), tmp_path)
+    assert shape_mismatches(checkpoint_shapes(tmp_path), state) == []
     assert all(torch.equal(tensor, state[name]) for name, tensor in stored_tensors(tmp_path))
 
 
@@ -198,12 +198,12 @@ def test_an_adapter_computes_what_its_merged_weights_do(
 ) -> None:
     model = make(architecture)
     choose_attention(model)
-    config = AdapterConfig(rank=2, alpha=4)
+    config = LoraConfig(rank=2, alpha=4)
     if architecture.adapter == "no":
         with pytest.raises(ModelError, match="no linear layer that an adapter can change"):
-            add_adapter(model, config, "policy", seed=0)
+            add_lora(model, config, "policy", seed=0)
         return
-    policy = add_adapter(model, config, "policy", seed=0)
+    policy = add_lora(model, config, "policy", seed=0)
     planned = ModelSize.of(model.config).adapter_parameters(config)
     assert planned == sum(parameter.numel() for parameter in policy.parameters())
     generator = torch.Generator().manual_seed(1)
@@ -231,13 +231,13 @@ def test_what_is_not_computed_is_refused_before_a_run(architecture: Architecture
 def test_a_mixtures_experts_keep_their_weights_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     (mixture,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
     with caplog.at_level("WARNING", logger=adapter_targets.__name__):
-        policy = add_adapter(make(mixture), AdapterConfig(rank=2, alpha=4), "policy", seed=0)
+        policy = add_lora(make(mixture), LoraConfig(rank=2, alpha=4), "policy", seed=0)
     assert "Its experts keep theirs." in caplog.text
     assert {path.rpartition(".")[0].rpartition(".")[2] for path in policy.adapter_shapes()} == {
         "q_proj", "k_proj", "v_proj", "o_proj",
     }  # fmt: skip
     with pytest.raises(ModelError, match="no linear layer gate_proj that an adapter can change"):
-        add_adapter(make(mixture), AdapterConfig(rank=2, alpha=4, targets=("gate_proj",)), "policy", seed=0)
+        add_lora(make(mixture), LoraConfig(rank=2, alpha=4, targets=("gate_proj",)), "policy", seed=0)
 
 
 def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

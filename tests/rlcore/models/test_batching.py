@@ -28,7 +28,7 @@ def test_rows_have_their_own_width_on_a_cpu() -> None:
 @pytest.mark.parametrize(("shares", "shape"), [(True, (1, 256)), (False, (2, 7))])
 def test_trees_have_few_widths_on_a_gpu(shares: bool, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each width that is new may compile the kernel again; the library's attention compiles nothing."""
-    monkeypatch.setattr(batching, "shares_prompts", lambda model: shares)
+    monkeypatch.setattr(batching, "supports_prompt_sharing", lambda model: shares)
     (batch,) = pack_for(OnAGpu(), FAMILY, tokens_per_microbatch=1000)
     assert batch.token_ids.shape == shape
     assert [WIDTHS.of(length) for length in (1, 256, 257, 1000)] == [256, 256, 384, 1024]

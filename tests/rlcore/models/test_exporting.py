@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlcore.config import AdapterConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import ModelError, StorageError
 from rlcore.models.exporting import export_checkpoint
 from rlcore.models.heads import HEAD_FILE
 from rlcore.models.loading import load_policy, save_model
-from rlcore.models.lora import add_adapter
+from rlcore.models.lora import add_lora
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 
 
@@ -51,7 +51,7 @@ def test_plain_transformers_gives_the_answers_of_the_evaluation(checkpoint: Path
 
 def test_an_adapter_is_merged_and_left_out(checkpoint: Path, tmp_path: Path) -> None:
     base = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
-    policy = add_adapter(base, AdapterConfig(rank=4, alpha=8), "policy", seed=3)
+    policy = add_lora(base, LoraConfig(rank=4, alpha=8), "policy", seed=3)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from rlcore.hardware.precision import compute_in
+from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.tree_attention import layout_of, tree_attention_forward
-from rlcore.sampling.decoding import decode, draw
+from rlcore.sampling.decoding import decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.text.packing import TokenSequence, pack, tree_mask
 from tests import strategies
@@ -108,7 +108,7 @@ def decoded_tokens(dtype: torch.dtype, temperature: float) -> tuple[list[TokenSe
     generator = torch.Generator().manual_seed(0)
     prompts = [strategies.random_tokens(length, generator) for length in (3, 3, 9, 14) for _ in range(4)]
     uniforms = torch.rand(len(prompts), NUM_TOKENS, generator=generator)
-    choose = partial(draw, temperature=temperature)
+    choose = partial(sample_tokens, temperature=temperature)
     with torch.inference_mode():
         decoded = decode(engine, prompts, uniforms, choose=choose, eos_ids=torch.tensor([-1]))
     rows = zip(prompts, decoded.tokens.tolist(), strict=True)
@@ -143,7 +143,7 @@ def test_cached_decoding_and_training_round_no_more_than_the_librarys_forward_pa
     dtype: torch.dtype, temperature: float
 ) -> None:
     sequences, reported = decoded_tokens(dtype, temperature)
-    trainer = compute_in(tree_llama(initializer_range=0.3), dtype)
+    trainer = set_compute_dtype(tree_llama(initializer_range=0.3), dtype)
     exact, plain = (whole(sequences, temperature, each) for each in (torch.float64, dtype))
     ours = {"engine": reported, "trainer": trained(trainer, sequences, temperature)}
     usual = (plain - exact).abs()

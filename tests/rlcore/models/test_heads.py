@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from rlcore.errors import ModelError
-from rlcore.models.heads import ScalarModel, load_scalar_model, save_head, score_rewards, score_values
+from rlcore.models.heads import ScalarHeadModel, load_scalar_model, save_head, score_rewards, score_values
 from rlcore.text.packing import TokenSequence
 from tests import strategies
 
 
-def random_head(seed: int = 0) -> ScalarModel:
+def random_head(seed: int = 0) -> ScalarHeadModel:
     """A reward model on a tiny trunk."""
-    return ScalarModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(seed))
+    return ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(seed))
 
 
-def state(model: ScalarModel, tokens: tuple[int, ...]) -> torch.Tensor:
+def state(model: ScalarHeadModel, tokens: tuple[int, ...]) -> torch.Tensor:
     """The scalar at the last of some tokens, from an unpacked forward pass."""
     states = model.backbone.base_model(torch.tensor([tokens])).last_hidden_state
     value: torch.Tensor = model.head(states[0, -1]).squeeze()
@@ -46,13 +46,13 @@ def test_a_score_is_read_at_the_last_token_in_the_order_of_the_caller(budget: in
 
 
 def test_a_fresh_critic_predicts_exactly_zero() -> None:
-    critic = ScalarModel.on_trunk(strategies.tiny_llama())
+    critic = ScalarHeadModel.on_trunk(strategies.tiny_llama())
     values = score_values(critic, strategies.random_sequences(0), tokens_per_microbatch=100)
     assert all(not bool(value.any()) for value in values)
 
 
 def test_the_reward_head_is_drawn_with_the_documented_spread() -> None:
-    model = ScalarModel.with_random_head(
+    model = ScalarHeadModel.with_random_head(
         strategies.tiny_llama(hidden_size=512, num_attention_heads=4), torch.Generator().manual_seed(0)
     )
     # N(0, 1/sqrt(H + 1)): std 513 ** -0.5 = 0.04415; 512 draws estimate it to some 3 %.
@@ -81,7 +81,7 @@ def test_the_trunk_learns_as_a_whole_or_not_at_all(count: int, is_learning: bool
 def test_a_trunk_without_a_list_of_layers_cannot_be_frozen_in_part() -> None:
     model = random_head()
     del model.backbone.model.layers
-    with pytest.raises(ModelError, match=r"trunk\.trainable_layers"):
+    with pytest.raises(ModelError, match=r"backbone\.trainable_layers"):
         model.train_last_layers(1)
 
 

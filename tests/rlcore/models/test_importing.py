@@ -129,7 +129,9 @@ def test_arguments_of_a_chat_template_become_a_part_of_the_checkpoint(damaged: P
     prompt_ids, completion_ids = off.render_demonstration(messages, "#### 3")
     assert off.decode(prompt_ids).endswith("assistant\n<think>\n\n</think>\n\n")
     assert (off.decode(completion_ids), off.prefill) == ("#### 3", "")
-    plain = off.backend.apply_chat_template([{"role": "user", "content": "3"}], tokenize=False, enable_thinking=True)
+    plain = off.hf_tokenizer.apply_chat_template(
+        [{"role": "user", "content": "3"}], tokenize=False, enable_thinking=True
+    )
     assert "<think>" not in plain  # who serves the model may still ask for the other
 
 
@@ -201,7 +203,7 @@ def test_a_date_for_a_template_that_asks_for_none_is_refused(damaged: Path, tmp_
 
 def base_model(folder: Path) -> Path:
     """As Qwen's base models: the template ends a turn with a token that is not declared to end anything."""
-    backend = ChatTokenizer.load(folder).backend
+    backend = ChatTokenizer.load(folder).hf_tokenizer
     backend.add_special_tokens({"eos_token": "<|endoftext|>"})
     backend.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
@@ -246,12 +248,12 @@ def test_a_folder_without_a_tokenizer_does_not_blame_the_template(damaged: Path,
 
 
 def test_of_several_chat_templates_the_plain_one_is_kept(damaged: Path, tmp_path: Path) -> None:
-    backend = ChatTokenizer.load(damaged).backend
+    backend = ChatTokenizer.load(damaged).hf_tokenizer
     plain = backend.chat_template
     backend.chat_template = {"default": plain, "tool_use": "{{ 'tools' }}" + plain}
     backend.save_pretrained(damaged)
     import_folder(damaged, tmp_path / "imported")
-    assert ChatTokenizer.load(tmp_path / "imported").backend.chat_template == plain
+    assert ChatTokenizer.load(tmp_path / "imported").hf_tokenizer.chat_template == plain
 
 
 @pytest.mark.parametrize(

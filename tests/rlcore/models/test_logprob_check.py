@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from rlcore.errors import ModelError, TrainingError
-from rlcore.hardware.precision import compute_dtype, compute_in
+from rlcore.hardware.precision import compute_dtype, set_compute_dtype
 from rlcore.models import batching, policy
 from rlcore.models.batching import choose_attention
 from rlcore.models.logprob_check import check_model
@@ -55,7 +55,7 @@ def test_a_plain_llama_passes(settings: dict[str, object], attention: str) -> No
 def test_half_precision_hides_nothing_and_is_there_again_afterwards(
     weights: torch.dtype, products: torch.dtype
 ) -> None:
-    model = compute_in(strategies.tiny_llama(dtype=weights, tie_word_embeddings=False), products)
+    model = set_compute_dtype(strategies.tiny_llama(dtype=weights, tie_word_embeddings=False), products)
     before = {name: (tensor, tensor.data_ptr()) for name, tensor in model.state_dict().items()}
     check_model(model)
     assert compute_dtype(model) == products
@@ -113,10 +113,10 @@ def test_a_state_that_leaks_into_the_next_completion_is_refused(monkeypatch: pyt
     shape = SHAPE | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
     model = Lfm2ForCausalLM(Lfm2Config(**shape)).eval()
     check_model(model)
-    monkeypatch.setattr(batching, "shares_prompts", lambda model: True)
+    monkeypatch.setattr(batching, "supports_prompt_sharing", lambda model: True)
     with pytest.raises(ModelError, match="a row of Lfm2ForCausalLM holds one completion"):
         check_model(model)
-    monkeypatch.setattr(policy, "shares_prompts", lambda model: True)
+    monkeypatch.setattr(policy, "supports_prompt_sharing", lambda model: True)
     with pytest.raises(ModelError, match="differ from its own logits by"):
         check_model(model)
 

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
-from rlcore.config import AdapterConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter, is_adapter_of, load_adapter
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora, is_adapter_of, load_adapter
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.text.packing import pack
 from rlcore.training.local_learner import merged_state
 from tests import strategies
 
-CONFIG = AdapterConfig(rank=4, alpha=8)
+CONFIG = LoraConfig(rank=4, alpha=8)
 SEQUENCES = strategies.random_sequences(0)
 
 
@@ -38,7 +38,7 @@ def loss_of(model: LlamaForCausalLM | AdaptedModel) -> torch.Tensor:
 
 def trained(base: LlamaForCausalLM, name: str = "policy") -> AdaptedModel:
     """An adapter whose B is not zero any more."""
-    model = add_adapter(base, CONFIG, name, seed=3)
+    model = add_lora(base, CONFIG, name, seed=3)
     generator = torch.Generator().manual_seed(len(name))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -58,7 +58,7 @@ def test_with_the_adapter_off_the_base_is_what_it_was_bit_for_bit() -> None:
 def test_a_new_adapter_changes_nothing() -> None:
     base = strategies.tiny_llama()
     before = logprobs(base)
-    assert torch.equal(logprobs(add_adapter(base, CONFIG, "policy", seed=0)), before)
+    assert torch.equal(logprobs(add_lora(base, CONFIG, "policy", seed=0)), before)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -135,7 +135,7 @@ def test_what_was_frozen_stays_frozen_when_adapters_come_and_go() -> None:
 
 def test_a_scalar_model_on_an_adapter_has_the_adapter_and_the_head() -> None:
     base = strategies.tiny_llama()
-    critic = ScalarModel.on_trunk(trained(base, "critic"))
+    critic = ScalarHeadModel.on_trunk(trained(base, "critic"))
     names = [name for name, _ in critic.named_parameters()]
     assert sum("lora_" in name for name in names) == len(names) - 1
     assert names[-1] == "head.weight"
@@ -143,7 +143,7 @@ def test_a_scalar_model_on_an_adapter_has_the_adapter_and_the_head() -> None:
 
 def test_an_adapter_is_drawn_from_seed_and_name_alone() -> None:
     def draw(seed: int, name: str) -> list[float]:
-        adapted = add_adapter(strategies.tiny_llama(), CONFIG, name, seed=seed)
+        adapted = add_lora(strategies.tiny_llama(), CONFIG, name, seed=seed)
         return next(iter(adapted.parameters())).flatten().tolist()
 
     torch.manual_seed(1)
@@ -158,20 +158,20 @@ def test_an_adapter_is_drawn_from_seed_and_name_alone() -> None:
 
 
 def test_adapters_sit_on_the_named_layers_alone() -> None:
-    adapted = add_adapter(strategies.tiny_llama(), AdapterConfig(rank=2, targets=("v_proj",)), "policy", seed=0)
+    adapted = add_lora(strategies.tiny_llama(), LoraConfig(rank=2, targets=("v_proj",)), "policy", seed=0)
     assert {name.split("/")[4] for name, _ in adapted.named_parameters()} == {"v_proj"}
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (AdapterConfig(rank=2, targets=("q_proj", "nowhere")), "no linear layer nowhere"),
-        (AdapterConfig(), "a rank of 1"),
+        (LoraConfig(rank=2, targets=("q_proj", "nowhere")), "no linear layer nowhere"),
+        (LoraConfig(), "a rank of 1"),
     ],
 )
-def test_an_adapter_that_cannot_be_is_refused_with_what_can(config: AdapterConfig, message: str) -> None:
+def test_an_adapter_that_cannot_be_is_refused_with_what_can(config: LoraConfig, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        add_adapter(strategies.tiny_llama(), config, "policy", seed=0)
+        add_lora(strategies.tiny_llama(), config, "policy", seed=0)
 
 
 def test_on_a_half_precision_base_the_adapter_is_float32_and_so_are_merged_matrices() -> None:

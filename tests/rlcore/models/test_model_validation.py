@@ -19,7 +19,7 @@ from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
-from rlcore.models.model_validation import look_at, read_config
+from rlcore.models.model_validation import read_config, validate_model_dir
 from rlcore.models.tree_attention import TREE_ATTENTION
 
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=64)
@@ -177,7 +177,7 @@ def test_no_configuration_chooses_the_attention(damaged: Path, tmp_path: Path, k
 
 
 def test_a_sound_folder_is_looked_at_and_let_through(checkpoint: Path) -> None:
-    assert look_at(checkpoint).num_hidden_layers == 2
+    assert validate_model_dir(checkpoint).num_hidden_layers == 2
 
 
 @pytest.mark.slow  # ten seconds: it imports the configurations of every language model

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlcore.errors import ModelError
-from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.reward_ensemble import (
     RewardModel,
     keep_layers,
@@ -26,9 +26,9 @@ SEQUENCES = strategies.random_sequences(0)
 BUDGET = {"tokens_per_microbatch": 64}
 
 
-def members(count: int, layers: int) -> list[ScalarModel]:
+def members(count: int, layers: int) -> list[ScalarHeadModel]:
     """Members whose last layers and heads differ."""
-    first = ScalarModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(0))
+    first = ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(0))
     first.train_last_layers(layers)
     made = [first, *(share_frozen(first) for _ in range(1, count))]
     with torch.no_grad():

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import StorageError
-from rlcore.models.saving import files_digest, narrow_like, new_folder, save_tensors, weights_digest
+from rlcore.models.saving import atomic_folder, cast_like, files_digest, save_tensors, weights_digest
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,7 +25,7 @@ def checkpoint(folder: Path, dtype: str, **tensors: torch.Tensor) -> Path:
 
 
 def test_a_folder_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "made") as folder:
+    with atomic_folder(tmp_path / "made") as folder:
         (folder / "sub").mkdir()
         (folder / "sub" / "file").write_text("text", encoding="utf-8")
         (folder / "sub" / "file").chmod(0o600)
@@ -36,17 +36,17 @@ def test_a_folder_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_of_a_folder_that_failed(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="No space"), new_folder(tmp_path / "made") as folder:
+    with pytest.raises(StorageError, match="No space"), atomic_folder(tmp_path / "made") as folder:
         (folder / "file").write_text("half", encoding="utf-8")
         raise OSError(28, "No space left on device")
-    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "made") as folder:
+    with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "made") as folder:
         _ = 1 / 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_exists_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "made").mkdir()
-    with pytest.raises(StorageError, match="exists already"), new_folder(tmp_path / "made"):
+    with pytest.raises(StorageError, match="exists already"), atomic_folder(tmp_path / "made"):
         pytest.fail("the block ran")
 
 
@@ -55,7 +55,7 @@ def test_weights_become_half_where_those_of_the_start_are_half(tmp_path: Path) -
     start = checkpoint(tmp_path / "start", "bfloat16", trunk=exact.bfloat16(), norm=exact)
     made = checkpoint(tmp_path / "made", "float32", trunk=exact, norm=exact, head=exact)
     (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 12}}), encoding="utf-8")
-    narrow_like(made, start)
+    cast_like(made, start)
     found = load_file(made / "model.safetensors")
     assert {name: value.dtype for name, value in found.items()} == {
         "trunk": torch.bfloat16,
@@ -73,7 +73,7 @@ def test_nothing_is_touched_where_the_start_is_whole(tmp_path: Path) -> None:
     start = checkpoint(tmp_path / "start", "float32", trunk=torch.ones(2))
     made = checkpoint(tmp_path / "made", "float32", trunk=torch.ones(2))
     before = {path.name: path.read_bytes() for path in made.iterdir()}
-    narrow_like(made, start)
+    cast_like(made, start)
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
 
 

@@ -9,7 +9,7 @@ import torch
 
 from rlcore.errors import ModelError
 from rlcore.models import weight_names
-from rlcore.models.weight_names import as_stored
+from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.vllm.weights import checkpoint_shapes
 from tests import strategies
 from tests.rlcore.models.zoo import ARCHITECTURES, make
@@ -33,14 +33,14 @@ def test_a_state_that_is_stored_as_it_lies_in_memory_is_handed_on(tmp_path: Path
     model = strategies.tiny_llama()
     model.save_pretrained(tmp_path)
     state = model.state_dict()
-    assert as_stored(state, tmp_path) is state
+    assert to_checkpoint_names(state, tmp_path) is state
 
 
 def test_experts_are_named_one_by_one_and_converted_when_they_are_read(tmp_path: Path) -> None:
     model = make(MIXTURE)
     model.save_pretrained(tmp_path)
     watched = Watched(model.state_dict())
-    state = as_stored(watched, tmp_path)
+    state = to_checkpoint_names(watched, tmp_path)
     assert set(state) == set(checkpoint_shapes(tmp_path))
     assert len(state) == len(checkpoint_shapes(tmp_path))
     assert watched.read == []
@@ -61,4 +61,4 @@ def test_a_conversion_of_several_tensors_at_once_is_refused(tmp_path: Path, monk
 
     monkeypatch.setattr(weight_names, "revert_weight_conversion", half)
     with pytest.raises(ModelError, match="cannot be named one by one"):
-        as_stored({}, tmp_path)
+        to_checkpoint_names({}, tmp_path)

@@ -104,7 +104,7 @@ def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(
     ]
     scores = reward([make_rollout(fenced(code), json.dumps(task)) for code in programs])
     assert [score.value for score in scores] == [1.0, 0.5, 0.0, 0.0, 0.0]
-    assert scores[1].parts == {"code": 0.5}
+    assert scores[1].terms == {"code": 0.5}
 
 
 YES_NO = [True, False, True, False, True, True]

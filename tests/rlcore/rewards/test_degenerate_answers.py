@@ -152,7 +152,7 @@ def test_the_countdown_of_the_committed_preset_pays_its_answers_and_nothing_that
         texts = [f"<think>x</think><answer>{answer}</answer>" for answer in answers]
         rollouts += [make_rollout(text, row["reference"]) for text in texts]
     with build_rewards(terms, resources=RewardResources()) as reward:
-        paid = [score.parts["procedural"] for score in reward(rollouts)]
+        paid = [score.terms["procedural"] for score in reward(rollouts)]
     sums = [json.loads(row["reference"])["entry"]["metadata"] for row in rows]
     assert paid[0::4] == [1.0] * len(rows)
     assert paid[1::4] == paid[2::4] == [0.0] * len(rows)

@@ -26,5 +26,5 @@ def test_the_environments_word_is_the_reward_and_without_one_nothing_is_scored()
     ]
     reward = build_rewards([RewardTerm(kind="environment", weight=2.0)], resources=RewardResources())
     worth, silent = reward(rollouts)
-    assert (worth.value, dict(worth.parts)) == (1.0, {"environment": 0.5})
+    assert (worth.value, dict(worth.terms)) == (1.0, {"environment": 0.5})
     assert (silent.value, silent.error) == (None, "environment: the environment gave no reward")

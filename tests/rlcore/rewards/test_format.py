@@ -82,7 +82,7 @@ def test_the_reward_is_one_or_zero(make_rollout: Callable[..., Rollout]) -> None
     reward = FormatReward(FormatOptions(style="boxed"))
     scores = reward([make_rollout(r"\boxed{5}"), make_rollout("5")])
     assert [score.value for score in scores] == [1.0, 0.0]
-    assert scores[0].parts == {"format": 1.0}
+    assert scores[0].terms == {"format": 1.0}
 
 
 @pytest.mark.parametrize("style", ["boxed", "answer_tag", "hashes", "think_answer"])

@@ -24,7 +24,7 @@ from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.control_words import as_text
 from rlcore.rewards.judge import JudgeOptions, JudgeReward, load_template, parse_mark
-from rlcore.rewards.mix import part_statistics
+from rlcore.rewards.mix import term_statistics
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 
@@ -157,7 +157,7 @@ def test_the_reward_is_the_mark_over_the_scale(
     reward = make_judge(url, scale=20.0, api_key_env="JUDGE_KEY", seed=3, max_tokens=9)
     scores = reward([make_rollout("four"), make_rollout("a" * 20), make_rollout("")])
     assert [score.value for score in scores] == [0.2, 1.0, 0.0]
-    assert scores[0].parts == {"judge": 0.2}
+    assert scores[0].terms == {"judge": 0.2}
     path, headers = state.headers[0]
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer planted-secret")
     asked = {name: state.bodies[0][name] for name in ("model", "temperature", "seed", "max_completion_tokens")}
@@ -480,14 +480,14 @@ def test_the_tokens_of_a_judge_are_parts_of_its_rollouts(
     """Five requests of 100 and 6 tokens, one in vain: 500 and 30 over the four rollouts with a mark."""
     state, url = judged
     reward = make_judge(url, retries=0)
-    assert reward([make_rollout("none")])[0].parts == {"judge": 0.4}  # this server counts nothing
+    assert reward([make_rollout("none")])[0].terms == {"judge": 0.4}  # this server counts nothing
     state.usage = {"prompt_tokens": 100, "completion_tokens": 6}
     scores = reward([make_rollout(text) for text in ("a", "ab", "abc", "abcd", "x" * 11)])
     assert [score.value for score in scores] == [0.1, 0.2, 0.3, 0.4, None]
-    assert scores[0].parts == {"judge": 0.1, "judge_prompt_tokens": 125.0, "judge_completion_tokens": 7.5}
+    assert scores[0].terms == {"judge": 0.1, "judge_prompt_tokens": 125.0, "judge_completion_tokens": 7.5}
     again = reward([make_rollout("a"), make_rollout("a")])
-    assert again[1].parts == {"judge": 0.1, "judge_prompt_tokens": 0.0, "judge_completion_tokens": 0.0}
-    metrics = part_statistics(scores[:4], all_scores=scores)
+    assert again[1].terms == {"judge": 0.1, "judge_prompt_tokens": 0.0, "judge_completion_tokens": 0.0}
+    metrics = term_statistics(scores[:4], all_scores=scores)
     assert metrics["reward/term/judge_prompt_tokens"] == 125.0
     assert metrics["reward/term_unscored/judge_completion_tokens"] == 0.2
 

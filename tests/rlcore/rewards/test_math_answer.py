@@ -33,7 +33,7 @@ def test_the_worked_examples_score_one(reward: MathReward, make_rollout: Callabl
     rollouts = [make_rollout(r"The answer is \box{1.1}.", "1.1"), make_rollout("= 5*7 = 35", "35")]
     scores = reward(rollouts)
     assert [score.value for score in scores] == [1.0, 1.0]
-    assert scores[0].parts == {"math": 1.0}
+    assert scores[0].terms == {"math": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError, RewardError
 from rlcore.metrics import check_names
-from rlcore.rewards.base import check_error_rate, graded, ungraded
-from rlcore.rewards.mix import MixedReward, WeightedPart, part_statistics
+from rlcore.rewards.base import check_error_rate, failed_score, scored
+from rlcore.rewards.mix import WeightedReward, WeightedTerm, term_statistics
 from rlcore.types import Rollout, Score, is_correct
 
 
@@ -25,28 +25,28 @@ class Fixed:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         if isinstance(self._values, Exception):
             raise self._values
-        return [ungraded("timeout") if value is None else graded(self.name, value) for value in self._values]
+        return [failed_score("timeout") if value is None else scored(self.name, value) for value in self._values]
 
     def close(self) -> None:
         self.closed = True
 
 
-def mixed(*parts: tuple[str, float, Sequence[float | None] | Exception]) -> MixedReward:
-    return MixedReward([WeightedPart(Fixed(name, values), weight) for name, weight, values in parts])
+def mixed(*parts: tuple[str, float, Sequence[float | None] | Exception]) -> WeightedReward:
+    return WeightedReward([WeightedTerm(Fixed(name, values), weight) for name, weight, values in parts])
 
 
 def test_the_total_is_the_weighted_sum_and_the_parts_are_before_weighting(make_rollout: Callable[..., Rollout]) -> None:
     """0.5 * 1.0 + 2.0 * 0.25 = 1.0; 0.5 * 0.0 + 2.0 * -0.5 = -1.0."""
     scores = mixed(("math", 0.5, [1.0, 0.0]), ("length", 2.0, [0.25, -0.5]))([make_rollout("")] * 2)
     assert [score.value for score in scores] == [1.0, -1.0]
-    assert scores[1].parts == {"math": 0.0, "length": -0.5}
+    assert scores[1].terms == {"math": 0.0, "length": -0.5}
 
 
 def test_where_a_part_is_unscored_the_total_is(make_rollout: Callable[..., Rollout]) -> None:
     first, second = mixed(("math", 1.0, [None, 1.0]), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
     assert first.value is None
     assert first.error == "math: timeout"
-    assert first.parts == {"length": 0.5}
+    assert first.terms == {"length": 0.5}
     assert second.value == 1.5
 
 
@@ -80,19 +80,19 @@ def test_no_rollouts_have_no_scores() -> None:
 
 def test_without_any_part_every_total_is_0_and_nothing_has_failed(make_rollout: Callable[..., Rollout]) -> None:
     scores = mixed()([make_rollout("a"), make_rollout("b")])
-    assert [(score.value, dict(score.parts), score.error) for score in scores] == [(0.0, {}, "")] * 2
+    assert [(score.value, dict(score.terms), score.error) for score in scores] == [(0.0, {}, "")] * 2
 
 
 def test_leaving_the_block_closes_every_part() -> None:
     parts = [Fixed("a", []), Fixed("b", [])]
-    with MixedReward([WeightedPart(part, 1.0) for part in parts]):
+    with WeightedReward([WeightedTerm(part, 1.0) for part in parts]):
         assert not any(part.closed for part in parts)
     assert all(part.closed for part in parts)
 
 
 @given(st.lists(st.sampled_from([None, 0.0, 1.0]), min_size=1, max_size=40), st.floats(0.0, 1.0))
 def test_the_error_rate_stops_a_run_exactly_above_the_threshold(values: list[float | None], max_rate: float) -> None:
-    scores = [ungraded("timeout") if value is None else graded("math", value) for value in values]
+    scores = [failed_score("timeout") if value is None else scored("math", value) for value in values]
     if values.count(None) / len(values) > max_rate:
         with pytest.raises(RewardError, match="timeout"):
             check_error_rate(scores, max_rate=max_rate)
@@ -105,15 +105,15 @@ def test_an_iteration_without_rollouts_has_no_error_rate() -> None:
 
 
 def test_an_unscored_rollout_is_not_correct() -> None:
-    assert [is_correct(score) for score in (graded("a", 0.99), graded("a", 0.98), ungraded("x"))] == [
+    assert [is_correct(score) for score in (scored("a", 0.99), scored("a", 0.98), failed_score("x"))] == [
         True,
         False,
         False,
     ]
 
 
-def gated(*parts: tuple[str, Sequence[float | None], float | None, float]) -> MixedReward:
-    return MixedReward([WeightedPart(Fixed(name, values), 1.0, gate, below) for name, values, gate, below in parts])
+def gated(*parts: tuple[str, Sequence[float | None], float | None, float]) -> WeightedReward:
+    return WeightedReward([WeightedTerm(Fixed(name, values), 1.0, gate, below) for name, values, gate, below in parts])
 
 
 def test_below_its_gate_a_part_decides_the_total_and_at_its_gate_it_does_not(
@@ -122,7 +122,7 @@ def test_below_its_gate_a_part_decides_the_total_and_at_its_gate_it_does_not(
     reward = gated(("format", [0.4, 0.5, 1.0], 0.5, -1.0), ("math", [1.0, 1.0, 1.0], None, 0.0))
     scores = reward([make_rollout("")] * 3)
     assert [score.value for score in scores] == [-1.0, 1.5, 2.0]
-    assert scores[0].parts == {"format": 0.4, "math": 1.0}
+    assert scores[0].terms == {"format": 0.4, "math": 1.0}
 
 
 def test_the_first_closed_gate_counts(make_rollout: Callable[..., Rollout]) -> None:
@@ -147,7 +147,7 @@ class Letters:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         self.asked += [rollout.text for rollout in rollouts]
-        return [graded(self.name, float(len(rollout.text))) for rollout in rollouts]
+        return [scored(self.name, float(len(rollout.text))) for rollout in rollouts]
 
 
 def test_a_part_scores_the_rollouts_of_its_data_alone_and_says_nothing_of_others(
@@ -155,11 +155,11 @@ def test_a_part_scores_the_rollouts_of_its_data_alone_and_says_nothing_of_others
 ) -> None:
     rollouts = [_of(make_rollout(text), dataset) for text, dataset in (("ab", "sums"), ("abcd", "code"), ("a", "x"))]
     math, code = Letters("math"), Letters("code")
-    parts = [WeightedPart(math, 1.0, data=("sums",)), WeightedPart(code, 0.5, gate=3.0, data=("code",))]
-    scores = MixedReward(parts)(rollouts)
+    parts = [WeightedTerm(math, 1.0, data=("sums",)), WeightedTerm(code, 0.5, gate=3.0, data=("code",))]
+    scores = WeightedReward(parts)(rollouts)
     assert (math.asked, code.asked) == (["ab"], ["abcd"])
     assert [score.value for score in scores] == [2.0, 2.0, None]
-    assert [dict(score.parts) for score in scores] == [{"math": 2.0}, {"code": 4.0}, {}]
+    assert [dict(score.terms) for score in scores] == [{"math": 2.0}, {"code": 4.0}, {}]
     assert [score.skipped for score in scores[:2]] == [("code",), ("math",)]
     assert scores[2].error == "no reward is on its data set"
 
@@ -170,9 +170,9 @@ def _of(rollout: Rollout, dataset: str) -> Rollout:
 
 def test_the_figures_of_two_parts() -> None:
     """math: 1, 0, 0, 1 has mean 0.5, std 0.5, half of them 0; judge: 2 and 4 have mean 3, std 1; half have no value."""
-    both = [Score(value=1.0, parts={"math": 1.0, "judge": 2.0}), Score(value=1.0, parts={"math": 0.0, "judge": 4.0})]
-    alone = [Score(value=None, parts={"math": value}, error="judge: slow") for value in (0.0, 1.0)]
-    figures = part_statistics([*both, *alone], all_scores=[*both, *alone])
+    both = [Score(value=1.0, terms={"math": 1.0, "judge": 2.0}), Score(value=1.0, terms={"math": 0.0, "judge": 4.0})]
+    alone = [Score(value=None, terms={"math": value}, error="judge: slow") for value in (0.0, 1.0)]
+    figures = term_statistics([*both, *alone], all_scores=[*both, *alone])
     assert figures == {
         "reward/term/math": 0.5,
         "reward/term_std/math": 0.5,
@@ -188,21 +188,23 @@ def test_the_figures_of_two_parts() -> None:
 
 def test_only_the_share_without_a_value_is_of_all_scores() -> None:
     """Trained on: one 0. Sampled: that one, a 1 that was cut off, and two without a value."""
-    trained = graded("math", 0.0)
-    figures = part_statistics([trained], all_scores=[trained, graded("math", 1.0), ungraded("slow"), ungraded("slow")])
+    trained = scored("math", 0.0)
+    figures = term_statistics(
+        [trained], all_scores=[trained, scored("math", 1.0), failed_score("slow"), failed_score("slow")]
+    )
     assert figures["reward/term/math"] == 0.0
     assert figures["reward/term_zero/math"] == 1.0
     assert figures["reward/term_unscored/math"] == 0.5
 
 
 def test_without_scores_there_are_no_figures() -> None:
-    assert part_statistics([], all_scores=[]) == pytest.approx({})
+    assert term_statistics([], all_scores=[]) == pytest.approx({})
 
 
 def test_a_part_that_is_not_on_a_rollouts_data_has_not_failed_there() -> None:
     """Two code answers, one without a value, and two sums that the part is not on: half of what it was asked failed."""
-    sums = [Score(value=1.0, parts={"math": 1.0}, skipped=("code",))] * 2
-    code = [Score(value=0.5, parts={"code": 0.5}, skipped=("math",)), Score(value=None, parts={}, skipped=("math",))]
-    figures = part_statistics([*sums, code[0]], all_scores=[*sums, *code])
+    sums = [Score(value=1.0, terms={"math": 1.0}, skipped=("code",))] * 2
+    code = [Score(value=0.5, terms={"code": 0.5}, skipped=("math",)), Score(value=None, terms={}, skipped=("math",))]
+    figures = term_statistics([*sums, code[0]], all_scores=[*sums, *code])
     assert figures["reward/term_unscored/code"] == 0.5
     assert figures["reward/term_unscored/math"] == 0.0

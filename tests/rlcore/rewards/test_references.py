@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from rlcore.rewards.math_answer import MathOptions, MathReward
-from rlcore.rewards.references import plain_fault, reference_faults
+from rlcore.rewards.references import plain_error, reference_errors
 from rlcore.types import Rollout
 
 SOUND = [
@@ -57,11 +57,11 @@ BROKEN = {
 
 
 def test_a_reference_that_an_answer_can_equal_is_sound() -> None:
-    assert dict(zip(SOUND, reference_faults(SOUND), strict=True)) == dict.fromkeys(SOUND, "")
+    assert dict(zip(SOUND, reference_errors(SOUND), strict=True)) == dict.fromkeys(SOUND, "")
 
 
 def test_a_reference_that_no_answer_equals_is_found_with_its_reason() -> None:
-    found = dict(zip(BROKEN, reference_faults(list(BROKEN)), strict=True))
+    found = dict(zip(BROKEN, reference_errors(list(BROKEN)), strict=True))
     assert {reference: fault for reference, fault in found.items() if not fault or BROKEN[reference] not in fault} == {}
 
 
@@ -87,4 +87,4 @@ def test_a_text_that_is_no_formula_is_compared_as_text_and_a_wrong_answer_is_wro
 
 
 def test_plain_faults_are_found_without_a_process() -> None:
-    assert plain_fault("proof") and not plain_fault("x+1")
+    assert plain_error("proof") and not plain_error("x+1")

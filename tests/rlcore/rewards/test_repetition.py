@@ -40,4 +40,4 @@ def test_a_text_that_shows_nothing_is_the_worst(make_rollout: Callable[..., Roll
 
 def test_the_reward_has_its_part(make_rollout: Callable[..., Rollout]) -> None:
     scores = RepetitionReward(RepetitionOptions(ngram=1))([make_rollout("no no"), make_rollout("oh no")])
-    assert [score.parts for score in scores] == [{"repetition": -0.5}, {"repetition": 0.0}]
+    assert [score.terms for score in scores] == [{"repetition": -0.5}, {"repetition": 0.0}]

@@ -29,7 +29,7 @@ def test_a_score_is_shifted_scaled_and_clipped(make_rollout: Callable[..., Rollo
     options = RewardModelOptions(shift=203.0, scale=2.0, clip=2.0)
     scores = RewardModelReward(options, count_tokens)(rollouts)
     assert [score.value for score in scores] == [-1.0, 1.0, 2.0]
-    assert scores[0].parts == {"reward_model": -1.0}
+    assert scores[0].terms == {"reward_model": -1.0}
 
 
 def test_without_options_the_score_is_the_models(make_rollout: Callable[..., Rollout]) -> None:
@@ -55,7 +55,7 @@ def test_the_members_disagreement_is_a_penalty_and_a_part(make_rollout: Callable
     options = RewardModelOptions(uncertainty_penalty=0.5)
     (score,) = RewardModelReward(options, three_members)([make_rollout("")])
     assert score.value == pytest.approx(1.919877, abs=1e-6)
-    assert score.parts == {"reward_model": score.value, "reward_model_std": pytest.approx(2.160247, abs=1e-6)}
+    assert score.terms == {"reward_model": score.value, "reward_model_std": pytest.approx(2.160247, abs=1e-6)}
 
 
 def test_without_a_penalty_an_ensembles_reward_is_its_mean(make_rollout: Callable[..., Rollout]) -> None:

@@ -104,7 +104,7 @@ def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:
         # 1.0 + 0.1 * 1.0 + 0.5 * -0.5
         score = reward([make_rollout(r"\boxed{7}", "7", num_tokens=3)])[0]
     assert score.value == pytest.approx(0.85)
-    assert score.parts == {"math": 1.0, "format": 1.0, "length": -0.5}
+    assert score.terms == {"math": 1.0, "format": 1.0, "length": -0.5}
 
 
 CHAIN_SUM = {"dataset": "chain_sum", "entry": {"question": "3 + 4 = ?", "answer": "7", "metadata": {}}}
@@ -151,7 +151,7 @@ def test_the_reward_model_comes_from_the_resources(make_rollout: Callable[..., R
 def test_a_users_function_is_a_reward_with_its_own_name(make_rollout: Callable[..., Rollout], user_module: str) -> None:
     reward = build_rewards([RewardTerm(kind=f"{user_module}:brevity", weight=2.0)], resources=NOTHING)
     first, second = reward([make_rollout("abcd"), make_rollout("")])
-    assert (first.value, first.parts) == (0.5, {"brevity": 0.25})
+    assert (first.value, first.terms) == (0.5, {"brevity": 0.25})
     assert (second.value, second.error) == (None, "brevity: the function returned None")
 
 
@@ -223,7 +223,7 @@ def test_a_gate_comes_from_the_preset(make_rollout: Callable[..., Rollout]) -> N
     with build_rewards(terms, resources=NOTHING) as reward:
         scores = reward([make_rollout(r"\boxed{7}", "7"), make_rollout("7", "7")])
     assert [score.value for score in scores] == [1.5, -0.25]
-    assert scores[1].parts == {"format": 0.0, "math": 1.0}
+    assert scores[1].terms == {"format": 0.0, "math": 1.0}
 
 
 def test_a_total_without_a_gate_is_refused() -> None:
@@ -245,7 +245,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
     terms = [RewardTerm(kind=f"{user_module}:per_turn", weight=2.0), RewardTerm(kind=f"{user_module}:brevity")]
     (score,) = build_rewards(terms, resources=NOTHING)([two_turns])
     # 2 * (0.5 + 0.5) + 1; the 1 is of no turn in particular, so it comes with what is left at the end.
-    assert (score.value, score.parts, score.turn_rewards) == (3.0, {"per_turn": 1.0, "brevity": 1.0}, (1.0, 1.0))
+    assert (score.value, score.terms, score.turn_rewards) == (3.0, {"per_turn": 1.0, "brevity": 1.0}, (1.0, 1.0))
     with pytest.raises(RewardError, match="per_turn returned 3 rewards for a rollout of 1 turns"):
         build_rewards(terms[:1], resources=NOTHING)([make_rollout("")])
 

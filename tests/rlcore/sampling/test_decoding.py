@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from rlcore.sampling import decoding
-from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
@@ -35,7 +35,7 @@ def test_a_draw_inverts_the_cumulative_distribution() -> None:
     # probabilities 0.5, 0, 0.3, 0.2: cumulative 0.5, 0.5, 0.8, 1
     logits = torch.tensor([0.5, 0.0, 0.3, 0.2]).log().expand(6, 4)
     uniforms = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-24])
-    tokens, logprobs = draw(logits, uniforms, temperature=1.0)
+    tokens, logprobs = sample_tokens(logits, uniforms, temperature=1.0)
     assert tokens.tolist() == [0, 0, 2, 2, 3, 3]
     assert logprobs.tolist() == pytest.approx([math.log(p) for p in (0.5, 0.5, 0.3, 0.3, 0.2, 0.2)], abs=1e-6)
 
@@ -43,7 +43,7 @@ def test_a_draw_inverts_the_cumulative_distribution() -> None:
 def test_a_draw_is_of_the_tempered_distribution() -> None:
     # temperature 0.5 squares and renormalises 0.5, 0.3, 0.2: 0.25 / 0.38, 0.09 / 0.38, 0.04 / 0.38
     logits = torch.tensor([0.5, 0.3, 0.2]).log().expand(3, 3)
-    tokens, logprobs = draw(logits, torch.tensor([0.65, 0.66, 0.9]), temperature=0.5)
+    tokens, logprobs = sample_tokens(logits, torch.tensor([0.65, 0.66, 0.9]), temperature=0.5)
     assert tokens.tolist() == [0, 1, 2]
     assert logprobs.tolist() == pytest.approx([math.log(p / 0.38) for p in (0.25, 0.09, 0.04)], abs=1e-6)
 
@@ -58,7 +58,7 @@ def test_a_drawn_token_has_the_log_probability_that_is_reported(
     logits: list[float], uniform: float, temperature: float
 ) -> None:
     row = torch.tensor([logits])
-    tokens, logprobs = draw(row, torch.tensor([uniform]), temperature=temperature)
+    tokens, logprobs = sample_tokens(row, torch.tensor([uniform]), temperature=temperature)
     expected = (row / temperature).log_softmax(-1)[0, tokens[0]]
     assert float(logprobs[0]) == pytest.approx(float(expected), abs=2e-5)
     assert float(logprobs[0]) > -104.0  # a token whose probability is 0 in float32 is never drawn
@@ -67,17 +67,17 @@ def test_a_drawn_token_has_the_log_probability_that_is_reported(
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
     probabilities = torch.tensor([0.05, 0.6, 0.001, 0.349])
     uniforms = (torch.arange(100_000) + 0.5) / 100_000
-    tokens, _ = draw(probabilities.log().expand(100_000, 4), uniforms, temperature=1.0)
+    tokens, _ = sample_tokens(probabilities.log().expand(100_000, 4), uniforms, temperature=1.0)
     assert (tokens.bincount() / 100_000).tolist() == pytest.approx(probabilities.tolist(), abs=2e-5)
 
 
 def test_logits_that_are_not_finite_show_in_the_log_probability() -> None:
-    _, logprobs = draw(torch.tensor([[0.0, float("nan"), 1.0]]), torch.tensor([0.5]), temperature=1.0)
+    _, logprobs = sample_tokens(torch.tensor([[0.0, float("nan"), 1.0]]), torch.tensor([0.5]), temperature=1.0)
     assert not logprobs.isfinite().any()
 
 
 def test_the_likeliest_token_comes_with_its_log_probability_at_temperature_one() -> None:
-    tokens, logprobs = choose_likeliest(torch.tensor([0.2, 0.5, 0.3]).log()[None], torch.tensor([0.99]))
+    tokens, logprobs = argmax_tokens(torch.tensor([0.2, 0.5, 0.3]).log()[None], torch.tensor([0.99]))
     assert tokens.tolist() == [1]
     assert logprobs.tolist() == pytest.approx([math.log(0.5)], abs=1e-6)
 
@@ -146,7 +146,7 @@ def uniforms(num_sequences: int, num_tokens: int) -> torch.Tensor:
 
 
 def run(model: PreTrainedModel, num_tokens: int, eos_ids: torch.Tensor, temperature: float = 0.9) -> Decoded:
-    choose = partial(draw, temperature=temperature)
+    choose = partial(sample_tokens, temperature=temperature)
     with torch.inference_mode():
         return decode(model, PROMPTS, uniforms(len(PROMPTS), num_tokens), choose=choose, eos_ids=eos_ids)
 
@@ -170,7 +170,7 @@ def test_log_probabilities_equal_those_of_a_plain_forward_pass(architecture: obj
 def test_greedy_decoding_equals_that_of_the_library(architecture: object) -> None:
     model = ready(architecture)
     with torch.inference_mode():
-        decoded = decode(model, PROMPTS, torch.zeros(4, 20), choose=choose_likeliest, eos_ids=NO_EOS)
+        decoded = decode(model, PROMPTS, torch.zeros(4, 20), choose=argmax_tokens, eos_ids=NO_EOS)
     model.set_attn_implementation("sdpa")
     for prompt, tokens in zip(PROMPTS, decoded.tokens, strict=True):
         ids = torch.tensor([prompt])

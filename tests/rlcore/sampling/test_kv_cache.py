@@ -10,8 +10,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 
 from rlcore.sampling import decoding
-from rlcore.sampling.decoding import decode, draw
-from rlcore.sampling.kv_cache import passed, share
+from rlcore.sampling.decoding import decode, sample_tokens
+from rlcore.sampling.kv_cache import group_rows, passed
 from tests.rlcore.sampling.test_decoding import NO_EOS, llama, ready, uniforms
 
 
@@ -31,7 +31,7 @@ def test_a_cache_has_the_name_that_the_model_of_each_version_gives_it(kind: type
 
 def test_rows_of_one_prompt_stand_side_by_side() -> None:
     # Prompt 0 has the rows 1 and 3, prompt 1 the rows 0, 2 and 4: three slots each, and one of prompt 0 is left over.
-    sharing = share(Cache(layers=[]), torch.tensor([1, 0, 1, 0, 1]), torch.ones(2, 4, dtype=torch.bool))
+    sharing = group_rows(Cache(layers=[]), torch.tensor([1, 0, 1, 0, 1]), torch.ones(2, 4, dtype=torch.bool))
     assert sharing.slots.tolist() == [1, 3, 0, 0, 2, 4]
     assert sharing.places.tolist() == [3, 0, 4, 1, 5]
     assert sharing.slots[sharing.places].tolist() == [0, 1, 2, 3, 4]
@@ -52,7 +52,9 @@ def test_prompts_are_not_copied_for_their_rows_and_leave_with_the_last(monkeypat
     prompts = [(5, 6, 7)] * 3 + [(8, 9)] * 3
     eos_ids = torch.arange(0, 40, 5)
     with torch.inference_mode():
-        decoded = decode(model, prompts, uniforms(6, 40), choose=partial(draw, temperature=0.9), eos_ids=eos_ids)
+        decoded = decode(
+            model, prompts, uniforms(6, 40), choose=partial(sample_tokens, temperature=0.9), eos_ids=eos_ids
+        )
     assert seen[0][0] == 2  # prompts, for at most 6 rows
     assert seen[0][1] > 2
     assert seen[-1][0] <= seen[-1][1]
@@ -64,7 +66,7 @@ def test_prompts_are_not_copied_for_their_rows_and_leave_with_the_last(monkeypat
 def test_how_rows_are_spread_over_prompts_changes_nothing(groups: list[int]) -> None:
     prompts = [(5 + number, *range(20, 21 + 2 * number)) for number, size in enumerate(groups) for _ in range(size)]
     model, draws = ready(llama), uniforms(len(prompts), 20)
-    choose = partial(draw, temperature=0.9)
+    choose = partial(sample_tokens, temperature=0.9)
     with torch.inference_mode():
         together = decode(model, prompts, draws, choose=choose, eos_ids=NO_EOS)
         for row, prompt in enumerate(prompts):
@@ -75,7 +77,7 @@ def test_how_rows_are_spread_over_prompts_changes_nothing(groups: list[int]) -> 
 
 def test_it_decodes_in_bfloat16_too() -> None:
     model = ready(llama)
-    choose = partial(draw, temperature=0.9)
+    choose = partial(sample_tokens, temperature=0.9)
     with torch.inference_mode():
         exact = decode(model, [(5, 6, 7)] * 2 + [(8, 9)], uniforms(3, 5), choose=choose, eos_ids=NO_EOS)
         with torch.autocast("cpu", dtype=torch.bfloat16):

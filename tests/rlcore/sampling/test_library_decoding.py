@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.sampling import library_decoding
-from rlcore.sampling.decoding import Decoded, choose_likeliest, decode, draw
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
 from rlcore.sampling.library_decoding import decode_by_library
 from tests.rlcore.sampling.test_decoding import NO_EOS, PROMPTS, llama, ready, uniforms
 
@@ -24,7 +24,7 @@ def plain() -> PreTrainedModel:
 
 
 def run(prompts: list[tuple[int, ...]], draws: torch.Tensor, eos_ids: torch.Tensor) -> Decoded:
-    choose = partial(draw, temperature=0.9)
+    choose = partial(sample_tokens, temperature=0.9)
     with torch.inference_mode():
         return decode_by_library(plain(), prompts, draws, choose=choose, eos_ids=eos_ids)
 
@@ -34,7 +34,7 @@ def test_it_gives_what_our_own_decoding_gives(eos_ids: torch.Tensor) -> None:
     draws = uniforms(len(PROMPTS), 20)
     theirs = run(PROMPTS, draws, eos_ids)
     with torch.inference_mode():
-        ours = decode(ready(llama), PROMPTS, draws, choose=partial(draw, temperature=0.9), eos_ids=eos_ids)
+        ours = decode(ready(llama), PROMPTS, draws, choose=partial(sample_tokens, temperature=0.9), eos_ids=eos_ids)
     assert theirs.lengths.tolist() == ours.lengths.tolist()
     assert theirs.stopped.tolist() == ours.stopped.tolist()
     assert (len(set(ours.lengths.tolist())) > 1) == bool(len(eos_ids))
@@ -58,7 +58,7 @@ def test_a_filter_of_the_models_own_configuration_would_show() -> None:
     """The draws are of the whole distribution: the log-probability is that of a plain forward pass."""
     model = plain()
     with torch.inference_mode():
-        decoded = decode_by_library(model, [(5, 6, 7)], uniforms(1, 6), choose=choose_likeliest, eos_ids=NO_EOS)
+        decoded = decode_by_library(model, [(5, 6, 7)], uniforms(1, 6), choose=argmax_tokens, eos_ids=NO_EOS)
         whole = torch.cat([torch.tensor([5, 6, 7]), decoded.tokens[0]])[None]
         exact = model(whole).logits[0, 2:-1].log_softmax(-1).gather(-1, decoded.tokens[0][:, None])[:, 0]
     torch.testing.assert_close(decoded.logprobs[0], exact, atol=2e-5, rtol=0)

@@ -66,7 +66,7 @@ def test_rollouts_carry_the_log_probabilities_of_the_tempered_policy(
 def test_the_eos_is_the_last_token_and_is_scored_also_where_it_pads(
     model: PreTrainedModel, stopping: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
-    assert stopping.backend.pad_token_id in stopping.eos_ids
+    assert stopping.hf_tokenizer.pad_token_id in stopping.eos_ids
     rollouts = rollouts_of(NativeSampler(model, stopping), prompts)
     stopped = [rollout for rollout in rollouts if rollout.finish_reason == "stop"]
     cut = [rollout for rollout in rollouts if rollout.finish_reason == "length"]

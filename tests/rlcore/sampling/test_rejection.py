@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config import RejectionConfig, SamplingConfig
-from rlcore.sampling.rejection import REASONS, Candidate, account, is_verified, normalised, select, similarity
+from rlcore.sampling.rejection import REASONS, Candidate, is_verified, normalised, select, similarity, summarize
 from rlcore.types import CORRECT_FROM
 
 
@@ -167,7 +167,7 @@ def test_every_answer_is_kept_or_has_a_reason_and_the_caps_hold(
 ) -> None:
     candidates = [
         Candidate(prompt_id=str(number), task=str(number % 2), sample_index=place, text=text, num_tokens=1,
-                  value=value, is_whole=whole, is_usable=True)
+                  value=value, is_finished=whole, is_usable=True)
         for number, group in enumerate(groups)
         for place, (value, text, whole) in enumerate(group)
     ]  # fmt: skip
@@ -176,7 +176,7 @@ def test_every_answer_is_kept_or_has_a_reason_and_the_caps_hold(
     assert len(selection.kept) + sum(selection.dropped.values()) == len(candidates)
     assert tuple(selection.dropped) == REASONS
     assert list(selection.kept) == [each for each in candidates if each in set(selection.kept)]
-    assert all(each.is_whole and each.value is not None for each in selection.kept)
+    assert all(each.is_finished and each.value is not None for each in selection.kept)
     assert choose == "best" or all(is_verified(each, rule) for each in selection.kept)
     for prompt in {each.prompt_id for each in selection.kept}:
         texts = [normalised(each.text) for each in selection.kept if each.prompt_id == prompt]
@@ -187,7 +187,7 @@ def test_every_answer_is_kept_or_has_a_reason_and_the_caps_hold(
         better = [
             each
             for each in candidates
-            if each.prompt_id == prompt and each.is_whole and (each.value or 0.0) > worst
+            if each.prompt_id == prompt and each.is_finished and (each.value or 0.0) > worst
             and normalised(each.text) not in texts
         ]  # fmt: skip
         assert choose == "verified" or not better  # no worse answer in the place of a better one
@@ -198,10 +198,10 @@ def test_every_answer_is_kept_or_has_a_reason_and_the_caps_hold(
 def test_the_account_counts_answers_and_weighs_every_prompt_alike() -> None:
     # shares of verified answers 2/2, 1/4, 0/1: mean 0.41667 (over answers it would be 3/7); two of three prompts solved
     candidates = answers("a", 1.0, 1.0) + answers("b", 0.0, 1.0, 0.0, None) + answers("c", 0.5)
-    found = account(candidates, select(candidates, config(), seed=0).kept, config(), seed=0)
+    found = summarize(candidates, select(candidates, config(), seed=0).kept, config(), seed=0)
     assert (found.num_prompts, found.sampled, found.verified, found.kept) == (3, 7, 3, 2)
     assert found.pass_rate.mean == pytest.approx(5 / 12)
     assert found.pass_rate.low < 5 / 12 < found.pass_rate.high
-    surer = account(candidates, [], config(), seed=0, confidence=0.99)
+    surer = summarize(candidates, [], config(), seed=0, confidence=0.99)
     assert surer.pass_rate.low < found.pass_rate.low and surer.solved.high > found.solved.high
     assert found.solved.mean == pytest.approx(2 / 3)

@@ -13,13 +13,13 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.canaries import Baseline
+from rlcore.checks.canaries import EngineCalibration
 from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import EngineConfig, SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
-from rlcore.loop.weight_sync import compare_engines, sync_weights
+from rlcore.loop.weight_sync import calibrate_engines, sync_weights
 from rlcore.models.loading import load_policy
-from rlcore.sampling.base import SamplingParams, members_of, take_metrics
+from rlcore.sampling.base import SamplingParams, replicas_of, take_metrics
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.scripted import ScriptedSampler
@@ -107,7 +107,7 @@ def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
     checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt], model: PreTrainedModel
 ) -> None:
     parts = parts_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts)
-    baselines, samples = compare_engines(parts)
+    baselines, samples = calibrate_engines(parts)
     assert (len(baselines), len(samples)) == (2, 2 * len(prompts))
     learn(parts)
     assert sync_weights(parts, baselines)["sync/logprob_max_diff"] < 1e-5
@@ -115,7 +115,7 @@ def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
         parts = parts_of(make(checkpoint, tokenizer, *kinds), model, prompts)
         learn(parts)
         with pytest.raises(StaleSamplerError):
-            sync_weights(parts, [Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())] * 2)
+            sync_weights(parts, [EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset())] * 2)
 
 
 def parts_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
@@ -159,8 +159,8 @@ def test_one_engine_has_itself_for_its_only_member_and_a_native_one_no_metrics(
     checkpoint: Path, tokenizer: ChatTokenizer
 ) -> None:
     several = make(checkpoint, tokenizer, NativeSampler, NativeSampler)
-    assert members_of(several) == several.members
-    assert members_of(several.members[0]) == (several.members[0],)
+    assert replicas_of(several) == several.members
+    assert replicas_of(several.members[0]) == (several.members[0],)
     assert take_metrics(several) == {}
     several.members[1].load_weights(dict(several.members[1]._model.state_dict()), policy_version=4)  # type: ignore[attr-defined]
     assert several.policy_version == 0

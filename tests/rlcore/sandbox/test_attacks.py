@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.sandbox.base import Limits, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.attacks import ESCAPES, FAKES, IDIOMS
 
-LIMITS = Limits(wall_seconds=0.5, cpu_seconds=2)  # no attack has to be given time
-PATIENT = Limits(wall_seconds=10.0)
+LIMITS = ResourceLimits(wall_seconds=0.5, cpu_seconds=2)  # no attack has to be given time
+PATIENT = ResourceLimits(wall_seconds=10.0)
 CALLS = {
     "style": "call",
     "entry_point": "square",
@@ -25,17 +25,19 @@ ASSERTIONS = {"style": "assert", "entry_point": "square", "tests": ["assert squa
 SCRIPTS = {"style": "stdin", "tests": [{"input": "3\n", "output": "9\n"}, {"input": "5\n", "output": "25\n"}]}
 
 
-def check(sandbox: SandboxPool, reference: dict[str, object], code: str, limits: Limits = PATIENT) -> list[Verdict]:
+def check(
+    sandbox: SandboxPool, reference: dict[str, object], code: str, limits: ResourceLimits = PATIENT
+) -> list[RunStatus]:
     job = Job(reference=json.dumps(reference), code=code, limits=limits)
-    return [outcome.verdict for outcome in sandbox.check(job)]
+    return [outcome.status for outcome in sandbox.check(job)]
 
 
 @pytest.mark.parametrize("name", FAKES)
 @pytest.mark.parametrize("reference", [CALLS, ASSERTIONS], ids=["call", "assert"])
 def test_a_fake_does_not_pass(sandbox: SandboxPool, reference: dict[str, object], name: str) -> None:
     verdicts = check(sandbox, reference, FAKES[name], LIMITS)
-    assert verdicts != [Verdict.PASS] * 2
-    assert Verdict.INFRA not in verdicts  # the program's fault, not ours
+    assert verdicts != [RunStatus.PASS] * 2
+    assert RunStatus.INFRA not in verdicts  # the program's fault, not ours
 
 
 @pytest.mark.parametrize("name", [name for name in FAKES if "ends the" in name])
@@ -46,23 +48,23 @@ def test_no_way_of_calling_a_function_takes_a_raised_end_for_an_answer(
     record_property("hostile", len(tests))
     record_property("sound", len(tests))
     reference = {"style": "assert", "entry_point": "square", "tests": tests}
-    assert Verdict.PASS not in check(sandbox, reference, FAKES[name])
-    assert set(check(sandbox, reference, "def square(x): return x * x")) == {Verdict.PASS}
+    assert RunStatus.PASS not in check(sandbox, reference, FAKES[name])
+    assert set(check(sandbox, reference, "def square(x): return x * x")) == {RunStatus.PASS}
 
 
 @pytest.mark.parametrize(
     ("code", "verdicts"),
     [
-        ("n = int(input())\nprint(n * n)", [Verdict.PASS] * 2),
-        ("print(9)", [Verdict.PASS, Verdict.FAIL]),
-        ("import os\nos._exit(0)", [Verdict.DIED] * 2),
-        ("import sys\nsys.exit(0)", [Verdict.FAIL] * 2),
-        ("import os\nos.write(1, b'9')", [Verdict.PASS, Verdict.FAIL]),
-        ("n = int(input())\nprint(n * n)\nraise ValueError", [Verdict.ERROR] * 2),
-        ("print(9, 25)", [Verdict.FAIL] * 2),
+        ("n = int(input())\nprint(n * n)", [RunStatus.PASS] * 2),
+        ("print(9)", [RunStatus.PASS, RunStatus.FAIL]),
+        ("import os\nos._exit(0)", [RunStatus.DIED] * 2),
+        ("import sys\nsys.exit(0)", [RunStatus.FAIL] * 2),
+        ("import os\nos.write(1, b'9')", [RunStatus.PASS, RunStatus.FAIL]),
+        ("n = int(input())\nprint(n * n)\nraise ValueError", [RunStatus.ERROR] * 2),
+        ("print(9, 25)", [RunStatus.FAIL] * 2),
     ],
 )
-def test_a_script_is_judged_by_what_it_prints(sandbox: SandboxPool, code: str, verdicts: list[Verdict]) -> None:
+def test_a_script_is_judged_by_what_it_prints(sandbox: SandboxPool, code: str, verdicts: list[RunStatus]) -> None:
     assert check(sandbox, SCRIPTS, code) == verdicts
 
 
@@ -70,14 +72,14 @@ def test_a_script_is_judged_by_what_it_prints(sandbox: SandboxPool, code: str, v
 def test_a_program_stays_in_its_box(sandbox: SandboxPool, name: str) -> None:
     outcome = sandbox.run(ESCAPES[name], limits=LIMITS)
     assert "ESCAPED" not in outcome.stdout
-    assert outcome.verdict is not Verdict.INFRA
+    assert outcome.status is not RunStatus.INFRA
 
 
 def test_the_boxes_work_after_all_that_and_nothing_is_left_over(sandbox: SandboxPool) -> None:
     for code in ("import os\nos._exit(1)", "while True: pass", ESCAPES["fork"]):
         sandbox.run(code, limits=LIMITS)
-    assert check(sandbox, CALLS, "def square(x): return x * x") == [Verdict.PASS] * 2
-    assert check(sandbox, ASSERTIONS, "def square(x): return x * x") == [Verdict.PASS] * 2
+    assert check(sandbox, CALLS, "def square(x): return x * x") == [RunStatus.PASS] * 2
+    assert check(sandbox, ASSERTIONS, "def square(x): return x * x") == [RunStatus.PASS] * 2
     assert len(supervisors()) == 2
     assert [child for pid in supervisors() for child in children(pid)] == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.sandbox.base import Limits, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.attacks import ESCAPES, FAKES, IDIOMS
 from tests.rlcore.sandbox.conftest import require_bubblewrap
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 ROUNDS, STARTS = 24, 4
 SCORINGS, HOSTILE = 2_000, 0.05
 # So patient that no right program runs out of time; a hostile one may have the second that it costs.
-PATIENT, BRIEF = Limits(wall_seconds=120.0), Limits(wall_seconds=1.0, cpu_seconds=2)
+PATIENT, BRIEF = ResourceLimits(wall_seconds=120.0), ResourceLimits(wall_seconds=1.0, cpu_seconds=2)
 SCRIPTS = {"style": "stdin", "tests": [{"input": "3\n", "output": "9\n"}, {"input": "5\n", "output": "25\n"}]}
 RIGHT = {"call": "def square(x): return x * x", "stdin": "n = int(input())\nprint(n * n)"}
 WRONG = {"call": "def square(x): return x + x", "stdin": "print(9)"}
@@ -82,9 +82,9 @@ def test_hostile_programs_among_honest_ones_change_no_verdict_on_a_busy_machine(
     record_property("sound", sum(right is not None for _, right in expected))
     with busy(2), SandboxPool(num_workers=4) as pool:
         outcomes = pool.check_all([job for job, _ in expected])
-    found = [all(one.verdict is Verdict.PASS for one in each) for each in outcomes]
+    found = [all(one.status is RunStatus.PASS for one in each) for each in outcomes]
     wrong = [place for place, (_, right) in enumerate(expected) if found[place] is not bool(right)]
-    blamed = [place for place, each in enumerate(outcomes) if any(one.verdict is Verdict.INFRA for one in each)]
+    blamed = [place for place, each in enumerate(outcomes) if any(one.status is RunStatus.INFRA for one in each)]
     assert (len(found), wrong, blamed) == (SCORINGS, [], [])
 
 
@@ -96,7 +96,7 @@ def test_no_fake_passes_by_any_way_of_calling_it(name: str, record_property: Cal
     reference = {"style": "assert", "entry_point": "square", "tests": tests}
     with SandboxPool(num_workers=1) as pool:
         verdicts = [
-            one.verdict for one in pool.check(Job(reference=json.dumps(reference), code=FAKES[name], limits=BRIEF))
+            one.status for one in pool.check(Job(reference=json.dumps(reference), code=FAKES[name], limits=BRIEF))
         ]
-    assert verdicts != [Verdict.PASS] * len(tests)
-    assert Verdict.INFRA not in verdicts
+    assert verdicts != [RunStatus.PASS] * len(tests)
+    assert RunStatus.INFRA not in verdicts

@@ -18,70 +18,70 @@ import pytest
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox import pool as pools
-from rlcore.sandbox.base import Limits, Sandbox, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunStatus, Sandbox
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.rlcore.sandbox.test_attacks import supervisors
 
-SHORT = Limits(wall_seconds=1.0)
+SHORT = ResourceLimits(wall_seconds=1.0)
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
     ("code", "verdict", "stdout"),
     [
-        ("print(6 * 7)", Verdict.PASS, "42\n"),
-        ("print(input())", Verdict.PASS, "hello\n"),
-        ("import sys\nprint(sys.stdin.read(), end='')", Verdict.PASS, "hello\nworld"),
-        ("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.readline())", Verdict.PASS, "hello\n"),
-        ("import sys\nprint('é')\nsys.exit(3)", Verdict.PASS, "é\n"),
-        ("print(1)\nraise ValueError('no')", Verdict.ERROR, "1\n"),
-        ("def f(:", Verdict.ERROR, ""),
-        ("while True: pass", Verdict.TIMEOUT, ""),
-        ("import os\nos._exit(0)", Verdict.DIED, ""),
-        ("print('x' * 300_000)", Verdict.PROTOCOL, ""),
+        ("print(6 * 7)", RunStatus.PASS, "42\n"),
+        ("print(input())", RunStatus.PASS, "hello\n"),
+        ("import sys\nprint(sys.stdin.read(), end='')", RunStatus.PASS, "hello\nworld"),
+        ("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.readline())", RunStatus.PASS, "hello\n"),
+        ("import sys\nprint('é')\nsys.exit(3)", RunStatus.PASS, "é\n"),
+        ("print(1)\nraise ValueError('no')", RunStatus.ERROR, "1\n"),
+        ("def f(:", RunStatus.ERROR, ""),
+        ("while True: pass", RunStatus.TIMEOUT, ""),
+        ("import os\nos._exit(0)", RunStatus.DIED, ""),
+        ("print('x' * 300_000)", RunStatus.PROTOCOL, ""),
         (
             "import dataclasses\n@dataclasses.dataclass\nclass A:\n    x: 'int' = 1\nprint(A())",
-            Verdict.PASS,
+            RunStatus.PASS,
             "A(x=1)\n",
         ),
-        ("import threading as t\nx = t.Thread(target=print, args=(1,))\nx.start()\nx.join()", Verdict.PASS, "1\n"),
-        ("if __name__ == '__main__': print(1)", Verdict.PASS, "1\n"),
-        ("print(1)\nexit()", Verdict.PASS, "1\n"),
-        ("print(open(0).read(), end='')", Verdict.PASS, "hello\nworld"),
-        ("import os\nprint(os.read(0, 5))", Verdict.PASS, "b'hello'\n"),
-        ("import sys\nprint(sys.stdin.fileno(), len(sys.stdin.readlines()))", Verdict.PASS, "0 2\n"),
-        ("import re, math, collections, itertools, heapq, decimal, random, json, datetime", Verdict.PASS, ""),
+        ("import threading as t\nx = t.Thread(target=print, args=(1,))\nx.start()\nx.join()", RunStatus.PASS, "1\n"),
+        ("if __name__ == '__main__': print(1)", RunStatus.PASS, "1\n"),
+        ("print(1)\nexit()", RunStatus.PASS, "1\n"),
+        ("print(open(0).read(), end='')", RunStatus.PASS, "hello\nworld"),
+        ("import os\nprint(os.read(0, 5))", RunStatus.PASS, "b'hello'\n"),
+        ("import sys\nprint(sys.stdin.fileno(), len(sys.stdin.readlines()))", RunStatus.PASS, "0 2\n"),
+        ("import re, math, collections, itertools, heapq, decimal, random, json, datetime", RunStatus.PASS, ""),
     ],
 )
-def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: Verdict, stdout: str) -> None:
+def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: RunStatus, stdout: str) -> None:
     outcome = sandbox.run(code, stdin="hello\nworld", limits=SHORT)
-    assert (outcome.verdict, outcome.stdout) == (verdict, stdout)
+    assert (outcome.status, outcome.stdout) == (verdict, stdout)
 
 
 @pytest.mark.parametrize("read", ["open(0).read()", "sys.stdin.read()", "''.join(iter(sys.stdin.readline, ''))"])
 def test_an_input_that_is_larger_than_a_pipe_arrives_whole(sandbox: SandboxPool, read: str) -> None:
     text = "0123456789\n" * 30_000
     outcome = sandbox.run(f"import sys\nprint(len({read}))", stdin=text)
-    assert (outcome.verdict, outcome.stdout) == (Verdict.PASS, f"{len(text)}\n")
+    assert (outcome.status, outcome.stdout) == (RunStatus.PASS, f"{len(text)}\n")
 
 
 def test_what_one_test_did_not_read_is_not_the_input_of_the_next(sandbox: SandboxPool) -> None:
     long, tests = "x" * 200_000, [{"input": "7\n", "output": "7\n"}]
     reference = {"style": "stdin", "tests": [{"input": f"{n}\n{long}", "output": f"{n}\n"} for n in range(3)] + tests}
     job = Job(reference=json.dumps(reference), code="print(input())")
-    assert [one.verdict for one in sandbox.check(job)] == [Verdict.PASS] * 4
+    assert [one.status for one in sandbox.check(job)] == [RunStatus.PASS] * 4
 
 
 def test_a_function_that_is_defined_before_the_program_ends_itself_is_there(sandbox: SandboxPool) -> None:
     code = "import sys\ndef f(x): return x\nif __name__ == '__main__':\n    sys.exit(0)"
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
-    assert [one.verdict for one in sandbox.check(Job(reference=json.dumps(reference), code=code))] == [Verdict.PASS]
+    assert [one.status for one in sandbox.check(Job(reference=json.dumps(reference), code=code))] == [RunStatus.PASS]
 
 
 def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) -> None:
     outcome = sandbox.run("raise ValueError('a\\ud800b')")
-    assert (outcome.verdict, outcome.error) == (Verdict.ERROR, "ValueError: a\\ud800b (line 1)")
+    assert (outcome.status, outcome.error) == (RunStatus.ERROR, "ValueError: a\\ud800b (line 1)")
     outcome.error.encode()
     forged = (
         "import os\nm = b'u2:s7:printeds3:\\xed\\xa0\\x80'\nos.write(31, len(m).to_bytes(4, 'big') + m)\nwhile 1: pass"
@@ -90,11 +90,11 @@ def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) ->
 
 
 def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> None:
-    limits = Limits(wall_seconds=30.0, cpu_seconds=1)
+    limits = ResourceLimits(wall_seconds=30.0, cpu_seconds=1)
     outcome = sandbox.run("while True: pass", limits=limits)
-    assert (outcome.verdict, outcome.error) == (Verdict.TIMEOUT, "its processor time was up")
+    assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "its processor time was up")
     stubborn = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    assert sandbox.run(stubborn, limits=limits).verdict is not Verdict.PASS
+    assert sandbox.run(stubborn, limits=limits).status is not RunStatus.PASS
 
 
 def test_an_exception_is_named_with_its_line(sandbox: Sandbox) -> None:
@@ -105,15 +105,15 @@ def test_the_tests_of_a_program_are_judged_one_by_one(sandbox: SandboxPool) -> N
     code = "def f(x):\n    if x == 1: raise KeyError(x)\n    while x == 2: pass\n    return {3: print}.get(x, x)"
     tests = [{"args": [x], "output": x} for x in range(4)] + [{"args": [4], "output": 5}]
     job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code, limits=SHORT)
-    verdicts = [Verdict.PASS, Verdict.ERROR, Verdict.TIMEOUT, Verdict.PROTOCOL, Verdict.FAIL]
-    assert [one.verdict for one in sandbox.check(job)] == verdicts
+    verdicts = [RunStatus.PASS, RunStatus.ERROR, RunStatus.TIMEOUT, RunStatus.PROTOCOL, RunStatus.FAIL]
+    assert [one.status for one in sandbox.check(job)] == verdicts
 
 
 def test_a_program_that_breaks_three_boxes_gets_no_fourth(sandbox: SandboxPool) -> None:
     tests = [{"args": [x], "output": x} for x in range(6)]
     code = "import os\ndef f(x): return x if x == 5 else os._exit(1)"
     job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code)
-    assert [one.verdict for one in sandbox.check(job)] == [Verdict.DIED] * 6
+    assert [one.status for one in sandbox.check(job)] == [RunStatus.DIED] * 6
 
 
 def test_a_program_that_answers_before_it_is_asked_has_broken_the_protocol(sandbox: SandboxPool) -> None:
@@ -122,9 +122,9 @@ def test_a_program_that_answers_before_it_is_asked_has_broken_the_protocol(sandb
         "def f(): os.write(31, frame * 2) if not seen else 0; seen.append(1); return 9\nseen = []"
     )
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [], "output": 9}] * 2}
-    verdicts = [one.verdict for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
+    verdicts = [one.status for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
     # One write of two answers: the second lies there, unasked, when the second test is due.
-    assert verdicts == [Verdict.PASS, Verdict.PROTOCOL]
+    assert verdicts == [RunStatus.PASS, RunStatus.PROTOCOL]
 
 
 def test_assertions_see_the_exceptions_and_the_types_of_the_program(sandbox: SandboxPool) -> None:
@@ -138,8 +138,8 @@ def test_assertions_see_the_exceptions_and_the_types_of_the_program(sandbox: San
     reference = {"style": "assert", "entry_point": "f", "prelude": "def helper(x): return x", "tests": tests}
     # The program's own helper is not the one that the tests use.
     code = "def helper(x): return 7\ndef f(x):\n    1 // x\n    return (x, {2}, {'a': None}, b'x')"
-    verdicts = [one.verdict for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
-    assert verdicts == [Verdict.PASS, Verdict.PASS, Verdict.PASS, Verdict.FAIL, Verdict.ERROR]
+    verdicts = [one.status for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
+    assert verdicts == [RunStatus.PASS, RunStatus.PASS, RunStatus.PASS, RunStatus.FAIL, RunStatus.ERROR]
 
 
 @pytest.mark.parametrize(
@@ -152,15 +152,15 @@ def test_tests_that_break_by_themselves_are_no_verdict_on_the_program(
     code = "def f(x): return 1"
     if "prelude" in change:  # the program is given the prelude too, and fails with it
         code = ""
-        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].verdict is Verdict.ERROR
+        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].status is RunStatus.ERROR
         return
-    assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].verdict is Verdict.INFRA
+    assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].status is RunStatus.INFRA
 
 
 def test_data_that_breaks_the_tests_is_the_programs_fault(sandbox: SandboxPool) -> None:
     reference = {"style": "assert", "entry_point": "f", "tests": ["assert sum(range(f(1))) == 0"]}
     job = Job(reference=json.dumps(reference), code="def f(x): return 10 ** 12", limits=SHORT)
-    assert sandbox.check(job)[0].verdict is Verdict.TIMEOUT
+    assert sandbox.check(job)[0].status is RunStatus.TIMEOUT
 
 
 GROWS = "def f(x): return 'x' * 1_000_000"
@@ -183,20 +183,20 @@ def test_a_result_that_grows_past_what_tests_can_pass_on_is_the_programs_fault(
 ) -> None:
     for tests in ([test], ["assert f(0) is not None", test]):
         reference = {"style": "assert", "entry_point": "f", "tests": tests}
-        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[-1].verdict is Verdict.PROTOCOL
+        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[-1].status is RunStatus.PROTOCOL
 
 
 @pytest.mark.parametrize("test", ["assert f(set(range(5_000)))", "assert f('x' * 2_000_000)", "f(0)\nf(lambda: 1)"])
 def test_what_tests_cannot_pass_on_by_themselves_is_no_verdict_on_the_program(sandbox: SandboxPool, test: str) -> None:
     reference = {"style": "assert", "entry_point": "f", "tests": [test]}
     (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code="def f(x): return 1"))
-    assert outcome.verdict is Verdict.INFRA
+    assert outcome.status is RunStatus.INFRA
 
 
 def test_much_output_over_many_tests_is_no_failure_of_ours(sandbox: SandboxPool) -> None:
     tests = [{"input": "", "output": "1\n"}] * 300  # 75 MB, more than a message to the caller may hold
     job = Job(reference=json.dumps({"style": "stdin", "tests": tests}), code="print('x' * 250_000)")
-    assert {one.verdict for one in sandbox.check(job)} == {Verdict.FAIL}
+    assert {one.status for one in sandbox.check(job)} == {RunStatus.FAIL}
 
 
 SLOW_TO_READ = """
@@ -213,10 +213,10 @@ def f(x):
 
 def test_an_answer_that_takes_long_to_read_is_read_within_the_time_of_its_test(sandbox: SandboxPool) -> None:
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
-    limits = Limits(wall_seconds=0.25)  # reading takes half a second
+    limits = ResourceLimits(wall_seconds=0.25)  # reading takes half a second
     job = Job(reference=json.dumps(reference), code=SLOW_TO_READ, limits=limits)
     (outcome,) = sandbox.check(job)
-    assert (outcome.verdict, outcome.error) == (Verdict.TIMEOUT, "its answer took too long to read")
+    assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "its answer took too long to read")
 
 
 def test_every_limit_of_the_process_is_set(sandbox: SandboxPool) -> None:
@@ -229,7 +229,7 @@ def test_every_limit_of_the_process_is_set(sandbox: SandboxPool) -> None:
 def test_many_at_a_time_keep_their_order(sandbox: SandboxPool) -> None:
     reference = json.dumps({"style": "call", "entry_point": "f", "tests": [{"args": [], "output": 3}]})
     jobs = [Job(reference=reference, code=f"def f(): return {number % 5}") for number in range(20)]
-    passed = [one.verdict is Verdict.PASS for (one,) in sandbox.check_all(jobs)]
+    passed = [one.status is RunStatus.PASS for (one,) in sandbox.check_all(jobs)]
     assert passed == [number % 5 == 3 for number in range(20)]
 
 
@@ -251,11 +251,11 @@ def test_a_supervisor_that_is_killed_is_our_failure_and_is_replaced() -> None:
     require_bubblewrap()
     before = set(supervisors())
     with SandboxPool(num_workers=1) as pool:
-        assert pool.run("pass").verdict is Verdict.PASS
+        assert pool.run("pass").status is RunStatus.PASS
         (pid,) = set(supervisors()) - before
         os.kill(pid, signal.SIGKILL)
-        assert pool.run("print(1)").verdict is Verdict.INFRA
-        assert pool.run("print(1)").verdict is Verdict.PASS
+        assert pool.run("print(1)").status is RunStatus.INFRA
+        assert pool.run("print(1)").status is RunStatus.PASS
     assert set(supervisors()) == before
 
 
@@ -315,7 +315,7 @@ def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch, open
     broken = open_folder / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(pools, "_walls", lambda backend: pools.Walls(bwrap=str(broken), image="/"))
+    monkeypatch.setattr(pools, "_walls", lambda backend: pools.Isolation(bwrap=str(broken), image="/"))
     with SandboxPool(num_workers=1) as pool, pytest.raises(SandboxError, match=r"(?s)No permissions.*fix:.*namespaces"):
         pool.run("print(1)")
     broken.chmod(0o600)
@@ -326,4 +326,4 @@ def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch, open
 def test_no_isolation_has_to_be_asked_for_by_name_and_is_loud() -> None:
     with pytest.warns(RuntimeWarning, match="UNPROTECTED"), SandboxPool(num_workers=1, backend="unprotected") as pool:
         assert pool.run("import os\nprint(os.getpid() > 1)").stdout == "True\n"
-        assert pool.run("while True: pass", limits=SHORT).verdict is Verdict.TIMEOUT
+        assert pool.run("while True: pass", limits=SHORT).status is RunStatus.TIMEOUT

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.sandbox.base import Limits, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 
 PAGE = Path(__file__).parents[3] / "docs" / "reward-limits.md"
 TITLE = "## Right programs that count as wrong"
-PATIENT = Limits(wall_seconds=30.0)
+PATIENT = ResourceLimits(wall_seconds=30.0)
 ONE = "def f(x):\n    "
 # By the first words of the row: programs of a function f, or scripts, that would answer 1 to an input of 1.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -94,19 +94,19 @@ def test_each_row_of_the_page_has_a_program_and_each_program_a_row() -> None:
 def test_a_function_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
     (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
-    assert (outcome.verdict is Verdict.PASS) is decided(words), outcome
-    assert outcome.verdict is not Verdict.INFRA
+    assert (outcome.status is RunStatus.PASS) is decided(words), outcome
+    assert outcome.status is not RunStatus.INFRA
 
 
 @pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in LISTS.items() for code in codes])
 def test_a_function_of_lists_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [[3, 4]], "output": [3, 4]}]}
     (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
-    assert (outcome.verdict is Verdict.PASS) is decided(words), outcome
+    assert (outcome.status is RunStatus.PASS) is decided(words), outcome
 
 
 @pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in SCRIPTS.items() for code in codes])
 def test_a_script_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
     reference = {"style": "stdin", "tests": [{"input": "1\n", "output": "1\n"}]}
     (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
-    assert (outcome.verdict is Verdict.PASS) is decided(words), outcome
+    assert (outcome.status is RunStatus.PASS) is decided(words), outcome

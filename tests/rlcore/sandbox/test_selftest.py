@@ -8,27 +8,29 @@ from collections.abc import Sequence
 import pytest
 
 from rlcore.errors import SandboxError
-from rlcore.sandbox.base import Limits, Outcome, Verdict
+from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.selftest import self_test
 
-PASSED, FAILED = Outcome(verdict=Verdict.PASS), Outcome(verdict=Verdict.FAIL)
+PASSED, FAILED = RunResult(status=RunStatus.PASS), RunResult(status=RunStatus.FAIL)
 
 
 class Scripted:
     """A sandbox that says what it is told to."""
 
-    def __init__(self, succeeded: Sequence[str] = (), *, control: int = 42, loop: Verdict = Verdict.TIMEOUT) -> None:
-        self.report = Outcome(
-            verdict=Verdict.PASS, stdout=json.dumps({"control": control, "succeeded": list(succeeded)})
+    def __init__(
+        self, succeeded: Sequence[str] = (), *, control: int = 42, loop: RunStatus = RunStatus.TIMEOUT
+    ) -> None:
+        self.report = RunResult(
+            status=RunStatus.PASS, stdout=json.dumps({"control": control, "succeeded": list(succeeded)})
         )
-        self.loop = Outcome(verdict=loop)
+        self.loop = RunResult(status=loop)
         self.fooled_by = ""
         self.is_lame = False
 
-    def run(self, code: str, limits: Limits) -> Outcome:
+    def run(self, code: str, limits: ResourceLimits) -> RunResult:
         return self.loop if code.startswith("while") else self.report
 
-    def check(self, reference: str, code: str, limits: Limits) -> list[Outcome]:
+    def check(self, reference: str, code: str, limits: ResourceLimits) -> list[RunResult]:
         passes = (code == "def double(x): return 2 * x" and not self.is_lame) or (
             bool(self.fooled_by) and self.fooled_by in code
         )
@@ -45,7 +47,7 @@ def test_a_sound_sandbox_passes() -> None:
     [
         (Scripted(["fork", "network"]), "could fork, network"),
         (Scripted(control=0), "has holes"),
-        (Scripted(loop=Verdict.PASS), "endless loop was not stopped"),
+        (Scripted(loop=RunStatus.PASS), "endless loop was not stopped"),
     ],
 )
 def test_a_hole_is_named(box: Scripted, what: str) -> None:
@@ -66,6 +68,6 @@ def test_a_sandbox_in_which_nothing_passes_proves_nothing() -> None:
     box.is_lame = True
     with pytest.raises(SandboxError, match="a right program did not pass"):
         self_test(box.run, box.check)
-    box.report = Outcome(verdict=Verdict.INFRA, error="no namespaces")
+    box.report = RunResult(status=RunStatus.INFRA, error="no namespaces")
     with pytest.raises(SandboxError, match=r"(?s)no namespaces.*fix:"):
         self_test(box.run, box.check)

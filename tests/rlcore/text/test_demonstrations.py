@@ -16,7 +16,13 @@ from transformers import AutoTokenizer
 from rlcore.errors import ModelError
 from rlcore.models.gguf import find_package_file
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
-from rlcore.text.demonstrations import Demonstration, block_spans, has_generation_block, render_conversation, turn_spans
+from rlcore.text.demonstrations import (
+    Demonstration,
+    assistant_spans,
+    block_spans,
+    has_generation_block,
+    render_conversation,
+)
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.chat_shapes import SHAPES, library_ids, load_tokenizer
@@ -66,12 +72,12 @@ def trained_texts(tokenizer: ChatTokenizer, shown: Demonstration) -> list[str]:
             pieces[-1].append(token)
         elif pieces[-1]:
             pieces.append([])
-    return [tokenizer.backend.decode(piece, skip_special_tokens=False) for piece in pieces]
+    return [tokenizer.hf_tokenizer.decode(piece, skip_special_tokens=False) for piece in pieces]
 
 
 def all_text(tokenizer: ChatTokenizer, shown: Demonstration) -> str:
     ids = [*shown.sequence.prompt_ids, *shown.sequence.completion_ids]
-    return str(tokenizer.backend.decode(ids, skip_special_tokens=False))
+    return str(tokenizer.hf_tokenizer.decode(ids, skip_special_tokens=False))
 
 
 THREE = conversation("1+1", "#### 2", "and 1 more", "#### 3", "and 4 more")
@@ -114,7 +120,7 @@ def test_the_generation_block_and_the_rendering_turn_by_turn_give_the_same_mask(
     prompt_ids = blocked.render_prompt(messages)
     assert has_generation_block(blocked)
     assert not has_generation_block(plain)
-    assert block_spans(blocked, messages, answer, prompt_ids) == turn_spans(blocked, messages, prompt_ids)
+    assert block_spans(blocked, messages, answer, prompt_ids) == assistant_spans(blocked, messages, prompt_ids)
     assert render_conversation(blocked, messages, answer) == render_conversation(plain, messages, answer)
     spoken = [f"{text}<|im_end|>" for text in [*said[1::2], answer]]
     assert trained_texts(plain, render_conversation(plain, messages, answer)) == spoken
@@ -142,7 +148,7 @@ def test_a_bos_token_of_the_template_is_not_doubled_by_the_tokenizer(tmp_path: P
     )
     backend.save_pretrained(tmp_path)
     tokenizer = ChatTokenizer.load(tmp_path)
-    assert tokenizer.backend("x").input_ids[0] == 0  # by itself the tokenizer would add one to every piece
+    assert tokenizer.hf_tokenizer("x").input_ids[0] == 0  # by itself the tokenizer would add one to every piece
     shown = render_conversation(tokenizer, THREE, "#### 7")
     ids = [*shown.sequence.prompt_ids, *shown.sequence.completion_ids]
     assert ids.count(0) == 1 + len(THREE) + 1  # BOS, and one start of turn each
@@ -266,7 +272,7 @@ def with_template(folder: Path, template: str, target: Path) -> ChatTokenizer:
 
 def reference_mask(tokenizer: ChatTokenizer, turns: Sequence[Message]) -> tuple[list[int], list[int]]:
     """Token ids and the mask of transformers' own assistant mask, from the text as a whole."""
-    encoded = tokenizer.backend.apply_chat_template(
+    encoded = tokenizer.hf_tokenizer.apply_chat_template(
         [{"role": turn.role, "content": turn.content} for turn in turns],
         tokenize=True,
         return_dict=True,

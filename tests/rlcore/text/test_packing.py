@@ -11,7 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.text.packing import PackedBatch, TokenSequence, Widths, deal, empty, pack, places, tree_mask
+from rlcore.text.packing import (
+    PackedBatch,
+    TokenSequence,
+    Widths,
+    empty,
+    pack,
+    split_across_ranks,
+    tree_mask,
+    tree_positions,
+)
 from tests import strategies
 
 PROMPT = (7, 8, 9)
@@ -141,7 +150,7 @@ def test_a_completion_a_row_where_rows_cannot_be_trees() -> None:
 
 
 def test_rows_are_padded_to_the_widths_that_are_asked_for_within_the_budget() -> None:
-    widths = Widths(multiple=4, least=8)
+    widths = Widths(multiple=4, minimum=8)
     assert [widths.of(length) for length in (1, 8, 9, 12, 13)] == [8, 8, 12, 12, 16]
     alone = {"share_prompts": False, "widths": widths}
     assert [batch.token_ids.shape for batch in pack(FAMILY, tokens_per_microbatch=16, **alone)] == [(2, 8)]
@@ -151,7 +160,7 @@ def test_rows_are_padded_to_the_widths_that_are_asked_for_within_the_budget() ->
 def test_a_window_counts_places_in_the_own_sequence() -> None:
     # p0 p1 | a2 a3 | b2 b3 | padding: the place of b2 is 2, though it stands fifth in the row.
     segment = torch.tensor([[0, 0, 1, 1, 2, 2, -1]])
-    assert places(segment)[0, :6].tolist() == [0, 1, 2, 3, 2, 3]
+    assert tree_positions(segment)[0, :6].tolist() == [0, 1, 2, 3, 2, 3]
     assert tree_mask(segment, window=2)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0, 0],
@@ -167,7 +176,7 @@ def test_a_window_counts_places_in_the_own_sequence() -> None:
 def test_every_sequence_is_dealt_to_one_rank(
     sequences: list[TokenSequence], ranks: int, budget: int, share_prompts: bool
 ) -> None:
-    dealt = deal(sequences, ranks, tokens_per_microbatch=budget, share_prompts=share_prompts)
+    dealt = split_across_ranks(sequences, ranks, tokens_per_microbatch=budget, share_prompts=share_prompts)
     assert len(dealt) == ranks
     assert sorted(number for numbers in dealt for number in numbers) == list(range(len(sequences)))
     assert all(numbers == sorted(numbers) for numbers in dealt)
@@ -176,12 +185,12 @@ def test_every_sequence_is_dealt_to_one_rank(
 def test_the_longest_tree_is_dealt_first_and_each_to_who_has_the_fewest_tokens() -> None:
     # Trees of 9, 6, 5 and 4 tokens: 9 | 6, then 5 to the second (11), and 4 to the first (13).
     sequences = [TokenSequence(prompt_ids=(n,), completion_ids=(1,) * length) for n, length in enumerate((3, 8, 4, 5))]
-    assert deal(sequences, 2, tokens_per_microbatch=100) == [[0, 1], [2, 3]]
+    assert split_across_ranks(sequences, 2, tokens_per_microbatch=100) == [[0, 1], [2, 3]]
 
 
 def test_a_prompt_with_more_than_a_fair_share_is_dealt_apart() -> None:
     sequences = [TokenSequence(prompt_ids=(1,), completion_ids=(2,) * 10) for _ in range(4)]
-    assert [len(numbers) for numbers in deal(sequences, 2, tokens_per_microbatch=1000)] == [2, 2]
+    assert [len(numbers) for numbers in split_across_ranks(sequences, 2, tokens_per_microbatch=1000)] == [2, 2]
 
 
 def tokens_of(sequences: Sequence[TokenSequence]) -> int:
@@ -206,14 +215,14 @@ def test_of_64_groups_no_rank_has_5_percent_more_than_its_share_on_average(ranks
     above = []
     for seed in range(5):
         sequences = groups_of_eight(seed)
-        dealt = deal(sequences, ranks, tokens_per_microbatch=16384)
+        dealt = split_across_ranks(sequences, ranks, tokens_per_microbatch=16384)
         loads = [tokens_of([sequences[number] for number in numbers]) for numbers in dealt]
         above.append(max(loads) / (sum(loads) / ranks) - 1.0)
     assert sum(above) / len(above) <= 0.05
 
 
 def test_an_empty_batch_has_a_token_and_asks_nothing() -> None:
-    batch = empty(Widths(multiple=4, least=8))
+    batch = empty(Widths(multiple=4, minimum=8))
     assert batch.token_ids.shape == (1, 8)
     assert batch.segment.tolist() == [[0] + [-1] * 7]
     assert batch.num_tokens == len(batch.sequences) == len(batch.last_positions) == 0

@@ -49,7 +49,7 @@ def test_demonstrations_are_as_the_template_writes_them(kind: str, name: str, tm
 def test_texts_encoded_apart_are_refused_with_the_first_token_that_differs(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, kind, SHAPES["Zephyr"])
     apart = dataclasses.replace(
-        tokenizer, encoder=Apart(backend=tokenizer.backend, controls=tokenizer.encoder.controls)
+        tokenizer, encoder=Apart(backend=tokenizer.hf_tokenizer, controls=tokenizer.encoder.controls)
     )
     with pytest.raises(ModelError, match="the roles user gets other tokens than apply_chat_template") as refused:
         require_same_tokens(apart)

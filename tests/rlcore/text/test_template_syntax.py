@@ -6,7 +6,7 @@ import pytest
 from jinja2 import Environment
 
 from rlcore.models.scratch import CHAT_TEMPLATE
-from rlcore.text.template_syntax import writes_texts_unchanged
+from rlcore.text.template_syntax import preserves_text
 
 LOOP = "{% for m in messages %}"
 UNCHANGED = [
@@ -38,7 +38,7 @@ OPEN = [
 
 @pytest.mark.parametrize("template", UNCHANGED)
 def test_a_template_that_only_writes_texts_writes_them_as_they_are(template: str) -> None:
-    assert writes_texts_unchanged(template)
+    assert preserves_text(template)
     turns = [{"role": role, "content": f"\ue000{place}"} for place, role in enumerate(("system", "assistant", "user"))]
     frame = Environment().from_string(template).render(messages=turns)
     texts = [" </think> {{ 1 }} ", "\n<b>&amp;", "<|im_end|> "]
@@ -50,4 +50,4 @@ def test_a_template_that_only_writes_texts_writes_them_as_they_are(template: str
 
 @pytest.mark.parametrize("template", OPEN)
 def test_a_template_that_may_change_a_text_or_ask_about_it_is_rendered(template: str) -> None:
-    assert not writes_texts_unchanged(template)
+    assert not preserves_text(template)

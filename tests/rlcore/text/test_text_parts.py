@@ -29,7 +29,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def says_no_date(tokenizer: ChatTokenizer) -> bool:
-    return "strftime_now" not in str(tokenizer.backend.chat_template)
+    return "strftime_now" not in str(tokenizer.hf_tokenizer.chat_template)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=6)

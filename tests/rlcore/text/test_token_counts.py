@@ -12,7 +12,7 @@ from tokenizers import normalizers
 
 from rlcore.errors import ModelError
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
-from rlcore.text.token_counts import encode_all, prompt_bounds, prompt_lengths, text_bound
+from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.chat_shapes import words_alone
@@ -43,7 +43,7 @@ def test_lengths_are_those_of_the_prompts_one_by_one_and_bounds_are_no_smaller(
 ) -> None:
     lengths = prompt_lengths(tokenizer, conversations)
     assert lengths == [len(tokenizer.render_prompt(messages)) for messages in conversations]
-    bounds = prompt_bounds(tokenizer, conversations)
+    bounds = max_prompt_tokens(tokenizer, conversations)
     assert all(bound >= length for bound, length in zip(bounds, lengths, strict=True))
 
 
@@ -66,7 +66,7 @@ def test_a_text_that_a_normaliser_writes_out_stays_below_its_bound(tmp_path: Pat
     tokenizer = ChatTokenizer.load(tmp_path)
     text = "\ufdfa" * 7  # three bytes, which compatibility writes out as 18 letters
     assert len(tokenizer.encode(text)) > 3 * len(text.encode())
-    assert text_bound(text) >= len(tokenizer.encode(text))
+    assert max_text_tokens(text) >= len(tokenizer.encode(text))
 
 
 def test_one_of_many_conversations_that_the_template_refuses_or_rewrites_is_an_error(tmp_path: Path) -> None:
@@ -76,6 +76,6 @@ def test_one_of_many_conversations_that_the_template_refuses_or_rewrites_is_an_e
         (tmp_path / name).mkdir()
         tokenizer = load(tmp_path / name, template=template)
         fine, bad = [Message(role="user", content="fine")], [Message(role="user", content="bad")]
-        assert len(prompt_bounds(tokenizer, [fine, fine])) == 2
+        assert len(max_prompt_tokens(tokenizer, [fine, fine])) == 2
         with pytest.raises(ModelError, match=r"the chat template (refuses|rewrites)"):
-            prompt_bounds(tokenizer, [fine, bad])
+            max_prompt_tokens(tokenizer, [fine, bad])

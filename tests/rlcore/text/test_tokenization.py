@@ -42,7 +42,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 def test_a_prompt_is_the_template_with_the_messages_in_it(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.render_prompt([user("3+4")])
-    text = tokenizer.backend.decode(list(ids), skip_special_tokens=False)
+    text = tokenizer.hf_tokenizer.decode(list(ids), skip_special_tokens=False)
     assert text == "<|im_start|>user\n3+4<|im_end|>\n<|im_start|>assistant\n"
     # <|im_start|> user \n 3 + 4 <|im_end|> \n <|im_start|> assistant \n: roles are one token each
     newline, words = tokenizer.encode("\n"), tokenizer.encode("userassistant")

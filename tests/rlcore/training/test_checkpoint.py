@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.health import judge
+from rlcore.checks.health import check_health
 from rlcore.config import LIMITS, HealthConfig, LimitConfig
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.training.checkpoint import is_intact, load_newest, save_checkpoint, steps_to_keep
@@ -226,10 +226,12 @@ def test_pruning_never_takes_the_checkpoint_that_a_later_verdict_goes_back_to(
     written: set[int] = set()
     for iteration, row in enumerate(rows, start=1):
         history.append({"iteration": iteration, "reward/mean": iteration, "staleness": float(staleness), **row})
-        verdict = judge(history, HEALTH)
-        goal = [max((step for step in steps if step <= verdict.sound), default=None) for steps in (kept, written)]
+        verdict = check_health(history, HEALTH)
+        goal = [
+            max((step for step in steps if step <= verdict.last_healthy), default=None) for steps in (kept, written)
+        ]
         assert goal[0] == goal[1]
         if verdict.stop is None and iteration % every == 0:
             written.add(iteration)
-            kept = steps_to_keep({*kept, iteration}, keep=2, spared=verdict.seen.values())
+            kept = steps_to_keep({*kept, iteration}, keep=2, spared=verdict.last_healthy_by_rule.values())
     assert len(kept) <= 2 + len(LIMITS)

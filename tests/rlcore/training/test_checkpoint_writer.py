@@ -14,7 +14,7 @@ import torch
 
 from rlcore.errors import StorageError
 from rlcore.training import checkpoint_writer
-from rlcore.training.checkpoint import is_intact, load_newest, take_snapshot, write_checkpoint
+from rlcore.training.checkpoint import capture_state, is_intact, load_newest, write_checkpoint
 from rlcore.training.checkpoint_writer import CheckpointWriter
 from tests import learners, strategies
 from tests.learners import weights_of
@@ -95,7 +95,7 @@ def test_an_error_of_the_disk_is_raised_by_whoever_asks_next(asked: str, tmp_pat
 def test_memory_of_the_copy_is_what_the_checkpoint_has_on_the_disk(tmp_path: Path) -> None:
     learner = make_learner("ppo")
     learner.update(strategies.random_samples(0), seed=0)
-    snapshot = take_snapshot(learner, run_state={})
+    snapshot = capture_state(learner, run_state={})
     size = sum(path.stat().st_size for path in write_checkpoint(tmp_path, 1, snapshot).glob("*.safetensors"))
     numbers = sum(p.numel() for model in (learner.policy, learner.critic) if model for p in model.parameters())
     assert snapshot.copied().num_bytes == snapshot.num_bytes == pytest.approx(12 * numbers, rel=0.01)

@@ -11,11 +11,11 @@ from transformers import LlamaForCausalLM
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import KlConfig, RlConfig
 from rlcore.errors import ConfigError
-from rlcore.rewards.mix import MixedReward
+from rlcore.rewards.mix import WeightedReward
 from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from tests import strategies
 from tests.learners import update_config, weights_of
 from tests.reference.losses import one_at_a_time
@@ -30,13 +30,13 @@ def config(**settings: object) -> RlConfig:
 def experience_of(policy: LlamaForCausalLM, teacher: LlamaForCausalLM, seed: int = 3) -> Experience:
     """That of some completions which no reward judges."""
     rollouts = [item.rollout for group in strategies.random_groups(policy, seed, num_prompts=6) for item in group]
-    scores = MixedReward(())(rollouts)
+    scores = WeightedReward(())(rollouts)
     assert [score.value for score in scores] == [0.0] * len(rollouts)
     groups = [
         [replace(strategies.scored_rollout(0.0), rollout=rollout, score=score)]
         for rollout, score in zip(rollouts, scores, strict=True)
     ]
-    judges = Judges(policy=policy, reference=teacher, critic=None, temperature=1.0, tokens_per_microbatch=64)
+    judges = ScoringModels(policy=policy, reference=teacher, critic=None, temperature=1.0, tokens_per_microbatch=64)
     return build_experience(
         groups,
         resolve_algorithm(config()),

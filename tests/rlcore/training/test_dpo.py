@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rlcore.config import AdapterConfig, DpoConfig
+from rlcore.config import DpoConfig, LoraConfig
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.hardware.precision import compute_in
-from rlcore.models.lora import AdaptedModel, add_adapter
+from rlcore.hardware.precision import set_compute_dtype
+from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.text.packing import TokenSequence
-from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, prefer, whole_logprobs
+from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, run_dpo_steps, whole_logprobs
 from rlcore.training.preferences import TokenPair, different_sequences
 from tests import strategies
 from tests.learners import UNCLIPPED, assert_same, weights_of
@@ -42,7 +42,7 @@ def train(
         reports.append(metrics)
 
     learner = DpoLearner(model, config(**settings))
-    return reports, prefer(learner, pairs, held_out, config(**settings), seed=0, report=report)
+    return reports, run_dpo_steps(learner, pairs, held_out, config(**settings), seed=0, report=report)
 
 
 def answers(count: int, seed: int) -> list[TokenPair]:
@@ -146,7 +146,7 @@ def test_held_out_figures_count_each_pair_once_and_a_tie_by_half() -> None:
 
 
 def adapted(seed: int = 0) -> AdaptedModel:
-    return add_adapter(strategies.tiny_llama(), AdapterConfig(rank=4), "policy", seed=seed)
+    return add_lora(strategies.tiny_llama(), LoraConfig(rank=4), "policy", seed=seed)
 
 
 def test_an_adapter_learns_and_its_reference_is_the_model_without_it() -> None:
@@ -156,7 +156,7 @@ def test_an_adapter_learns_and_its_reference_is_the_model_without_it() -> None:
     bare = whole_logprobs(AdaptedModel(model.base, ""), different_sequences(pairs), tokens_per_microbatch=128)
     assert bare == whole_logprobs(model, different_sequences(pairs), tokens_per_microbatch=128)
     learner, reports = DpoLearner(model, config(learning_rate=2e-2)), list[Mapping[str, float]]()
-    margins = prefer(
+    margins = run_dpo_steps(
         learner, pairs, pairs, config(learning_rate=2e-2), seed=0, report=lambda _, found: reports.append(found)
     )
     assert reports[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
@@ -167,7 +167,7 @@ def test_an_adapter_learns_and_its_reference_is_the_model_without_it() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_it_learns_in_half_precision_on_weights_of_float32(dtype: torch.dtype) -> None:
-    model = compute_in(strategies.tiny_llama(initializer_range=0.1), dtype)
+    model = set_compute_dtype(strategies.tiny_llama(initializer_range=0.1), dtype)
     reports, margins = train(model, rule_pairs(64, seed=0), rule_pairs(20, seed=1))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert reports[-1]["dpo/loss"] < reports[0]["dpo/loss"]

@@ -14,11 +14,11 @@ from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
-from rlcore.training.experience import Experience, build_experience, earned, lay_out_episodes
-from rlcore.training.scoring_models import Judges
+from rlcore.training.experience import Experience, build_experience, lay_out_episodes, token_rewards
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import ScoredRollout
 from tests import strategies
 from tests.reference import advantages as reference
@@ -30,7 +30,7 @@ IN_REWARD = KlConfig(coefficient=0.1, apply_to="reward")
 
 def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **settings: Any) -> Experience:
     """Experience without reference and critic, unless given."""
-    judges = Judges(
+    judges = ScoringModels(
         policy=POLICY,
         reference=settings.pop("reference", None),
         critic=settings.pop("critic", None),
@@ -135,7 +135,7 @@ def test_the_score_goes_to_the_last_token_of_the_policy_and_rows_are_padded() ->
     zeros = [torch.zeros(len(mask)) for mask in masks]
     penalties = [each.double() for each in zeros]
     first = strategies.scored_rollout(1.0, loss_mask=(True, True, False))
-    rewards = [earned(item, "score") for item in (first, strategies.scored_rollout(2.0, completion_ids=(3,)))]
+    rewards = [token_rewards(item, "score") for item in (first, strategies.scored_rollout(2.0, completion_ids=(3,)))]
     episodes = lay_out_episodes(rewards, [4, 4], penalties, zeros, masks, torch.zeros(2))
     assert episodes.token_rewards.tolist() == [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0]]
     assert episodes.mask.tolist() == [[True, True, False], [True, False, False]]
@@ -152,18 +152,18 @@ def with_turns(value: float, *turn_rewards: float, **fields: Any) -> ScoredRollo
 
 
 def test_what_a_turn_earned_comes_at_its_last_token_and_what_is_left_at_the_end() -> None:
-    assert earned(with_turns(1.0), "score").tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
-    assert earned(with_turns(1.0, 0.25, 0.5), "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
+    assert token_rewards(with_turns(1.0), "score").tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
+    assert token_rewards(with_turns(1.0, 0.25, 0.5), "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
     cut = with_turns(1.0, 0.25, 0.5, finish_reason="length")
-    assert earned(cut, "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
-    assert earned(cut, "zero").tolist() == [0.0] * 5
+    assert token_rewards(cut, "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
+    assert token_rewards(cut, "zero").tolist() == [0.0] * 5
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -0.5])
 def test_a_cut_completion_that_is_worth_nothing_keeps_no_rewards_of_its_turns_whatever_it_scored(value: float) -> None:
     cut = with_turns(value, 0.5, -0.5, finish_reason="length")
-    assert earned(cut, "zero").tolist() == [0.0] * 5
-    assert earned(with_turns(value, 0.5, -0.5), "zero").tolist() == [0.0, 0.5, 0.0, 0.0, value - 0.5]
+    assert token_rewards(cut, "zero").tolist() == [0.0] * 5
+    assert token_rewards(with_turns(value, 0.5, -0.5), "zero").tolist() == [0.0, 0.5, 0.0, 0.0, value - 0.5]
 
 
 def test_a_group_sees_the_whole_reward_whenever_it_was_earned() -> None:
@@ -190,7 +190,7 @@ def test_the_advantages_of_a_multi_turn_episode_are_those_of_its_own_tokens_from
     # end, lam 0.95: A = 0.5 * 0.95^4 = 0.41 at the first token, and A + V = returns. With half of the reward at the
     # end of the third turn already, delta = [0, 0, 0.5, 0, 0], so A = 0.5 * 0.95^2 = 0.45.
     mask = (True, *(False,) * 6, True, *(False,) * 5, True, *(False,) * 5, True, True)
-    critic = ScalarModel(POLICY.model, Half(24, 1, bias=False))
+    critic = ScalarHeadModel(POLICY.model, Half(24, 1, bias=False))
     late = strategies.scored_rollout(1.0, completion_ids=(3,) * len(mask), loss_mask=mask)
     assert len(late.rollout.turns) == 4
     early = dataclasses.replace(late, score=dataclasses.replace(late.score, turn_rewards=(0.0, 0.0, 0.5, 0.5)))
@@ -256,7 +256,7 @@ def test_old_log_probabilities_are_those_of_the_tempered_policy_and_only_when_ne
 
 def ppo_experience(groups: Sequence[Sequence[ScoredRollout]]) -> Experience:
     """PPO's experience with a critic that says something and KL in the reward."""
-    critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
     return build(groups, "ppo", critic=critic, reference=REFERENCE, kl=IN_REWARD, kl_coefficient=0.1)
 
 
@@ -331,8 +331,8 @@ def test_a_group_that_truncation_makes_equal_counts_as_without_signal() -> None:
 
 def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
     # lam_value 1, gamma 1, no penalties: every return is the reward to come, here the score itself.
-    critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
-    judges = Judges(policy=POLICY, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=64)
+    critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    judges = ScoringModels(policy=POLICY, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=64)
     settings: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score"}
     rows = {lam: with_constants(ALGORITHMS["ppo"], {"lam": 0.5, "lam_value": lam}) for lam in (None, 1.0)}
     built = {
@@ -346,7 +346,7 @@ def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
 
 
 def test_only_what_the_engine_cut_goes_on_with_the_value_of_its_last_state() -> None:
-    critic = ScalarModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
     group = [*group_of(0.5), *group_of(0.5, finish_reason="length", completion_ids=(8, 9))]
     plain, going_on = (build([group], "ppo", critic=critic, bootstrap_truncated=on).samples for on in (False, True))
     assert torch.equal(plain[0].returns, going_on[0].returns)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.hardware.precision import compute_in
+from rlcore.hardware.precision import set_compute_dtype
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
 from tests import strategies
 
@@ -23,14 +23,14 @@ def after(scale: LossScale, *steps: bool) -> LossScale:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions_need_none(dtype: torch.dtype) -> None:
-    scale = LossScale.of(compute_in(strategies.tiny_llama(), dtype))
+    scale = LossScale.of(set_compute_dtype(strategies.tiny_llama(), dtype))
     assert scale == LossScale(1.0, 0, adapts=False)
     assert after(scale, *CLEAN_RUN, *CLEAN_RUN) == scale
     assert not scale.can_shrink
 
 
 def test_one_model_in_float16_is_enough() -> None:
-    models = strategies.tiny_llama(), compute_in(strategies.tiny_llama(), torch.float16)
+    models = strategies.tiny_llama(), set_compute_dtype(strategies.tiny_llama(), torch.float16)
     assert LossScale.of(*models) == LossScale(2.0**15, 0, adapts=True)
 
 

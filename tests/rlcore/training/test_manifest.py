@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.training.manifest import AppendedLines, is_as_stated, is_sealed, write_manifest
+from rlcore.training.manifest import AppendOnlyFile, has_sealed_prefix, matches_manifest, write_manifest
 
 
-def written(path: Path, *lines: str) -> AppendedLines:
+def written(path: Path, *lines: str) -> AppendOnlyFile:
     """A file with these lines, which are on the disk."""
-    file = AppendedLines(path)
+    file = AppendOnlyFile(path)
     for line in lines:
         file.add(line)
     file.seal()
@@ -27,15 +27,15 @@ def test_what_was_sealed_is_found_again_however_far_the_file_has_grown(tmp_path:
     file.add("c")
     longer = file.seal()
     assert path.read_text() == "a\nb\nc\n"
-    assert is_sealed(path, seal) and is_sealed(path, longer)
-    assert AppendedLines(path).restore(seal) == ["a", "b"]
+    assert has_sealed_prefix(path, seal) and has_sealed_prefix(path, longer)
+    assert AppendOnlyFile(path).restore(seal) == ["a", "b"]
 
 
 def test_what_stands_behind_the_seal_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     seal = written(path, "a").seal()
     written(path, "a", "lost", "lost")
-    again = AppendedLines(path)
+    again = AppendOnlyFile(path)
     again.restore(seal)
     again.add("b")
     again.seal()
@@ -44,7 +44,7 @@ def test_what_stands_behind_the_seal_is_overwritten(tmp_path: Path) -> None:
 
 def test_a_run_without_a_seal_begins_the_file_anew(tmp_path: Path) -> None:
     written(tmp_path / "lines", "of", "a", "run", "without", "checkpoint")
-    again = AppendedLines(tmp_path / "lines")
+    again = AppendOnlyFile(tmp_path / "lines")
     assert again.restore(None) == []
     again.add("b")
     again.seal()
@@ -56,9 +56,9 @@ def test_a_file_that_has_changed_or_is_cut_is_refused(content: str, tmp_path: Pa
     path = tmp_path / "lines"
     seal = written(path, "a", "b").seal()
     path.write_text(content)
-    assert not is_sealed(path, seal)
+    assert not has_sealed_prefix(path, seal)
     with pytest.raises(CheckpointError, match="not what the newest one has sealed"):
-        AppendedLines(path).restore(seal)
+        AppendOnlyFile(path).restore(seal)
 
 
 def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
 def test_a_folder_is_as_stated_until_a_file_changes_or_comes_or_goes(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     write_manifest(tmp_path)
-    assert is_as_stated(tmp_path, at_least={"a"})
-    assert not is_as_stated(tmp_path, at_least={"a", "b"})
+    assert matches_manifest(tmp_path, at_least={"a"})
+    assert not matches_manifest(tmp_path, at_least={"a", "b"})
     (tmp_path / "a").write_text("2")
-    assert not is_as_stated(tmp_path, at_least={"a"})
+    assert not matches_manifest(tmp_path, at_least={"a"})
     (tmp_path / "a").write_text("1")
     (tmp_path / "b").write_text("")
-    assert not is_as_stated(tmp_path, at_least={"a"})
+    assert not matches_manifest(tmp_path, at_least={"a"})

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.checks.health import judge
+from rlcore.checks.health import check_health
 from rlcore.config import CriticConfig, HealthConfig, KlConfig, MismatchConfig
 from rlcore.models.policy import completion_logprobs
 from rlcore.text.packing import pack
 from rlcore.training.learner import Learner
-from rlcore.training.minibatches import own_tokens, token_sequences
+from rlcore.training.minibatches import num_policy_tokens, token_sequences
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import make_learner, on_policy_samples, shared_learner, update_config
@@ -71,7 +71,7 @@ def test_what_was_measured_is_the_share_of_the_tokens_of_groups_with_a_signal(ep
     kept = [sample for sample in samples if sample.prompt_ids not in silent]
     update = update_config(num_epochs=epochs, num_minibatches=minibatches)
     metrics = make_learner(update=update).update(silenced(samples, prompts=silent), seed=0).metrics
-    assert metrics["update/token_fraction"] == pytest.approx(own_tokens(kept) / own_tokens(samples))
+    assert metrics["update/token_fraction"] == pytest.approx(num_policy_tokens(kept) / num_policy_tokens(samples))
     assert 0.1 < metrics["update/token_fraction"] < 0.9
     assert make_learner(update=update).update(samples, seed=0).metrics["update/token_fraction"] == 1.0
     with_kl = make_learner(update=update, kl=KlConfig(coefficient=0.1))
@@ -101,7 +101,9 @@ def test_where_all_groups_are_silent_no_more_than_one_micro_batch_is_measured() 
     assert len(batches) > 2
     shares = {round(learner.update(samples, seed=seed).metrics["update/token_fraction"], 6) for seed in range(12)}
     possible = {
-        round(own_tokens([samples[number] for number in batch.sequences.tolist()]) / own_tokens(samples), 6)
+        round(
+            num_policy_tokens([samples[number] for number in batch.sequences.tolist()]) / num_policy_tokens(samples), 6
+        )
         for batch in batches
     }
     assert shares <= possible
@@ -128,9 +130,9 @@ def clipped(*fractions: float | None) -> list[dict[str, float]]:
 
 
 def test_iterations_without_a_step_neither_end_nor_prolong_a_row_of_clipped_ones() -> None:
-    patient = judge(clipped(0.1, 0.9, 0.9, None, 0.9, None, 0.9), HealthConfig())
+    patient = check_health(clipped(0.1, 0.9, 0.9, None, 0.9, None, 0.9), HealthConfig())
     assert [(finding.level, finding.since) for finding in patient.findings] == [("alarm", 2)]
-    assert patient.sound == 0
-    stopped = judge(clipped(0.1, 0.9, 0.9, None, 0.9, None, 0.9, 0.9), HealthConfig())
+    assert patient.last_healthy == 0
+    stopped = check_health(clipped(0.1, 0.9, 0.9, None, 0.9, None, 0.9, 0.9), HealthConfig())
     assert stopped.stop is not None
-    assert judge(clipped(None, None, None), HealthConfig()).findings == ()
+    assert check_health(clipped(None, None, None), HealthConfig()).findings == ()

@@ -13,7 +13,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.text.packing import pack
 from rlcore.training.minibatches import (
     Columns,
-    own_tokens,
+    num_policy_tokens,
     require_finite,
     split_by_prompt,
     token_sequences,
@@ -57,7 +57,7 @@ def test_the_weights_of_a_step_are_those_of_its_padded_mask_cut_to_each_completi
         pytest.approx([1 / 4, 1 / 4]),
         pytest.approx([1 / 6, 0.0, 1 / 6, 1 / 6]),
     ]
-    assert own_tokens(samples) == 5
+    assert num_policy_tokens(samples) == 5
 
 
 def test_columns_stand_in_the_order_of_the_batch_s_targets() -> None:

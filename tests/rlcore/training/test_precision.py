@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig, OptimConfig, SamplingConfig, SftConfig
-from rlcore.hardware.precision import autocast, compute_dtype, compute_in, narrow_linears
-from rlcore.models.gradient_checkpointing import recompute_layers
-from rlcore.models.heads import ScalarModel
+from rlcore.hardware.precision import autocast, cast_linears, compute_dtype, set_compute_dtype
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import hidden_states
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence, pack
@@ -23,7 +23,7 @@ from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import ROUNDING, Learner
 from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.training.sft import train_sft
 from rlcore.types import Score
 from tests import strategies
@@ -36,7 +36,7 @@ PRECISIONS = [torch.float32, *HALVES]
 
 def model_in(dtype: torch.dtype) -> LlamaForCausalLM:
     """A model as a run loads it, initialised softly as a real one is: bfloat16 has 3 digits."""
-    return compute_in(tree_llama(initializer_range=0.1), dtype)
+    return set_compute_dtype(tree_llama(initializer_range=0.1), dtype)
 
 
 def sequences(count: int) -> list[TokenSequence]:
@@ -47,9 +47,11 @@ def sequences(count: int) -> list[TokenSequence]:
 def learner(dtype: torch.dtype, *, again: bool = False, name: str = "grpo", **settings: object) -> Learner:
     model, critic = model_in(dtype), None
     if ALGORITHMS[name].uses_critic:
-        critic = ScalarModel.with_random_head(model_in(dtype), torch.Generator().manual_seed(2))
+        critic = ScalarHeadModel.with_random_head(model_in(dtype), torch.Generator().manual_seed(2))
     config = strategies.rl_config(name, **({"update": update_config()} | settings))
-    return Learner(recompute_layers(model) if again else model, critic, algorithm=ALGORITHMS[name], config=config)
+    return Learner(
+        enable_gradient_checkpointing(model) if again else model, critic, algorithm=ALGORITHMS[name], config=config
+    )
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -95,7 +97,7 @@ def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
         sampling=SamplingConfig(temperature=temperature, max_new_tokens=8),
         update=update_config(num_minibatches=2, num_epochs=2),
     )
-    judges = Judges(
+    judges = ScoringModels(
         policy=subject.policy,
         reference=None,
         critic=subject.critic,
@@ -119,14 +121,14 @@ def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype: torch.dtype, tied: bool) -> None:
-    policy = compute_in(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
-    reference = narrow_linears(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
+    policy = set_compute_dtype(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
+    reference = cast_linears(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
     assert reference.model.layers[0].mlp.up_proj.weight.dtype == dtype
     config = strategies.rl_config("grpo", kl=KlConfig(coefficient=0.1), update=update_config())
     subject = Learner(policy, None, algorithm=ALGORITHMS["grpo"], config=config)
     groups = strategies.random_groups(policy, 3, num_prompts=4, group_size=4)
-    equal = [[replace(item, score=Score(value=1.0, parts={})) for item in group] for group in groups]
-    judges = Judges(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
+    equal = [[replace(item, score=Score(value=1.0, terms={})) for item in group] for group in groups]
+    judges = ScoringModels(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
     experience = build_experience(
         equal,
         subject.algorithm,
@@ -148,7 +150,7 @@ def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_scalar_head_of_float32_computes_in_float32(dtype: torch.dtype) -> None:
     trunk = model_in(dtype)
-    model = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(0))
+    model = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(0))
     batch = pack(sequences(3), tokens_per_microbatch=64)[0]
     states = hidden_states(trunk, batch).flatten(0, 1)[batch.last_positions]
     exact = states.double() @ model.head.weight.double()[0]
@@ -166,7 +168,7 @@ def test_a_model_says_in_which_precision_it_computes_whatever_context_is_open() 
     exact = hidden_states(model, batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(hidden_states(model, batch), exact)
-    assert not torch.equal(hidden_states(compute_in(model, torch.bfloat16), batch), exact)
+    assert not torch.equal(hidden_states(set_compute_dtype(model, torch.bfloat16), batch), exact)
     assert compute_dtype(tree_llama().to(torch.bfloat16)) == torch.bfloat16
     with autocast(tree_llama().to(torch.bfloat16)):
         assert not torch.is_autocast_enabled("cpu")

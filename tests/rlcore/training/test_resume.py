@@ -13,14 +13,14 @@ import torch
 
 from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import AdapterConfig, CriticConfig, KlConfig, OptimConfig, UpdateConfig
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import add_adapter
+from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig, UpdateConfig
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import add_lora
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.manifest import MANIFEST
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from tests import strategies
 from tests.learners import weights_of
 
@@ -29,7 +29,7 @@ RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0
 REFERENCE = strategies.tiny_llama(seed=7)
 NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit"]
 RUNS = pytest.mark.parametrize("name", NAMES)
-ADAPTER = AdapterConfig(rank=2)
+ADAPTER = LoraConfig(rank=2)
 
 
 def make_learner(name: str = "grpo") -> Learner:
@@ -39,7 +39,7 @@ def make_learner(name: str = "grpo") -> Learner:
     kind: Literal["adamw", "adamw_8bit"] = "adamw_8bit" if "8bit" in name else "adamw"
     name, _, placement = name.removesuffix(" 8bit").partition(" ")
     if placement == "lora":
-        policy = add_adapter(policy, ADAPTER, "policy", seed=0)
+        policy = add_lora(policy, ADAPTER, "policy", seed=0)
     config = strategies.rl_config(
         name,
         num_iterations=6,
@@ -50,17 +50,17 @@ def make_learner(name: str = "grpo") -> Learner:
             num_epochs=2,
             num_minibatches=2,
             optim=OptimConfig(kind=kind, warmup_steps=3, schedule="cosine", weight_decay=0.1),
-            lora=ADAPTER if placement == "lora" else AdapterConfig(),
+            lora=ADAPTER if placement == "lora" else LoraConfig(),
         ),
     )
-    trunks = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_adapter(own, ADAPTER, "v", seed=0)}
-    critic = ScalarModel.on_trunk(trunks[placement](policy)) if ALGORITHMS[name].uses_critic else None
+    trunks = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_lora(own, ADAPTER, "v", seed=0)}
+    critic = ScalarHeadModel.on_trunk(trunks[placement](policy)) if ALGORITHMS[name].uses_critic else None
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
 def train(learner: Learner, first: int, last: int) -> list[dict[str, float]]:
     """Iterations ``first`` to ``last``; the rollouts' log-probabilities come from the policy as it is then."""
-    judges = Judges(
+    judges = ScoringModels(
         policy=learner.policy,
         reference=REFERENCE,
         critic=learner.critic,
@@ -114,7 +114,7 @@ def run_of(learner: Learner) -> str:
     """The run's name, of the runs with a critic."""
     if learner.config.update.optim.kind == "adamw_8bit":
         return "ppo 8bit"
-    return f"ppo {learner.config.critic.architecture}".removesuffix(" trunk")
+    return f"ppo {learner.config.critic.architecture}".removesuffix(" separate")
 
 
 def forget_policy(learner: Learner) -> None:

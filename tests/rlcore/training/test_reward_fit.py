@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.config import AdapterConfig, RewardModelConfig, TrunkConfig
+from rlcore.config import LoraConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import DataError
 from rlcore.examples import arithmetic
-from rlcore.models.heads import ScalarModel
-from rlcore.models.lora import add_adapter
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import add_lora
 from rlcore.models.reward_ensemble import RewardModel, raw_scores
 from rlcore.models.reward_scale import RewardScales
 from rlcore.text.packing import TokenSequence
@@ -57,14 +57,14 @@ def config(**settings: Any) -> RewardModelConfig:
     return RewardModelConfig(**(brisk | settings))
 
 
-def fit(pairs: list[TokenPair], base: Any = None, **settings: Any) -> tuple[tuple[ScalarModel, ...], Fitted]:
+def fit(pairs: list[TokenPair], base: Any = None, **settings: Any) -> tuple[tuple[ScalarHeadModel, ...], Fitted]:
     """Fitted members, from a fresh trunk where none is given."""
     wanted = config(**settings)
     learner = RewardLearner(reward_members(base or strategies.tiny_llama(), wanted, seed=0), wanted)
     return learner.members, fit_reward_model(learner, pairs, wanted, seed=0, report=lambda step, metrics: None)
 
 
-def rewards_of(members: tuple[ScalarModel, ...], scales: RewardScales, pairs: list[TokenPair]) -> torch.Tensor:
+def rewards_of(members: tuple[ScalarHeadModel, ...], scales: RewardScales, pairs: list[TokenPair]) -> torch.Tensor:
     """Rewards of the sides of pairs, [M, P, 2]."""
     model = RewardModel(members=members, scales=scales)
     return model.rewards([side for pair in pairs for side in pair.sides], tokens_per_microbatch=2048).unflatten(
@@ -89,9 +89,9 @@ def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(l
 def test_an_adapter_learns_the_rule_on_a_base_that_stays_as_it_was_and_is_held_once() -> None:
     base = strategies.tiny_llama()
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    adapted = add_adapter(base, AdapterConfig(rank=4), "reward_model", seed=0)
+    adapted = add_lora(base, LoraConfig(rank=4), "reward_model", seed=0)
     pairs = pairs_with_length(160, seed=0, share_longer=0.5, noise=0.0)
-    adapter = TrunkConfig(lora=AdapterConfig(rank=4))
+    adapter = TrunkConfig(lora=LoraConfig(rank=4))
     (member,), fitted = fit(pairs, adapted, backbone=adapter, audit_folds=2, learning_rate=1e-2)
     assert member.backbone is adapted
     assert all(

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rlcore.config import PreferenceLossConfig, RewardModelConfig, TrunkConfig
 from rlcore.errors import NonFiniteError
-from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_model import train_reward_model
 from tests import strategies
@@ -51,12 +51,14 @@ def config(**settings: Any) -> RewardModelConfig:
     return RewardModelConfig(**(brisk | settings))
 
 
-def model(dtype: torch.dtype = torch.float32) -> ScalarModel:
+def model(dtype: torch.dtype = torch.float32) -> ScalarHeadModel:
     """A fresh reward model."""
-    return ScalarModel.with_random_head(strategies.tiny_llama(dtype=dtype), torch.Generator().manual_seed(0)).to(dtype)
+    return ScalarHeadModel.with_random_head(strategies.tiny_llama(dtype=dtype), torch.Generator().manual_seed(0)).to(
+        dtype
+    )
 
 
-def train(reward_model: ScalarModel, pairs: list[TokenPair], **settings: Any) -> list[Mapping[str, float]]:
+def train(reward_model: ScalarHeadModel, pairs: list[TokenPair], **settings: Any) -> list[Mapping[str, float]]:
     """The reports of each step."""
     reports: list[Mapping[str, float]] = []
     train_reward_model(
@@ -65,7 +67,7 @@ def train(reward_model: ScalarModel, pairs: list[TokenPair], **settings: Any) ->
     return reports
 
 
-def accuracy(reward_model: ScalarModel, pairs: list[TokenPair]) -> float:
+def accuracy(reward_model: ScalarHeadModel, pairs: list[TokenPair]) -> float:
     """The share of pairs whose chosen side scores higher."""
     scores = score_rewards(reward_model, [side for each in pairs for side in each.sides], tokens_per_microbatch=512)
     return float((scores[0::2] > scores[1::2]).float().mean())

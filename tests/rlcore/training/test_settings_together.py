@@ -12,11 +12,11 @@ import torch
 
 from rlcore.algorithms.advantages import STD_EPSILON
 from rlcore.config import KlConfig, MismatchConfig
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Rollout, ScoredRollout
 from tests import strategies
 from tests.learners import assert_same, gradients_of, make_learner, update_config
@@ -101,7 +101,7 @@ def with_kl_paid(batch: Sequence[iteration.Completion]) -> list[iteration.Comple
 def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
     """What the optimizers see, by way of experience and update."""
     kl = learner.config.kl
-    judges = Judges(
+    judges = ScoringModels(
         policy=learner.policy,
         reference=REFERENCE if kl.coefficient > 0.0 else None,
         critic=learner.critic,
@@ -151,7 +151,7 @@ def test_ppo_with_kl_and_truncation_together(placement: str, truncated: str) -> 
     kl = KLS[placement]
     update: Any = update_config(truncated_completions=truncated, tokens_per_microbatch=40)
     learner = make_learner("ppo", kl=kl, update=update)
-    assert isinstance(learner.critic, ScalarModel)
+    assert isinstance(learner.critic, ScalarHeadModel)
     batch = kept_completions(learner, truncated, kl, corrected=False)
     losses = iteration.ppo(batch, beta=kl.coefficient, gamma=1.0, lam=0.95, clip=0.2, value_clip=0.2)
     expected = gradient_of_loops([(losses[0], learner.policy), (losses[1], learner.critic)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.config import AdapterConfig, EngineConfig, KlConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.config import EngineConfig, KlConfig, LoraConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.pipeline import layouts
@@ -58,7 +58,7 @@ def test_an_update_takes_as_long_as_the_traffic_of_its_shards_where_that_is_long
     # between machines at 0.7 of 8 cards of 1e10 bytes/s: 6 * 12e9 / 5.6e10 = 1.286 s; the products take 8.2 / 16.
     small = work(update=UpdateConfig(tokens_per_microbatch=512))
     assert layouts.update_seconds(small, PLAIN, 16) == pytest.approx(72 / 56)
-    adapted = work(update=UpdateConfig(tokens_per_microbatch=512, lora=AdapterConfig(rank=8)))
+    adapted = work(update=UpdateConfig(tokens_per_microbatch=512, lora=LoraConfig(rank=8)))
     assert layouts.update_seconds(adapted, PLAIN, 16) == pytest.approx(8.2 / 16)  # the base is whole on every rank
 
 
@@ -74,7 +74,7 @@ def test_shards_beside_the_card_cross_to_it_for_each_micro_batch_and_processors_
     gathered = 4 * (2 * 90_000_000 + 10**9 - 900_000_000)
     assert rank_bytes(beside, 1) == pytest.approx(rank_bytes(work(update=small), 1) - 16e9 + gathered)
     assert rank_bytes(replace(work(), offload=True), 1) == rank_bytes(replace(work(), offload=True), 8)
-    adapted = replace(work(update=UpdateConfig(lora=AdapterConfig(rank=8))), offload=True)
+    adapted = replace(work(update=UpdateConfig(lora=LoraConfig(rank=8))), offload=True)
     assert rank_bytes(adapted, 1) == rank_bytes(replace(adapted, offload=False), 1)
 
 
@@ -93,7 +93,7 @@ def test_more_engines_are_never_slower(engines: int) -> None:
 def test_a_card_holds_less_the_more_ranks_there_are_and_an_adapters_base_whole() -> None:
     held = [rank_bytes(work(), ranks) for ranks in (2, 4, 8, 64)]
     assert held == sorted(held, reverse=True) and held[0] > held[-1]
-    adapted = work(update=UpdateConfig(lora=AdapterConfig(rank=8)))
+    adapted = work(update=UpdateConfig(lora=LoraConfig(rank=8)))
     assert rank_bytes(adapted, 1) == rank_bytes(adapted, 8)
 
 

@@ -11,8 +11,8 @@ from rlcore.data_contracts.drift.comparison import ColumnDrift, Move
 from rlcore.data_contracts.gate.report import GateReport, RuleResult
 from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.intervals import Interval
-from rlcore.evaluation.promotion import Verdict
-from rlcore.sampling.rejection import Yield
+from rlcore.evaluation.promotion import PromotionDecision
+from rlcore.sampling.rejection import RejectionStats
 from rlcore.tasks.kinds.compare import page as comparison
 from rlcore.tasks.kinds.data import page as data_page
 from rlcore.tasks.kinds.drift import page as drift_page
@@ -23,7 +23,7 @@ from rlcore.tasks.kinds.reward_gate import page as reward_gate_page
 from tests.markup import ATTACK, assert_is_text
 
 CHECK = Check(name=ATTACK, estimate=0.1, low=0.0, high=0.2, p_value=0.1, limit=0.0, passed=True, sentence="")
-VERDICT = Verdict(promote=False, look=1, alpha=0.025, checks=(CHECK,), sentence=ATTACK)
+VERDICT = PromotionDecision(promote=False, look=1, alpha=0.025, checks=(CHECK,), sentence=ATTACK)
 
 
 def answers(*, correct: bool) -> pd.DataFrame:
@@ -65,7 +65,7 @@ def data() -> str:
 
 def rejection() -> str:
     half = Interval(mean=0.5, low=0.4, high=0.6, n=10)
-    one = Yield(num_prompts=10, sampled=80, verified=40, kept=20, pass_rate=half, solved=half)
+    one = RejectionStats(num_prompts=10, sampled=80, verified=40, kept=20, pass_rate=half, solved=half)
     return rejection_page.render({ATTACK: one}, {}, confidence=0.95)
 
 

@@ -119,7 +119,7 @@ def test_log_probabilities_are_the_models_and_name_the_likeliest_tokens(
 
 
 def test_completions_take_texts_and_token_ids(client: openai.OpenAI, running: Running) -> None:
-    ids = list(ChatTokenizer.load(running.checkpoint).backend("3 + 4 =").input_ids)
+    ids = list(ChatTokenizer.load(running.checkpoint).hf_tokenizer("3 + 4 =").input_ids)
     asked = {"model": "toy", "max_tokens": 6, "temperature": 0}
     one = client.completions.create(**asked, prompt="3 + 4 =").choices[0].text
     several = client.completions.create(**asked, prompt=["3 + 4 =", "9 - 2 ="]).choices

@@ -65,7 +65,7 @@ def test_without_tools_the_engine_plays_alone(tokenizer: ChatTokenizer) -> None:
 
 def test_a_table_shows_every_turn_and_what_the_tool_said(tokenizer: ChatTokenizer) -> None:
     rollout = play(tokenizer, CALCULATOR, "<tool:calculator>3+4</tool>", "#### 7")
-    (row,) = rollout_rows(1, [[ScoredRollout(rollout=rollout, score=Score(value=1.0, parts={}))]])
+    (row,) = rollout_rows(1, [[ScoredRollout(rollout=rollout, score=Score(value=1.0, terms={}))]])
     assert row["text"] == "<tool:calculator>3+4</tool>\n[calculator] 7\n#### 7"
     assert sum(row["loss_mask"]) == 32  # 28 of the call, 4 of the answer; see the episodes' own test
 

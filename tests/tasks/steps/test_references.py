@@ -19,7 +19,7 @@ def test_reasons_are_given_by_place_and_empty_references_and_other_graders_left_
 
 def test_a_reference_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(references, "reference_faults", lambda some: [tried.append(each) or "" for each in some])
+    monkeypatch.setattr(references, "reference_errors", lambda some: [tried.append(each) or "" for each in some])
     known: dict[str, str] = {}
     for _ in range(3):
         assert unusable(["x+1", "x+1", "y"], known) == {}
@@ -28,6 +28,6 @@ def test_a_reference_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_beyond_the_bound_the_text_alone_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(references, "MAX_TRIED", 1)
-    monkeypatch.setattr(references, "reference_faults", lambda some: ["" for _ in some])
+    monkeypatch.setattr(references, "reference_errors", lambda some: ["" for _ in some])
     found = unusable(["x+1", "proof", "y"], {})
     assert list(found) == [1]

@@ -12,7 +12,7 @@ import pytest
 from rlcore.data_contracts.contracts.rollouts import check_rollouts
 from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import StorageError
-from rlcore.loop.prompt_schedule import Drawn
+from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.tasks.steps.rl_recorder import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import open_tracker
@@ -71,12 +71,12 @@ def test_mlflow_reads_each_table_once_and_knows_the_newest_hundred(tracked_home:
     assert list(shown["prompt_id"]) == ["p0", "p1"]
 
 
-def drawn(iteration: int) -> Drawn[list[ScoredRollout]]:
+def drawn(iteration: int) -> SampledGroups[list[ScoredRollout]]:
     """Two groups, and one that gave way to the second."""
     kept, other, replaced = (
         [_asked(item) for item in group] for group in strategies.random_groups(strategies.tiny_llama(), iteration)
     )
-    return Drawn(groups=(kept, other), replaced=(replaced,))
+    return SampledGroups(groups=(kept, other), replaced=(replaced,))
 
 
 def test_what_was_replaced_stands_in_the_rollout_table_beside_what_was_trained_on() -> None:

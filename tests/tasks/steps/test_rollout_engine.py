@@ -18,7 +18,7 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.gpu_assignment import Cards
+from rlcore.sampling.vllm.gpu_assignment import VisibleGpus
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.tasks.kinds.rejection.settings import RejectionStage
 from rlcore.tasks.steps import vllm_engine
@@ -97,7 +97,7 @@ def make(checkpoint: Path) -> Callable[..., list[ServerSpec]]:
         whole = ServerSpec(
             model=checkpoint, exchange=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9
         )
-        cards = Cards(count=count, trainer=0 if count else None, learns=True)
+        cards = VisibleGpus(count=count, trainer=0 if count else None, learns=True)
         device = torch.device("cuda" if count else "cpu")
         made = server_specs(whole, cards, device, adapter_rank=rank, can_send=can_send)
         made[0].exchange.rmdir()  # it is there, and empty

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import AdapterConfig, HardwareConfig, TrunkConfig
+from rlcore.config import HardwareConfig, LoraConfig, TrunkConfig
 from rlcore.distributed import build
 from rlcore.distributed.build import LearnerPlan, make_policy
-from rlcore.hardware.memory import measuring
-from rlcore.hardware.out_of_memory import free_cached
+from rlcore.hardware.memory import measure_peak
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel
 from rlcore.models.policy import completion_logprobs
@@ -28,7 +28,7 @@ from rlcore.training.reward_learner import reward_trunk
 from tests import strategies
 from tests.learners import update_config
 
-ADAPTER = AdapterConfig(rank=2)
+ADAPTER = LoraConfig(rank=2)
 
 
 def runtime(*, recompute: bool) -> Runtime:
@@ -53,7 +53,7 @@ def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPat
 def activations(model: AdaptedModel) -> int:
     """Bytes that a forward pass keeps for its backward pass."""
     sequences = strategies.random_sequences(1, num_prompts=8, group_size=4, max_tokens=30)
-    with measuring([model], []) as meter:
+    with measure_peak([model], []) as meter:
         (batch,) = pack(sequences, tokens_per_microbatch=10_000)
         completion_logprobs(model, batch)[0].sum().backward()
     return int(meter.activations)
@@ -104,7 +104,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_what_holds_itself_is_gone_when_the_cache_is_emptied(emptied: list[bool]) -> None:
-    free_cached()
+    empty_cache()
     assert emptied == [True]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.checks.audit.integrity import write_seal
+from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
@@ -43,7 +43,7 @@ Texts = Mapping[str, Sequence[str]]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sampling") / "sft"
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder / MODEL, seed=0)
-    write_seal(folder, stage="sft", model=folder / MODEL)
+    write_model_digest(folder, stage="sft", model=folder / MODEL)
     return folder
 
 

@@ -17,7 +17,7 @@ def words_view(template: int, *, special_tokens: Sequence[str] = ()) -> TokenVie
     return TokenView(
         encode=lambda texts: [[hash(word) for word in text.split()] for text in texts],
         prompt_lengths=lengths,
-        prompt_bounds=lengths,
-        text_bound=lambda text: len(text.split()),
+        max_prompt_tokens=lengths,
+        max_text_tokens=lambda text: len(text.split()),
         special_tokens=special_tokens,
     )

@@ -26,7 +26,7 @@ EMBEDDING = "embedding"
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
-def bit_sum(values: torch.Tensor) -> int:
+def bit_checksum(values: torch.Tensor) -> int:
     """The sum of one tensor, from 0 to 2^63 - 1; -0.0 counts as 0.0, that is as nothing."""
     total = 0
     for chunk in torch.split((values.detach() + 0.0).flatten(), _CHUNK):
@@ -69,11 +69,11 @@ def state_sums(
     sums: dict[str, int] = {}
     for name, tensor in weights:
         read = _chosen(tensor.detach(), seed) if by_columns else tensor
-        add(sums, part_of(name, tensor.ndim), bit_sum(read.detach().to(dtype)))
+        add(sums, part_of(name, tensor.ndim), bit_checksum(read.detach().to(dtype)))
     return sums
 
 
-def engine_sums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dict[str, Any]:
+def engine_checksums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """What a vLLM model holds: ``sums`` by part. ``by_columns``: matrices are packed, so only a few columns are read.
 
     A packed tied head is read by itself, because it has its own copy. Adapters have parts of their own.
@@ -85,13 +85,13 @@ def engine_sums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dic
         packed = hasattr(module, "cpu_linear") and part_of(path) != EMBEDDING
         for name, parameter in module.named_parameters(recurse=False):
             if packed and name == "weight":
-                add(sums, part_of(f"{path}.weight"), bit_sum(_multiplied(module, dtype, seed)))
+                add(sums, part_of(f"{path}.weight"), bit_checksum(_multiplied(module, dtype, seed)))
             else:
                 read = _chosen(parameter, seed) if by_columns else parameter
-                add(sums, part_of(f"{path}.{name}", parameter.ndim), bit_sum(read.detach().to(dtype)))
+                add(sums, part_of(f"{path}.{name}", parameter.ndim), bit_checksum(read.detach().to(dtype)))
         for stacked in (getattr(module, f"lora_{letter}_stacked", ()) for letter in "ab"):
             for tensor in stacked:
-                add(sums, adapter_part(path), bit_sum(tensor.to(dtype)))
+                add(sums, adapter_part(path), bit_checksum(tensor.to(dtype)))
     return {"sums": sums, "by_columns": by_columns}
 
 

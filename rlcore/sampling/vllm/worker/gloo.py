@@ -33,7 +33,7 @@ def open_store(host: str, size: int) -> Any:
     )
 
 
-def find_store(host: str, port: int, size: int) -> Any:
+def join_store(host: str, port: int, size: int) -> Any:
     """The meeting place that the trainer opened."""
     return distributed.TCPStore(host, port, size, is_master=False, timeout=_LONGEST, wait_for_workers=False)
 

@@ -15,11 +15,11 @@ import torch
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from .checksums import engine_sums
-from .gloo import broadcast, find_store, join_group, own_address
+from .checksums import engine_checksums
+from .gloo import broadcast, join_group, join_store, own_address
 
 
-class StoredWeights(Mapping[str, torch.Tensor]):
+class SafetensorsReader(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, or of a folder of such files. Each is read when it is asked for.
 
     Workers of several servers read the same file at the same time, and none of them holds a copy of it.
@@ -80,7 +80,7 @@ class WeightReceiver:
         Returns:
             ``tensors``: the number of tensors.
         """
-        return self.take_weights(StoredWeights(path))
+        return self.take_weights(SafetensorsReader(path))
 
     def take_weights(self, weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Serve these weights; see :meth:`receive_weights`."""
@@ -89,9 +89,9 @@ class WeightReceiver:
         return {"tensors": len(weights)}
 
     def weight_sums(self, seed: int) -> dict[str, Any]:
-        """Sums over the bits of the model's weights; see :func:`.sums.engine_sums`."""
+        """Sums over the bits of the model's weights; see :func:`.checksums.engine_checksums`."""
         model = self.model_runner.get_model()
-        return engine_sums(model, dtype=self.model_runner.model_config.dtype, seed=seed)
+        return engine_checksums(model, dtype=self.model_runner.model_config.dtype, seed=seed)
 
 
 @dataclass
@@ -160,7 +160,7 @@ class SharedMemoryTransfer(_Reloading):
         """There is nothing to set up."""
 
     def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
-        weights = StoredWeights(update_info.path)
+        weights = SafetensorsReader(update_info.path)
         if len(weights) != update_info.num_tensors:
             raise ValueError(f"{update_info.path} has {len(weights)} tensors, {update_info.num_tensors} were sent")
         self.model.load_weights(chosen(weights.items()))
@@ -179,7 +179,7 @@ class GlooTransfer(_Reloading):
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         parallel = self.parallel_config
         rank = init_info.first_rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        store = find_store(init_info.host, init_info.port, init_info.size)
+        store = join_store(init_info.host, init_info.port, init_info.size)
         host = own_address((init_info.host, init_info.port))
         self.group = join_group(store, rank, init_info.size, host=host)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from rlcore.checks.audit.advantage_tracking import LEAST, WINDOW, Direction
+from rlcore.checks.audit.advantage_tracking import LEAST, WINDOW, AdvantageTracker
 
 
-def after(count: int, *, follows: float, seed: int = 0) -> Direction:
+def after(count: int, *, follows: float, seed: int = 0) -> AdvantageTracker:
     """A window of updates whose changes are ``follows`` times the advantages, and noise."""
-    generator, direction = torch.Generator().manual_seed(seed), Direction()
+    generator, direction = torch.Generator().manual_seed(seed), AdvantageTracker()
     for _ in range(count):
         advantages = torch.randn(20, generator=generator)
         direction.see(advantages, follows * advantages + torch.randn(20, generator=generator))
@@ -17,7 +17,7 @@ def after(count: int, *, follows: float, seed: int = 0) -> Direction:
 
 
 def test_an_agreement_is_the_correlation_about_zero() -> None:
-    direction = Direction()
+    direction = AdvantageTracker()
     direction.see(torch.tensor([1.0, -1.0]), torch.tensor([2.0, 0.0]))
     assert direction.values == [2.0 / (2.0**0.5 * 2.0)]  # (1*2 - 1*0) / (sqrt(2) * 2)
 
@@ -43,7 +43,7 @@ def test_updates_that_follow_nothing_are_not_backwards_and_unrelated_after_a_who
 
 
 def test_nothing_is_learned_from_tokens_that_did_not_change() -> None:
-    direction = Direction()
+    direction = AdvantageTracker()
     direction.see(torch.tensor([1.0, -1.0]), torch.zeros(2))
     direction.see(torch.zeros(2), torch.ones(2))
     assert direction.values == []

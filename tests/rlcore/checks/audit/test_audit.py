@@ -20,9 +20,9 @@ from rlcore.config import (
     UpdateConfig,
 )
 from rlcore.errors import CanaryError
-from rlcore.loop import Outcome, Parts, train, update
-from rlcore.loop.native import chat_prompts, native_parts
-from rlcore.rewards.mix import MixedReward
+from rlcore.loop import Components, TrainResult, train, update
+from rlcore.loop.native import chat_prompts, native_components
+from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native
 from rlcore.training import learner
@@ -42,14 +42,14 @@ def vowels(rollouts: Sequence[Rollout]) -> list[Any]:
     return [float(sum(letter in "aeiou" for letter in rollout.text)) for rollout in rollouts]
 
 
-def drawn_parts(make: MakeParts, **changes: Any) -> Parts:
+def drawn_parts(make: MakeParts, **changes: Any) -> Components:
     """Parts whose completions are drawn by the native engine, and not a script's."""
     parts = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(every_iterations=1000)}, **changes)
     engine = parts.engine._scorer
     return dataclasses.replace(parts, engine=engine, sampler=engine, reward=function_reward(vowels))
 
 
-def outcome_of(parts: Parts) -> tuple[Outcome, Tape]:
+def outcome_of(parts: Components) -> tuple[TrainResult, Tape]:
     tape = Tape()
     return train(parts, tape), tape
 
@@ -73,12 +73,12 @@ def test_rewards_that_were_turned_on_their_way_end_the_run_with_both_values(
     make_parts: MakeParts,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def turned(self: MixedReward, rollouts: Sequence[Rollout]) -> Any:
+    def turned(self: WeightedReward, rollouts: Sequence[Rollout]) -> Any:
         return [dataclasses.replace(score, value=-(score.value or 0.0)) for score in scored(self, rollouts)]
 
-    scored = MixedReward.__call__
+    scored = WeightedReward.__call__
     parts, tape = make_parts(health=ALWAYS, script={question: ["right", "no"] for question in QUESTIONS}), Tape()
-    monkeypatch.setattr(MixedReward, "__call__", turned)
+    monkeypatch.setattr(WeightedReward, "__call__", turned)
     with pytest.raises(CanaryError, match=r"the sum of the reward's parts: expected 1, found -1") as caught:
         train(parts, tape)
     assert "rollout of prompt" in caught.value.where
@@ -112,7 +112,7 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
     make_parts: MakeParts,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    draw = native.draw
+    draw = native.sample_tokens
 
     def sharper(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
         tokens, _ = draw(logits, uniforms, temperature=0.4 * temperature)
@@ -157,7 +157,7 @@ def test_updates_that_oppose_the_advantages_end_the_run(make_parts: MakeParts) -
     )
     for group in parts.learner.learner.optimizer.param_groups:
         group["maximize"] = True
-    parts.learner.step_faults = list  # type: ignore[method-assign]  # what sees it at once looks away
+    parts.learner.step_errors = list  # type: ignore[method-assign]  # what sees it at once looks away
     with pytest.raises(CanaryError, match="updates move log-probabilities against the advantages"):
         train(parts, Tape())
 
@@ -203,5 +203,5 @@ def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(sta
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
     own = [dataclasses.replace(prompt, token_ids=prompt.token_ids[1:]) for prompt in prompts]
     config = strategies.rl_config(num_iterations=2, sampling=SamplingConfig(max_new_tokens=6))
-    parts = native_parts(start, config, prompts=own, reward=function_reward(vowels), folder=tmp_path / "run")
+    parts = native_components(start, config, prompts=own, reward=function_reward(vowels), folder=tmp_path / "run")
     train(dataclasses.replace(parts, health=ALWAYS), Tape())

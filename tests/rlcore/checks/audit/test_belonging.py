@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlcore.checks.audit.belonging import expected_prompts, group_faults, prompt_faults, require_groups
+from rlcore.checks.audit.belonging import expected_prompts, group_errors, prompt_errors, require_groups
 from rlcore.checks.audit.draws import fairly_drawn
 from rlcore.config import SamplingConfig
 from rlcore.errors import CanaryError
-from rlcore.loop.prompt_schedule import Turns
+from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.types import FailedRollout, Prompt, ScoredRollout
 from tests import strategies
 
@@ -34,24 +34,24 @@ def groups(asked: list[Prompt], size: int = 2) -> list[list[ScoredRollout]]:
 
 
 def faults(made: Any, asked: Any, config: Any = CONFIG, allowed: int = 0) -> list[str]:
-    return [str(fault) for fault in group_faults(made, asked, config, allowed=allowed)]
+    return [str(fault) for fault in group_errors(made, asked, config, allowed=allowed)]
 
 
 @pytest.mark.parametrize("shares", [{}, {"a": 1.0}, {"a": 2.0, "b": 1.0}, {"b": 0.3, "a": 0.7}])
 def test_whose_turn_it_is_is_what_the_turns_of_a_run_say(shares: dict[str, float]) -> None:
-    turns = Turns(prompts(), 3, seed=5, shares=shares)
+    turns = PromptSchedule(prompts(), 3, seed=5, shares=shares)
     for iteration in range(1, 30):
-        asked = turns.prompts_of(iteration)
+        asked = turns.prompts_for(iteration)
         expected = expected_prompts(prompts(), shares, CONFIG, seed=5, iteration=iteration)
         assert expected == [prompt.prompt_id for prompt in asked]
-        assert list(prompt_faults(asked, expected)) == []
-        turns.heard(iteration, ())
+        assert list(prompt_errors(asked, expected)) == []
+        turns.record_signals(iteration, ())
 
 
 def test_turns_that_depend_on_what_was_shown_are_not_foretold_and_others_than_expected_are_named() -> None:
     revisits = dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, zero_signal_keep_prob=0.5))
     assert expected_prompts(prompts(), {}, revisits, seed=5, iteration=1) is None
-    (fault,) = prompt_faults(prompts()[:2], ["p1", "p0"])
+    (fault,) = prompt_errors(prompts()[:2], ["p1", "p0"])
     assert str(fault) == "the prompts whose turn it is: expected 'p1', 'p0', found 'p0', 'p1'"
 
 

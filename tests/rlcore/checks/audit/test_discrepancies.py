@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.checks.audit.discrepancies import experience_faults, rollout_fault
+from rlcore.checks.audit.discrepancies import rollout_error, sample_errors
 from rlcore.config import SamplingConfig
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import Experience
@@ -29,13 +29,13 @@ def pieces() -> tuple[list[list[ScoredRollout]], list[TrainingSample]]:
 
 def found(groups: Any, samples: Any, *, has_tools: bool = False) -> list[str]:
     made = Experience(samples=tuple(samples), metrics={}, mean_kl=0.0, next_values=(0.0,) * len(samples))
-    return [str(fault) for fault in experience_faults(groups, made, CONFIG, penalty=0.0, has_tools=has_tools)]
+    return [str(fault) for fault in sample_errors(groups, made, CONFIG, penalty=0.0, has_tools=has_tools)]
 
 
 def test_a_value_beyond_an_end_that_nothing_follows_is_found() -> None:
     groups, samples = pieces()
     made = Experience(samples=tuple(samples), metrics={}, mean_kl=0.0, next_values=(*[0.0] * (len(samples) - 1), 0.3))
-    (fault, *_) = experience_faults(groups, made, CONFIG, penalty=0.0, has_tools=False)
+    (fault, *_) = sample_errors(groups, made, CONFIG, penalty=0.0, has_tools=False)
     assert str(fault) == "the critic's value beyond an end: expected 0, found 0.3"
 
 
@@ -101,9 +101,9 @@ def test_a_text_that_is_not_that_of_its_tokens_is_found(tokenizer: ChatTokenizer
     sample = dataclasses.replace(samples[0], prompt_ids=prompt_ids)
     item = strategies.scored_rollout(1.0, prompt_ids=prompt_ids, completion_ids=ids)
     right = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, text="seven"))
-    assert rollout_fault(right, sample, tokenizer, prompt_ids) is None
-    fault = rollout_fault(item, sample, tokenizer, prompt_ids)
+    assert rollout_error(right, sample, tokenizer, prompt_ids) is None
+    fault = rollout_error(item, sample, tokenizer, prompt_ids)
     assert fault is not None and str(fault) == "the text that was scored: expected 'seven', found ''"
-    fault = rollout_fault(right, sample, tokenizer, prompt_ids[1:])
+    fault = rollout_error(right, sample, tokenizer, prompt_ids[1:])
     assert fault is not None and str(fault).startswith("the prompt's tokens: expected")
     assert "rollout of prompt" in fault.where

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.checks.audit.integrity import (
     digest_of_prompts,
-    require_restored,
-    require_saved,
-    require_sealed,
-    write_seal,
+    verify_model,
+    verify_restored,
+    verify_saved,
+    write_model_digest,
 )
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.loop import train
@@ -30,13 +30,13 @@ def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded
 ) -> None:
     model = load_policy(start, **CPU)
     save_model(model, start, tmp_path / "model")
-    require_saved(model.state_dict(), tmp_path / "model")
+    verify_saved(model.state_dict(), tmp_path / "model")
     half = {name: value.to(torch.bfloat16) for name, value in load_file(tmp_path / "model/model.safetensors").items()}
     save_file(half, tmp_path / "model/model.safetensors")
-    require_saved(model.state_dict(), tmp_path / "model")
+    verify_saved(model.state_dict(), tmp_path / "model")
     model.get_input_embeddings().weight.data.mul_(1.5)
     with pytest.raises(StorageError, match=r"1 of \d+ tensors that were saved are not those that were trained"):
-        require_saved(model.state_dict(), tmp_path / "model")
+        verify_saved(model.state_dict(), tmp_path / "model")
 
 
 def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
@@ -73,30 +73,30 @@ def test_a_resume_that_restores_only_a_part_is_stopped_before_its_first_step(
 
 def test_a_tensor_that_is_missing_on_either_side_is_named(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "policy.safetensors")
-    require_restored({"policy": {"a": torch.ones(2)}}, tmp_path)
+    verify_restored({"policy": {"a": torch.ones(2)}}, tmp_path)
     with pytest.raises(CheckpointError, match="1 of 1 tensors of policy"):
-        require_restored({"policy": {"a": torch.ones(2), "b": torch.ones(1)}}, tmp_path)
+        verify_restored({"policy": {"a": torch.ones(2), "b": torch.ones(1)}}, tmp_path)
 
 
 def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Path) -> None:  # noqa: F811
     model = load_policy(start, **CPU)
     save_model(model, start, tmp_path / "model")
     with pytest.raises(StorageError, match="no seal that can be read"):
-        require_sealed(tmp_path, stage="grpo", model=tmp_path / "model")
-    write_seal(tmp_path, stage="grpo", model=tmp_path / "model")
-    require_sealed(tmp_path, stage="grpo", model=tmp_path / "model")
+        verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
+    write_model_digest(tmp_path, stage="grpo", model=tmp_path / "model")
+    verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
     with pytest.raises(StorageError, match="its stage is 'ppo'"):
-        require_sealed(tmp_path, stage="ppo", model=tmp_path / "model")
+        verify_model(tmp_path, stage="ppo", model=tmp_path / "model")
     template = tmp_path / "model/chat_template.jinja"
     text = template.read_text(encoding="utf-8")
     template.write_text("Sir: " + text, encoding="utf-8")
     with pytest.raises(StorageError, match="its tokenizer or chat template is"):
-        require_sealed(tmp_path, stage="grpo", model=tmp_path / "model")
+        verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
     template.write_text(text, encoding="utf-8")
     model.get_input_embeddings().weight.data.mul_(1.5)
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(StorageError, match="its weights is"):
-        require_sealed(tmp_path, stage="grpo", model=tmp_path / "model")
+        verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
 
 
 def test_prompts_have_a_digest_of_ids_tokens_references_and_order(make_parts: MakeParts) -> None:  # noqa: F811

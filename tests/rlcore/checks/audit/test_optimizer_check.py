@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.checks.audit.optimizer_check import StepWitness, rate_at
+from rlcore.checks.audit.optimizer_check import OptimizerChecker, learning_rate_at
 from rlcore.config import CriticConfig, OptimConfig, UpdateConfig
 from rlcore.training import learner as learner_module
 from rlcore.training import optim
@@ -23,10 +23,10 @@ UPDATE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OPTIM, rollout_corr
 
 def faults(learner: Learner, updates: int = 1) -> list[str]:
     """What the witness says of some updates, the making of the learner included."""
-    witness, found = StepWitness(learner), list[str]()
+    witness, found = OptimizerChecker(learner), list[str]()
     for number in range(updates):
         learner.update(strategies.random_samples(number, dtype=torch.float32), seed=number)
-        found += witness.take_faults()
+        found += witness.pop_errors()
     return found
 
 
@@ -60,7 +60,7 @@ def test_moments_that_were_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_rate_that_is_not_the_schedules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    monkeypatch.setattr(learner_module, "seek", lambda scheduler, step: None)
+    monkeypatch.setattr(learner_module, "set_schedule_step", lambda scheduler, step: None)
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.1
     assert "AdamW at this point of the schedule" in faults(learner)[0]
@@ -107,8 +107,8 @@ def test_the_rate_by_formula_is_that_of_the_library(schedule: Any) -> None:
     optimizer = make_optimizer([(torch.nn.Linear(2, 2), 0.5)], config)
     scheduler = make_scheduler(optimizer, config, num_steps=9)
     for step in range(12):
-        optim.seek(scheduler, step)
-        assert rate_at(config, 0.5, step, num_steps=9) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optim.set_schedule_step(scheduler, step)
+        assert learning_rate_at(config, 0.5, step, num_steps=9) == pytest.approx(optimizer.param_groups[0]["lr"])
 
 
 def around_steps(monkeypatch: pytest.MonkeyPatch, change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> None:
@@ -138,8 +138,8 @@ def test_a_tensor_that_stands_still_is_named_whichever_it_is(word: str, monkeypa
 
 
 def test_a_rate_that_is_wrong_after_the_first_step_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    seek = optim.seek
-    monkeypatch.setattr(learner_module, "seek", lambda scheduler, step: seek(scheduler, step - step % 4))
+    seek = optim.set_schedule_step
+    monkeypatch.setattr(learner_module, "set_schedule_step", lambda scheduler, step: seek(scheduler, step - step % 4))
     assert "AdamW at this point of the schedule" in faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))[0]
 
 

@@ -12,9 +12,9 @@ from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.audit.reference_impl import ROWS, expected, row_of, token_weights
 from rlcore.config import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
-from rlcore.models.heads import ScalarModel
+from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.experience import Experience, build_experience
-from rlcore.training.scoring_models import Judges
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Score, ScoredRollout
 from tests import strategies
 
@@ -39,17 +39,17 @@ def scored(policy: Any) -> list[list[ScoredRollout]]:
     groups = strategies.random_groups(policy, 3, num_prompts=4, group_size=4)
     first = groups[0]
     first[0] = dataclasses.replace(first[0], rollout=dataclasses.replace(first[0].rollout, finish_reason="length"))
-    first[1] = dataclasses.replace(first[1], score=Score(value=None, parts={}, error="no"))
-    groups[1][0] = dataclasses.replace(groups[1][0], score=Score(value=0.7, parts={}, turn_rewards=(0.3,)))
-    groups[2] = [dataclasses.replace(item, score=Score(value=0.7, parts={})) for item in groups[2]]
+    first[1] = dataclasses.replace(first[1], score=Score(value=None, terms={}, error="no"))
+    groups[1][0] = dataclasses.replace(groups[1][0], score=Score(value=0.7, terms={}, turn_rewards=(0.3,)))
+    groups[2] = [dataclasses.replace(item, score=Score(value=0.7, terms={})) for item in groups[2]]
     return groups
 
 
 def experience_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: Any) -> Experience:
     algorithm, critic = resolve_algorithm(config), None
     if algorithm.uses_critic:
-        critic = ScalarModel.with_random_head(strategies.tiny_llama(seed=1), torch.Generator().manual_seed(2))
-    judges = Judges(
+        critic = ScalarHeadModel.with_random_head(strategies.tiny_llama(seed=1), torch.Generator().manual_seed(2))
+    judges = ScoringModels(
         policy=policy,
         reference=strategies.tiny_llama(seed=5),
         critic=critic,

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from rlcore.checks.audit.shuffle_gap import Mates, Pairing, mates_of, pairing_of, require_mates, require_pairing
+from rlcore.checks.audit.shuffle_gap import (
+    RareWordMatches,
+    ShuffleGap,
+    match_rare_words,
+    measure_shuffle_gap,
+    require_rare_word_matches,
+    require_shuffle_gap,
+)
 from rlcore.errors import DataError
 from rlcore.text.demonstrations import Demonstration
 from rlcore.training.sft import train_sft
@@ -44,9 +51,9 @@ def exchanged(rows: list[Row]) -> list[Row]:
 @pytest.mark.parametrize("change", [moved, exchanged])
 def test_answers_beside_other_prompts_are_refused(change: Any) -> None:
     with pytest.raises(DataError, match=r"100 answers repeat rare words of one prompt alone, and [0-4] of them stand"):
-        require_mates(mates_of(change(stories(100))), 0.25)
-    require_mates(mates_of(change(stories(100))), 0.0)
-    require_mates(mates_of(stories(60)), 0.25)
+        require_rare_word_matches(match_rare_words(change(stories(100))), 0.25)
+    require_rare_word_matches(match_rare_words(change(stories(100))), 0.0)
+    require_rare_word_matches(match_rare_words(stories(60)), 0.25)
 
 
 SOUND: dict[str, list[Row]] = {
@@ -68,17 +75,17 @@ SOUND: dict[str, list[Row]] = {
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_set_that_says_nothing_of_its_pairs_is_left_alone(name: str) -> None:
-    require_mates(mates_of(SOUND[name]), 0.25)
+    require_rare_word_matches(match_rare_words(SOUND[name]), 0.25)
 
 
 def test_a_tenth_that_stands_elsewhere_is_no_proof_and_many_are_needed() -> None:
     rows = stories(100)
-    found = mates_of(moved(rows[:10]) + rows[10:])
-    assert found == Mates(num_found=100, num_own=90)
-    require_mates(found, 0.25)
-    require_mates(Mates(num_found=48, num_own=0), 0.25)
+    found = match_rare_words(moved(rows[:10]) + rows[10:])
+    assert found == RareWordMatches(num_found=100, num_aligned=90)
+    require_rare_word_matches(found, 0.25)
+    require_rare_word_matches(RareWordMatches(num_found=48, num_aligned=0), 0.25)
     with pytest.raises(DataError):
-        require_mates(Mates(num_found=49, num_own=0), 0.25)
+        require_rare_word_matches(RareWordMatches(num_found=49, num_aligned=0), 0.25)
 
 
 def rotated(demonstrations: list[Demonstration]) -> list[Demonstration]:
@@ -93,36 +100,36 @@ def rotated(demonstrations: list[Demonstration]) -> list[Demonstration]:
 def test_answers_are_likelier_after_their_own_prompts_unless_they_were_exchanged(turn: Any) -> None:
     model, shown, held_out = strategies.tiny_llama(), whole(echo_sequences(200, 0)), whole(echo_sequences(200, 9))
     train_sft(model, turn(shown), held_out, config(num_steps=30), seed=0, report=lambda *_: None)
-    found = pairing_of(model, turn(held_out), tokens_per_microbatch=256, seed=0)
+    found = measure_shuffle_gap(model, turn(held_out), tokens_per_microbatch=256, seed=0)
     assert found.num_rows >= 16
     assert found.is_configured is (turn is list)
     assert ("cannot tell" in str(found)) is (turn is rotated)
     if turn is rotated:
         with pytest.raises(DataError, match="the preset asks for 1"):
-            require_pairing(found, 1.0)
+            require_shuffle_gap(found, 1.0)
     else:
-        require_pairing(found, 1.0)
-    require_pairing(found, 0.0)
+        require_shuffle_gap(found, 1.0)
+    require_shuffle_gap(found, 0.0)
 
 
 def test_a_gap_is_refused_where_its_interval_excludes_what_is_asked_for() -> None:
-    found = Pairing(gap=0.035, error=0.014, num_rows=100)
+    found = ShuffleGap(gap=0.035, error=0.014, num_rows=100)
     for least in (0.0, 0.035, 0.09):
-        require_pairing(found, least)
+        require_shuffle_gap(found, least)
     assert str(found).startswith("held-out answers cost 0.035 [0.008, 0.062] nats per token more")
     with pytest.raises(DataError, match=r"the preset asks for 0\.1, and chance explains 0\.091"):
-        require_pairing(found, 0.1)
+        require_shuffle_gap(found, 0.1)
 
 
 def test_what_cannot_be_compared_is_refused_where_a_gap_is_asked_for() -> None:
-    few = Pairing(gap=0.5, error=0.01, num_rows=15)
-    require_pairing(few, 0.0)
+    few = ShuffleGap(gap=0.5, error=0.01, num_rows=15)
+    require_shuffle_gap(few, 0.0)
     with pytest.raises(DataError, match=r"min_shuffle_gap = 0\.1 compares held-out answers of different prompts: 16"):
-        require_pairing(few, 0.1)
-    lost = Pairing(gap=float("nan"), error=0.01, num_rows=100)
-    require_pairing(lost, 0.0)
+        require_shuffle_gap(few, 0.1)
+    lost = ShuffleGap(gap=float("nan"), error=0.01, num_rows=100)
+    require_shuffle_gap(lost, 0.0)
     with pytest.raises(DataError, match=r"the preset asks for 0\.1"):
-        require_pairing(lost, 0.1)
+        require_shuffle_gap(lost, 0.1)
 
 
 def test_one_answer_to_everything_has_no_gap() -> None:
@@ -130,6 +137,6 @@ def test_one_answer_to_everything_has_no_gap() -> None:
         dataclasses.replace(one, sequence=dataclasses.replace(one.sequence, completion_ids=(7, 2)))
         for one in whole(echo_sequences(40, 0))
     ]
-    found = pairing_of(strategies.tiny_llama(), same, tokens_per_microbatch=256, seed=0)
+    found = measure_shuffle_gap(strategies.tiny_llama(), same, tokens_per_microbatch=256, seed=0)
     assert (found.num_rows, found.is_configured) == (0, False)
-    require_pairing(found, 0.0)
+    require_shuffle_gap(found, 0.0)

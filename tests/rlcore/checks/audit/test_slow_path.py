@@ -11,9 +11,9 @@ import torch
 from rlcore.algorithms.kl import KL_LOSSES
 from rlcore.algorithms.resolve import resolve_algorithm, with_constants
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.slow_path import MOST_TOKENS, Examined, Trial, examine
+from rlcore.checks.audit.slow_path import MOST_TOKENS, SlowPathResult, Trial, run_slow_path
 from rlcore.config import CriticConfig, KlConfig, MismatchConfig, UpdateConfig
-from rlcore.hardware.precision import compute_in
+from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import score_rewards
 from rlcore.models.policy import score_sequences
 from rlcore.training import learner as learner_module
@@ -37,10 +37,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def looked_at(learner: Learner, **settings: Any) -> Examined:
+def looked_at(learner: Learner, **settings: Any) -> SlowPathResult:
     samples = strategies.random_samples(3, dtype=learner.policy.dtype)
     reference = strategies.tiny_llama(seed=5, dtype=learner.policy.dtype)
-    return examine(learner, reference, samples, eos_ids=(2,), **({"seed": 1} | settings))
+    return run_slow_path(learner, reference, samples, eos_ids=(2,), **({"seed": 1} | settings))
 
 
 def learner_of(settings: dict[str, Any]) -> Learner:
@@ -167,11 +167,11 @@ def test_gradients_of_micro_batches_that_were_each_divided_show(monkeypatch: pyt
 
 def test_an_overflow_of_float16_is_tried_again_at_a_smaller_scale_and_small_gradients_do_not_vanish() -> None:
     learner = learner_of({"name": "grpo", "dtype": torch.float32})
-    compute_in(learner.policy, torch.float16)
+    set_compute_dtype(learner.policy, torch.float16)
     learner.loss_scale = scale = LossScale(2.0**40, adapts=True)
     samples = strategies.random_samples(3, dtype=torch.float32)
     small = [dataclasses.replace(each, advantages=each.advantages * 1e-5) for each in samples]
-    trial = examine(learner, None, small, eos_ids=(2,), seed=1).trial
+    trial = run_slow_path(learner, None, small, eos_ids=(2,), seed=1).trial
     assert learner.loss_scale == scale
     assert trial is not None
     assert trial.is_finite

@@ -12,16 +12,16 @@ import torch
 
 from rlcore.checks.audit.supervised_data import (
     label_noise,
-    require_anchors,
     require_demonstrations,
+    require_gold_pairs,
     require_labels,
     require_last_token,
 )
 from rlcore.config import ModelConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation.intervals import accuracy
-from rlcore.hardware.precision import compute_in
-from rlcore.models.heads import ScalarModel, score_rewards
+from rlcore.hardware.precision import set_compute_dtype
+from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.importing import import_model
 from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
@@ -114,11 +114,11 @@ def test_judges_that_guess_are_said_to_and_stop_nothing() -> None:
 
 
 def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ScalarModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(1))
+    model = ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(1))
     sequences = strategies.random_sequences(2, max_tokens=5)
     require_last_token(model, score_rewards(model, sequences, tokens_per_microbatch=64), sequences)
-    scores = ScalarModel._scalars
-    monkeypatch.setattr(ScalarModel, "_scalars", lambda self, batch, at: scores(self, batch, (at - 1).clamp(min=0)))
+    scores = ScalarHeadModel._scalars
+    monkeypatch.setattr(ScalarHeadModel, "_scalars", lambda self, batch, at: scores(self, batch, (at - 1).clamp(min=0)))
     early = score_rewards(model, sequences, tokens_per_microbatch=64)
     monkeypatch.undo()
     with pytest.raises(TrainingError, match="read at its last token it is"):
@@ -127,11 +127,11 @@ def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytes
 
 def test_rewards_are_compared_in_the_precision_that_the_trunk_computes_in() -> None:
     trunk = strategies.tiny_llama()  # its weights stay float32, as those of a trunk that learns
-    model = ScalarModel.with_random_head(trunk, torch.Generator().manual_seed(1))
+    model = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(1))
     model.head.weight.data.mul_(20.0)
     sequences = strategies.random_sequences(2, max_tokens=5)
     for dtype, is_found in ((torch.float32, True), (torch.bfloat16, False)):
-        compute_in(trunk, dtype)
+        set_compute_dtype(trunk, dtype)
         rounded = 1.02 * score_rewards(model, sequences, tokens_per_microbatch=64)
         with pytest.raises(TrainingError, match="read at its last token") if is_found else contextlib.nullcontext():
             require_last_token(model, rounded, sequences)
@@ -144,7 +144,7 @@ def test_rewards_are_compared_in_the_precision_that_the_trunk_computes_in() -> N
 def test_pairs_whose_winners_are_known_have_to_be_told_better_than_by_a_coin(right: int, of: int, said: str) -> None:
     found = accuracy([place < right for place in range(of)])
     if not said:
-        return require_anchors(found)
+        return require_gold_pairs(found)
     with pytest.raises(DataError, match=f"{right / of:.2f} .* winners are known: {said}"):
-        require_anchors(found)
+        require_gold_pairs(found)
     return None

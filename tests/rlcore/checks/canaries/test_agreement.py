@@ -7,14 +7,16 @@ import math
 import pytest
 import torch
 
-from rlcore.checks.canaries.agreement import LIMITS, Agreement, Spread, agreement, bound_of, check_agreement
+from rlcore.checks.canaries.agreement import LIMITS, LogprobAgreement, Spread, agreement, check_agreement, tolerance
 from rlcore.errors import CanaryError
 
 HALF = [torch.bfloat16, torch.float16]
 NOISE = {torch.float32: 1e-6, torch.float16: 0.004, torch.bfloat16: 0.03}  # of a logit, nats, as a sound engine has it
 
 
-def drawn(seed: int, *, noise: float, num_tokens: int = 128, factor: float = 1.0, sharpness: float = 3.0) -> Agreement:
+def drawn(
+    seed: int, *, noise: float, num_tokens: int = 128, factor: float = 1.0, sharpness: float = 3.0
+) -> LogprobAgreement:
     """An engine whose logits are disturbed by ``noise``, at ``factor`` times the trainer's temperature."""
     draws = torch.Generator().manual_seed(seed)
     logits = sharpness * torch.randn(num_tokens, 50, generator=draws, dtype=torch.float64)
@@ -79,7 +81,7 @@ def test_rounding_raises_no_alarm_and_a_temperature_off_by_a_tenth_always_does(d
     assert (alarms, misses) == (0, 0)
 
 
-def is_alarm(found: Agreement, dtype: torch.dtype) -> bool:
+def is_alarm(found: LogprobAgreement, dtype: torch.dtype) -> bool:
     baseline = drawn(99, noise=NOISE[dtype])
     try:
         check_agreement(found, noise=Spread(baseline.mean_odds, baseline.high_odds), dtype=dtype)
@@ -90,16 +92,16 @@ def is_alarm(found: Agreement, dtype: torch.dtype) -> bool:
 
 def test_the_bound_is_four_times_the_noise_within_what_the_precision_allows() -> None:
     limits = LIMITS[torch.bfloat16]
-    assert bound_of(Spread(0.075, 0.275), limits) == Spread(mean=0.3, high=1.1)
-    assert bound_of(Spread(0.001, 0.003), limits) == limits.least
-    assert bound_of(Spread(0.3, 1.2), limits) == limits.most
-    assert bound_of(None, limits) == limits.most
+    assert tolerance(Spread(0.075, 0.275), limits) == Spread(mean=0.3, high=1.1)
+    assert tolerance(Spread(0.001, 0.003), limits) == limits.least
+    assert tolerance(Spread(0.3, 1.2), limits) == limits.most
+    assert tolerance(None, limits) == limits.most
 
 
-def figures(**changes: float) -> Agreement:
+def figures(**changes: float) -> LogprobAgreement:
     """What a sound engine in bfloat16 might show."""
     found = {"max_abs": 0.1, "mean_odds": 0.02, "high_odds": 0.06, "temperature": 1.0, "temperature_error": 0.002}
-    return Agreement(num_tokens=100, **(found | changes))
+    return LogprobAgreement(num_tokens=100, **(found | changes))
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from rlcore.checks.canaries import (
 )
 from rlcore.checks.canaries.known_answers import prompts_for
 from rlcore.errors import CanaryError, RewardError
-from rlcore.rewards.base import RewardFn, graded, ungraded
+from rlcore.rewards.base import RewardFn, failed_score, scored
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathReward
-from rlcore.rewards.mix import MixedReward, WeightedPart
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.procedural import ProceduralReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, TokenItems
 from rlcore.rewards.user_function import FunctionReward
@@ -66,7 +66,7 @@ class AnyNumber:
     name = "math"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [graded("math", float(any(map(str.isdigit, rollout.text)))) for rollout in rollouts]
+        return [scored("math", float(any(map(str.isdigit, rollout.text)))) for rollout in rollouts]
 
 
 def test_a_sound_verifier_passes(math: MathReward) -> None:
@@ -96,10 +96,10 @@ def test_a_sound_procedural_verifier_passes() -> None:
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Constant(graded("math", 0.0)), "4 of 16 .*right answer '<answer>35</answer>' for '35' scored 0.0"),
-        (Constant(graded("math", 1.0)), "12 of 16 .*wrong answer '' for '35' scored 1.0"),
-        (Constant(ungraded("signal only works in main thread")), "was not scored: signal only works"),
-        (Constant(graded("math", float("nan"))), "16 of 16"),
+        (Constant(scored("math", 0.0)), "4 of 16 .*right answer '<answer>35</answer>' for '35' scored 0.0"),
+        (Constant(scored("math", 1.0)), "12 of 16 .*wrong answer '' for '35' scored 1.0"),
+        (Constant(failed_score("signal only works in main thread")), "was not scored: signal only works"),
+        (Constant(scored("math", float("nan"))), "16 of 16"),
         (AnyNumber(), "4 of 16 .*wrong answer '<answer>36</answer>' for '35' scored 1.0"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_reward_of_another_kind_than_the_references_is_stopped(math: MathRewar
 
 def test_without_probes_nothing_is_proven() -> None:
     with pytest.raises(CanaryError, match="no probes"):
-        check_probes(Constant(graded("math", 1.0)), [])
+        check_probes(Constant(scored("math", 1.0)), [])
 
 
 def test_the_known_answer_is_the_references_own() -> None:
@@ -197,8 +197,8 @@ def stuck(scores: list[Score]) -> list[Score]:
 FAULTS = [negated, flipped, moved_on, backwards, stuck]
 
 
-def mixed(*rewards: RewardFn) -> MixedReward:
-    return MixedReward([WeightedPart(reward, 1.0) for reward in rewards])
+def mixed(*rewards: RewardFn) -> WeightedReward:
+    return WeightedReward([WeightedTerm(reward, 1.0) for reward in rewards])
 
 
 def samples(count: int = 4) -> list[Rollout]:
@@ -369,13 +369,13 @@ def test_a_judge_is_asked_once_and_one_that_does_not_answer_stops_the_run(monkey
 
     def answer(judge: JudgeReward, rollouts: Sequence[Rollout]) -> list[Score]:
         asked.append(len(rollouts))
-        return [graded("judge", 0.5)] * len(rollouts)
+        return [scored("judge", 0.5)] * len(rollouts)
 
     reward = mixed(JudgeReward(JudgeOptions(base_url="http://127.0.0.1:9/v1", model="m")))
     monkeypatch.setattr(JudgeReward, "__call__", answer)
     assert terms_canary(reward, NUMBERS, samples(9)) == []
     assert asked == [4]
-    monkeypatch.setattr(JudgeReward, "__call__", lambda _, rollouts: [ungraded("refused")] * len(rollouts))
+    monkeypatch.setattr(JudgeReward, "__call__", lambda _, rollouts: [failed_score("refused")] * len(rollouts))
     with pytest.raises(CanaryError, match="'judge' scores none of 4 completions: refused"):
         terms_canary(reward, NUMBERS, samples())
 

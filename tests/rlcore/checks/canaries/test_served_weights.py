@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.checks.canaries.served_weights import require_served
+from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.errors import StorageError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.loading import load_policy, save_model
@@ -69,7 +69,7 @@ def changed(folder: Path, made: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("kind", [NativeSampler, Hides, HasAHead, HasNone])
 def test_an_engine_that_serves_the_model_passes(start: Path, kind: type[NativeSampler]) -> None:  # noqa: F811
-    require_served(engine_of(kind, start), start, prompts_for(start), RUNTIME, seed=0)
+    verify_served_weights(engine_of(kind, start), start, prompts_for(start), RUNTIME, seed=0)
 
 
 @pytest.mark.parametrize("kind", [NativeSampler, Hides])
@@ -82,11 +82,11 @@ def test_an_engine_of_another_model_is_found(
 ) -> None:
     other = changed(start, tmp_path / "other", name)
     with pytest.raises(StorageError, match="the engine serves other weights than the model's in"):
-        require_served(engine_of(kind, start), other, prompts_for(start), RUNTIME, seed=0)
+        verify_served_weights(engine_of(kind, start), other, prompts_for(start), RUNTIME, seed=0)
 
 
 def test_where_no_part_agrees_log_probabilities_are_not_asked(start: Path, tmp_path: Path) -> None:  # noqa: F811
     """They could not tell a policy from the one that it was trained from where the precision is coarse."""
     other = changed(start, tmp_path / "other", "")
     with pytest.raises(StorageError, match="no part is the same"):
-        require_served(engine_of(NativeSampler, start), other, prompts_for(start), RUNTIME, seed=0)
+        verify_served_weights(engine_of(NativeSampler, start), other, prompts_for(start), RUNTIME, seed=0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
-from rlcore.checks.canaries import Baseline, sample_probes, sync_canary, token_scores
+from rlcore.checks.canaries import EngineCalibration, sample_probes, sync_canary, token_scores
 from rlcore.checks.canaries.agreement import Spread
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.policy import score_sequences
@@ -42,7 +42,7 @@ def session_of(kind: Callable[..., NativeSampler], dtype: torch.dtype, *, adapte
     model = strategies.tiny_llama()
     engine = native(model, TOKENIZER, dtype, kind)
     session = Session(model, engine, PROMPTS, dtype, rank=4 if adapted else 0, params=PARAMS)
-    session.baseline = Baseline(noise=Spread(0.0, 0.0), hidden=frozenset())
+    session.baseline = EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset())
     return session
 
 
@@ -51,7 +51,7 @@ def session_of(kind: Callable[..., NativeSampler], dtype: torch.dtype, *, adapte
 @pytest.mark.parametrize("adapted", [False, True])
 def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: float) -> None:
     session = session_of(NativeSampler, dtype, adapted=adapted)
-    assert session.begin().hidden == frozenset()
+    assert session.begin().unverified == frozenset()
     for _ in range(3):
         figures = session.step(learning_rate)
     assert set(figures) == {

@@ -16,9 +16,9 @@ from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.distributed.cluster.remote_ranks import cluster_ranks
 from rlcore.distributed.cluster.samplers import open_samplers
 from rlcore.distributed.cluster.scorers import open_scorers
-from rlcore.distributed.distributed_learner import LearnerGroup
+from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop import Parts
+from rlcore.loop import Components
 
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 TERMS = (RewardTerm(kind="tests.rlcore.distributed.cluster.scoring:even"),)
@@ -45,14 +45,16 @@ def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings
 
 
 @contextmanager
-def placed_parts(parts: Parts, start: Path, where: PlacementConfig, note: Callable[[str], None]) -> Iterator[Parts]:
+def placed_parts(
+    parts: Components, start: Path, where: PlacementConfig, log: Callable[[str], None]
+) -> Iterator[Components]:
     """``parts`` with learner, engine and reward on a cluster."""
     with (
-        open_cluster(where, gpus=False, note=note) as cluster,
+        open_cluster(where, gpus=False, log=log) as cluster,
         open_scorers(cluster, TERMS, {}, RUNTIME, tokens_per_microbatch=512, prefill="") as reward,
     ):
         engine = open_samplers(cluster, start, RUNTIME, max_concurrent=64)
         plan = LearnerPlan(start=start, critic_start=start, config=parts.config, seed=0)
         ranks = cluster_ranks(cluster, RUNTIME.device)
-        with closing(LearnerGroup(plan, where, RUNTIME, note=note, ranks=ranks)) as learner:
+        with closing(DistributedLearner(plan, where, RUNTIME, log=log, ranks=ranks)) as learner:
             yield dataclasses.replace(parts, learner=learner, engine=engine, sampler=engine, reward=reward)

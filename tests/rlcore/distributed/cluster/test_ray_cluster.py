@@ -22,7 +22,7 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
         pytest.raises(ConfigError, match=r"needs Ray(.|\n)*pip install 'rlcore\[ray\]'"),
-        open_cluster(placement(), gpus=False, note=print),
+        open_cluster(placement(), gpus=False, log=print),
     ):
         pass
 
@@ -33,7 +33,7 @@ def test_room_is_kept_for_every_process_at_once_and_given_back(ray: FakeRay) -> 
         learner_ranks=2,
         ray=RayConfig(num_rollout_workers=1, num_reward_workers=1, cpus=3, reward_worker_gpus=0.5),
     )
-    with open_cluster(where, gpus=True, note=print) as cluster:
+    with open_cluster(where, gpus=True, log=print) as cluster:
         (group,) = ray.groups
         assert group.bundle_specs == [{"CPU": 3.0, "GPU": 1.0}] * 3 + [{"CPU": 3.0, "GPU": 0.5}]
         assert ray.settings["address"] == "local" and ray.settings["num_cpus"] >= 12
@@ -53,13 +53,13 @@ def test_a_cluster_that_runs_is_found_by_the_preset_or_by_the_environment(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", named)
     where = PlacementConfig(backend="ray", ray=RayConfig(address=own))
-    with open_cluster(where, gpus=False, note=print):
+    with open_cluster(where, gpus=False, log=print):
         assert ray.settings["address"] == found and "num_cpus" not in ray.settings
 
 
 def test_a_cluster_that_the_caller_has_joined_is_used_and_stays(ray: FakeRay) -> None:
     ray.init(address="mine")
-    with open_cluster(placement(), gpus=False, note=print):
+    with open_cluster(placement(), gpus=False, log=print):
         pass
     assert ray.settings == {"address": "mine"}
 
@@ -68,7 +68,7 @@ def test_an_address_where_nobody_answers_is_named(ray: FakeRay) -> None:
     where = PlacementConfig(backend="ray", ray=RayConfig(address="nowhere:1"))
     with (
         pytest.raises(ServiceError, match=r"no Ray cluster(.|\n)*nowhere:1"),
-        open_cluster(where, gpus=False, note=print),
+        open_cluster(where, gpus=False, log=print),
     ):
         pass
 
@@ -80,7 +80,7 @@ def test_a_cluster_without_room_is_waited_for_so_long_and_said_what_it_has(
     monkeypatch.setattr(ray_cluster, "_WAIT_SECONDS", 25.0)
     with (
         pytest.raises(ServiceError, match="no room for the run within 1 minutes: it has 1 of 4 CPUs"),
-        open_cluster(placement(timeout_minutes=1.0), gpus=False, note=said.append),
+        open_cluster(placement(timeout_minutes=1.0), gpus=False, log=said.append),
     ):
         pass
     assert said == ["waits for room on the Ray cluster: it has 1 of 4 CPUs"] * 2
@@ -100,7 +100,7 @@ SETUP = {
 
 def test_a_process_that_is_silent_is_replaced_until_it_may_not_be(ray: FakeRay) -> None:
     said = notes()
-    with open_cluster(placement(), gpus=False, note=said.append) as cluster:
+    with open_cluster(placement(), gpus=False, log=said.append) as cluster:
         process = cluster.launch("scorer", 0, setup=SETUP, restarts=1, lost=SamplingError)
         ray.actors[0].hangs = True
         assert process.ask("score", 0, ()) == {"result": ()}
@@ -111,7 +111,7 @@ def test_a_process_that_is_silent_is_replaced_until_it_may_not_be(ray: FakeRay) 
 
 
 def test_what_fails_while_a_process_is_made_is_told_to_who_asks(ray: FakeRay) -> None:
-    with open_cluster(placement(), gpus=False, note=print) as cluster:
+    with open_cluster(placement(), gpus=False, log=print) as cluster:
         unknown = SETUP | {"terms": [to_dict(RewardTerm(kind="nothing"))]}
         process = cluster.launch("scorer", 0, setup=unknown, restarts=1, lost=SamplingError)
         with pytest.raises(ConfigError, match="unknown reward 'nothing'"):

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.distributed.cluster.remote_ranks import RemoteCrew
-from rlcore.distributed.distributed_learner import LearnerGroup
-from rlcore.loop import Outcome, Parts, train
-from rlcore.sampling.base import members_of
+from rlcore.distributed.cluster.remote_ranks import RemoteRanks
+from rlcore.distributed.distributed_learner import DistributedLearner
+from rlcore.loop import Components, TrainResult, train
+from rlcore.sampling.base import replicas_of
 from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_parts, placement
 from tests.rlcore.loop.conftest import MakeParts, Tape
 
@@ -43,27 +43,27 @@ def process_id(process: Any) -> int:
     return found
 
 
-def a_sampler(parts: Parts) -> Any:
-    sampler: Any = members_of(parts.engine)[1]
+def a_sampler(parts: Components) -> Any:
+    sampler: Any = replicas_of(parts.engine)[1]
     return sampler._process
 
 
-def a_scorer(parts: Parts) -> Any:
+def a_scorer(parts: Components) -> Any:
     reward: Any = parts.reward.parts[0].reward
     found = reward._free.get()
     reward._free.put(found)
     return found
 
 
-def a_rank(parts: Parts) -> Any:
-    assert isinstance(parts.learner, LearnerGroup) and isinstance(parts.learner.ranks.crew, RemoteCrew)
+def a_rank(parts: Components) -> Any:
+    assert isinstance(parts.learner, DistributedLearner) and isinstance(parts.learner.ranks.crew, RemoteRanks)
     return parts.learner.ranks.crew.processes[1]
 
 
 class Killer(Tape):
     """Kills a process when an iteration is recorded for the first time."""
 
-    def __init__(self, parts: Parts, kills: Mapping[int, Callable[[Parts], Any]]) -> None:
+    def __init__(self, parts: Components, kills: Mapping[int, Callable[[Components], Any]]) -> None:
         super().__init__()
         self._parts, self._kills = parts, dict(kills)
 
@@ -82,8 +82,8 @@ def asked(tape: Tape) -> list[tuple[int, Counter[str]]]:
 
 
 def trained(
-    make_parts: MakeParts, start: Path, folder: str, kills: Mapping[int, Callable[[Parts], Any]]
-) -> tuple[dict[str, torch.Tensor], Outcome, Killer]:
+    make_parts: MakeParts, start: Path, folder: str, kills: Mapping[int, Callable[[Components], Any]]
+) -> tuple[dict[str, torch.Tensor], TrainResult, Killer]:
     notes: list[str] = []
     with placed_parts(make_parts(config=SETTINGS, folder=folder), start, TWO, notes.append) as parts:
         tape = Killer(parts, kills)

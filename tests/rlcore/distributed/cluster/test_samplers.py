@@ -15,11 +15,11 @@ from safetensors.torch import save
 from rlcore.config import SamplingConfig
 from rlcore.distributed.cluster.remote_ranks import RemoteWeights
 from rlcore.errors import LearnerLostError, SamplingError
-from rlcore.loop import Parts, train
-from rlcore.loop.native import native_parts
-from rlcore.rewards.base import known_as
-from rlcore.rewards.mix import MixedReward
-from rlcore.sampling.base import SamplingParams, members_of
+from rlcore.loop import Components, train
+from rlcore.loop.native import native_components
+from rlcore.rewards.base import unwrap_reward
+from rlcore.rewards.mix import WeightedReward
+from rlcore.sampling.base import SamplingParams, replicas_of
 from rlcore.types import Rollout
 from tests import strategies
 from tests.rlcore.distributed.cluster.fake_ray import Actor, FakeRay
@@ -27,7 +27,7 @@ from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_parts, plac
 from tests.rlcore.distributed.cluster.scoring import even
 from tests.rlcore.loop.conftest import MakeParts, Tape
 
-Placed = Callable[..., Parts]
+Placed = Callable[..., Components]
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=2)
 
 
@@ -36,8 +36,8 @@ def placed(ray: FakeRay, make_parts: MakeParts, start: Path) -> Iterator[Placed]
     """Opens the parts of a run on a cluster that is none."""
     opened = []
 
-    def open_placed(note: Callable[[str], None] = print, **settings: int) -> Parts:
-        opened.append(placed_parts(make_parts(config=SETTINGS), start, placement(**settings), note))
+    def open_placed(log: Callable[[str], None] = print, **settings: int) -> Components:
+        opened.append(placed_parts(make_parts(config=SETTINGS), start, placement(**settings), log))
         return opened[-1].__enter__()
 
     yield open_placed
@@ -57,7 +57,7 @@ def test_a_run_on_a_cluster_is_that_of_one_process(
     ray: FakeRay, placed: Placed, make_parts: MakeParts, start: Path
 ) -> None:
     here = make_parts(config=SETTINGS, folder="here")
-    own = native_parts(start, here.config, prompts=here.prompts, reward=here.reward, folder=here.folder)
+    own = native_components(start, here.config, prompts=here.prompts, reward=here.reward, folder=here.folder)
     theirs = placed(samplers=1)
     reward = of_this_process(theirs.reward)
     expected = train(dataclasses.replace(own, reward=reward), Tape())
@@ -67,8 +67,8 @@ def test_a_run_on_a_cluster_is_that_of_one_process(
             assert row[name] == pytest.approx(ours[name], rel=1e-3, abs=1e-5)
 
 
-def of_this_process(reward: MixedReward) -> MixedReward:
-    return MixedReward([dataclasses.replace(part, reward=known_as(part.reward)) for part in reward.parts])
+def of_this_process(reward: WeightedReward) -> WeightedReward:
+    return WeightedReward([dataclasses.replace(part, reward=unwrap_reward(part.reward)) for part in reward.parts])
 
 
 def test_a_sampler_that_dies_gets_the_newest_weights_before_it_samples_again(ray: FakeRay, placed: Placed) -> None:
@@ -81,8 +81,8 @@ def test_a_sampler_that_dies_gets_the_newest_weights_before_it_samples_again(ray
     samplers(ray)[1].dies = True
     assert tokens(parts.engine.sample(parts.prompts, PARAMS, seed=3)) == before
     assert notes == ["sampler 1 was replaced: it gets version 1, and is asked again"]
-    assert [member.policy_version for member in members_of(parts.engine)] == [1, 1]
-    assert members_of(parts.engine)[1].differing_parts(weights) == []
+    assert [member.policy_version for member in replicas_of(parts.engine)] == [1, 1]
+    assert replicas_of(parts.engine)[1].differing_parts(weights) == []
 
 
 def test_a_sampler_that_was_replaced_is_asked_for_its_version_and_its_weights_only_when_it_has_them(
@@ -121,7 +121,7 @@ def test_what_a_sampler_refuses_is_raised_here(ray: FakeRay, placed: Placed) -> 
     assert parts.engine.policy_version == 0
 
 
-def rollout(parts: Parts, *ids: int) -> Rollout:
+def rollout(parts: Components, *ids: int) -> Rollout:
     return Rollout(
         prompt=parts.prompts[0],
         completion_ids=ids,

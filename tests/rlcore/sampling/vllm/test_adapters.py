@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.config import AdapterConfig, EngineConfig
+from rlcore.config import EngineConfig, LoraConfig
 from rlcore.errors import SamplingError
-from rlcore.models.lora import AdaptedModel, MergedState, add_adapter
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
 from rlcore.sampling.vllm.server_sync import publish
@@ -26,7 +26,7 @@ ADDRESS = Address("127.0.0.1", 1)
 
 @pytest.fixture
 def policy(model: PreTrainedModel) -> AdaptedModel:
-    adapted = add_adapter(model, AdapterConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")), "policy", seed=0)
+    adapted = add_lora(model, LoraConfig(rank=4, alpha=8, targets=("q_proj", "down_proj")), "policy", seed=0)
     with torch.no_grad():
         for parameter in adapted.parameters():
             parameter += 0.1

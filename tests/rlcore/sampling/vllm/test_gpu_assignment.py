@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from rlcore.config import EngineConfig, GpuConfig
 from rlcore.errors import ConfigError
-from rlcore.sampling.vllm.gpu_assignment import Cards, deal, memory_fractions, on_the_trainers, visible_cards
+from rlcore.sampling.vllm.gpu_assignment import (
+    VisibleGpus,
+    assign_gpus,
+    memory_fractions,
+    shares_trainer_gpu,
+    visible_cards,
+)
 
 
 def vllm(**settings: Any) -> EngineConfig:
@@ -20,8 +26,8 @@ def vllm(**settings: Any) -> EngineConfig:
     return EngineConfig(kind="vllm", gpus=GpuConfig(**settings), **own)
 
 
-def cards(count: int, trainer: int | None = 0, **settings: Any) -> Cards:
-    return Cards(count=count, trainer=trainer, **settings)
+def cards(count: int, trainer: int | None = 0, **settings: Any) -> VisibleGpus:
+    return VisibleGpus(count=count, trainer=trainer, **settings)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +45,9 @@ def cards(count: int, trainer: int | None = 0, **settings: Any) -> Cards:
     ],
 )
 def test_gpus_are_dealt_in_order_beside_the_trainers_or_as_named(
-    settings: dict[str, Any], seen: Cards, expected: list[tuple[int, ...]]
+    settings: dict[str, Any], seen: VisibleGpus, expected: list[tuple[int, ...]]
 ) -> None:
-    assert deal(vllm(**settings), seen) == expected
+    assert assign_gpus(vllm(**settings), seen) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,10 +62,10 @@ def test_gpus_are_dealt_in_order_beside_the_trainers_or_as_named(
     ],
 )
 def test_gpus_that_are_not_there_are_refused_before_anything_starts(
-    settings: dict[str, Any], seen: Cards, message: str
+    settings: dict[str, Any], seen: VisibleGpus, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        deal(vllm(**settings), seen)
+        assign_gpus(vllm(**settings), seen)
 
 
 @given(replicas=st.integers(1, 9), width=st.integers(1, 4), count=st.integers(1, 16), trainer=st.integers(0, 15))
@@ -68,7 +74,7 @@ def test_no_gpu_is_dealt_twice_and_none_is_the_trainers_where_there_are_several(
 ) -> None:
     seen = cards(count, trainer=trainer % count)
     try:
-        dealt = deal(vllm(replicas=replicas, tensor_parallel=width), seen)
+        dealt = assign_gpus(vllm(replicas=replicas, tensor_parallel=width), seen)
     except ConfigError:
         assert replicas * width > count - 1 and (count > 1 or width > 1)
         return
@@ -94,7 +100,7 @@ def test_no_gpu_is_dealt_twice_and_none_is_the_trainers_where_there_are_several(
     ],
 )
 def test_memory_is_shared_by_who_is_on_a_gpu_and_beside_a_learner_it_is_less(
-    dealt: list[tuple[int, ...]], seen: Cards, expected: list[float]
+    dealt: list[tuple[int, ...]], seen: VisibleGpus, expected: list[float]
 ) -> None:
     assert memory_fractions(vllm(), dealt, seen) == pytest.approx(expected)
 
@@ -108,8 +114,8 @@ def test_fractions_that_add_up_to_more_than_there_is_are_refused() -> None:
 
 
 def test_who_shares_the_trainers_gpu_is_known() -> None:
-    assert on_the_trainers([(0, 1), (2, 3)], cards(4)) == [True, False]
-    assert on_the_trainers([()], cards(0, trainer=None)) == [False]
+    assert shares_trainer_gpu([(0, 1), (2, 3)], cards(4)) == [True, False]
+    assert shares_trainer_gpu([()], cards(0, trainer=None)) == [False]
 
 
 def test_a_trainer_on_the_processor_has_no_gpu() -> None:

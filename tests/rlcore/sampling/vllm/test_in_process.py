@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from rlcore.config import EngineConfig
 from rlcore.errors import SamplingError
-from rlcore.sampling.base import SamplingParams, rest
+from rlcore.sampling.base import SamplingParams, sleep_engine
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.in_process import InProcessSampler, arguments, process_state
 from rlcore.sampling.vllm.process import ServerSpec
@@ -159,8 +159,8 @@ def test_beside_a_learner_the_engine_rests_during_an_update_and_wakes_once_for_t
 ) -> None:
     llm, sampler = make(sleeps=True)
     sampler.sample(prompts[:1], PARAMS, seed=1)
-    rest(sampler)
-    rest(sampler)
+    sleep_engine(sampler)
+    sleep_engine(sampler)
     with pytest.raises(SamplingError, match="the engine rests without weights"):
         sampler.logprobs([3], [4], temperature=1.0)
     sampler.load_weights(model.state_dict(), policy_version=1)
@@ -177,10 +177,10 @@ def test_an_engine_that_shares_no_gpu_never_rests(
     make: Callable[..., tuple[Llm, InProcessSampler]], prompts: list[Prompt], model: PreTrainedModel
 ) -> None:
     llm, sampler = make()
-    rest(sampler)
+    sleep_engine(sampler)
     sampler.sample(prompts[:1], PARAMS, seed=1)
     assert llm.told == ["generate"]
-    rest(NativeSampler(model, sampler._tokenizer))
+    sleep_engine(NativeSampler(model, sampler._tokenizer))
 
 
 def test_weights_are_not_copied_as_a_whole(

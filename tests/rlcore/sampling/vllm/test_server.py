@@ -321,7 +321,7 @@ def test_the_first_error_of_a_long_log_is_said_with_its_last_lines(checkpoint: P
         )
     )
     process._guard.wait(30)
-    lines = [line.strip() for line in process.last_words().splitlines()]
+    lines = [line.strip() for line in process.log_tail().splitlines()]
     process.stop()
     assert lines == [says[1], *says[-15:]]
 

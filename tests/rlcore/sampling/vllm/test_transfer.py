@@ -21,9 +21,9 @@ from rlcore.sampling.vllm import weights as weight_files
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, in_background
 from rlcore.sampling.vllm.gpu_assignment import choose_transfer
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
-from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, meeting_host, open_transfer
+from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, open_transfer, rendezvous_host
 from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, stored_tensors, write_weights
-from rlcore.sampling.vllm.worker.gloo import broadcast, find_store, join_group, own_address
+from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, join_store, own_address
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 LOOPBACK = Address("127.0.0.1", 1)
@@ -54,7 +54,7 @@ class Server(EngineControl):
         return {"results": [{"tensors": 20}] * self.count}
 
     def _join(self, number: int, told: Mapping[str, Any]) -> Any:
-        store = find_store(told["host"], told["port"], told["size"])
+        store = join_store(told["host"], told["port"], told["size"])
         return join_group(store, told["first_rank"] + number, told["size"], host=told["host"])
 
     def _receive(self, number: int, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -136,7 +136,7 @@ def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeyp
     monkeypatch.setattr(transfers, "own_address", lambda peer: f"10.0.0.{peer[1]}")
     group = ControlGroup([EngineControl(("a", number), last_words=str) for number in (1, 2)])
     with pytest.raises(SamplingError, match=r"different interfaces: 10\.0\.0\.1, 10\.0\.0\.2"):
-        meeting_host(group)
+        rendezvous_host(group)
 
 
 def choose(
@@ -176,15 +176,15 @@ def test_auto_is_nccl_between_gpus_where_vllm_is_on_both_sides() -> None:
 def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
     for name in ("nccl", "ipc"):
         with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, this run trains on cpu"):
-            choose(CPU, can_send=True, transfer=name)
+            choose(CPU, can_send=True, weight_transfer=name)
         with pytest.raises(ConfigError, match=f"{name} needs vLLM in the trainer's environment too"):
-            choose(GPU, transfer=name)
+            choose(GPU, weight_transfer=name)
     with pytest.raises(ConfigError, match="nccl cannot join two processes on one GPU, and replica 1 computes on"):
-        choose(GPU, can_send=True, transfer="nccl", shares=(False, True))
+        choose(GPU, can_send=True, weight_transfer="nccl", shares=(False, True))
     with pytest.raises(ConfigError, match="ipc hands over memory of one GPU, and replica 0 computes on another"):
-        choose(GPU, can_send=True, transfer="ipc", shares=(False, True))
-    assert choose(GPU, can_send=True, transfer="nccl", shares=(False, False)) == "nccl"
-    assert choose(GPU, can_send=True, transfer="ipc", shares=(True,)) == "ipc"
+        choose(GPU, can_send=True, weight_transfer="ipc", shares=(False, True))
+    assert choose(GPU, can_send=True, weight_transfer="nccl", shares=(False, False)) == "nccl"
+    assert choose(GPU, can_send=True, weight_transfer="ipc", shares=(True,)) == "ipc"
 
 
 def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rlcore.sampling.vllm.weights import (
     adapter_misfits,
     checkpoint_shapes,
     exchange_folder,
-    misfits,
+    shape_mismatches,
     stored_tensors,
     write_weights,
 )
@@ -24,7 +24,7 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
     checkpoint: Path, model: PreTrainedModel, tmp_path: Path
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
-    assert misfits(shapes, model.state_dict()) == []
+    assert shape_mismatches(shapes, model.state_dict()) == []
     write_weights(Converted(model.state_dict(), shapes=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
     written = load_file(tmp_path / "w.safetensors")
     for path in (tmp_path, tmp_path / "w.safetensors"):
@@ -51,14 +51,16 @@ def test_the_tensors_begin_at_a_multiple_of_8_bytes_as_the_format_has_it(length:
 def test_weights_that_are_not_the_whole_model_are_named(checkpoint: Path, model: PreTrainedModel) -> None:
     shapes, state = checkpoint_shapes(checkpoint), model.state_dict()
     norm = "model.norm.weight"
-    assert misfits(shapes, {name: tensor for name, tensor in state.items() if name != norm}) == [f"{norm} is missing"]
-    assert misfits(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has another shape"]
-    assert misfits(shapes, {**state, "extra": torch.ones(3)}) == [
+    assert shape_mismatches(shapes, {name: tensor for name, tensor in state.items() if name != norm}) == [
+        f"{norm} is missing"
+    ]
+    assert shape_mismatches(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has another shape"]
+    assert shape_mismatches(shapes, {**state, "extra": torch.ones(3)}) == [
         "extra is unknown, or tied in the engine and different here"
     ]
     untied = {**state, "lm_head.weight": state["lm_head.weight"] + 1.0}
-    assert misfits(shapes, untied) == ["lm_head.weight is unknown, or tied in the engine and different here"]
-    assert misfits(shapes, {**state, "lm_head.weight": state["lm_head.weight"].clone()}) == []
+    assert shape_mismatches(shapes, untied) == ["lm_head.weight is unknown, or tied in the engine and different here"]
+    assert shape_mismatches(shapes, {**state, "lm_head.weight": state["lm_head.weight"].clone()}) == []
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -15,7 +15,7 @@ from rlcore.data_contracts.contracts.benchmark_records import check_benchmark_re
 from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation.intervals import accuracy
-from rlcore.evaluation.promotion import Paired, Rule, judge
+from rlcore.evaluation.promotion import PairedMetric, PromotionRule, decide
 from rlcore.tasks.kinds.benchmark.step import metrics_of, run_benchmark, summarize, task_files
 from rlcore.tasks.kinds.promote.figures import asked_both
 
@@ -35,8 +35,8 @@ def records(*values: float, task: str = "sums", text: str = "a") -> pd.DataFrame
 def verdict(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> Any:
     guards = asked_both(champion, challenger, margin=margin)
     gain = pd.Series([0.0] * 50 + [1.0] * 50).to_numpy()
-    primary = Paired(name="accuracy", champion=gain * 0.0, challenger=gain)
-    return judge(primary, guards, (), rule=Rule(), look=1, seed=0)
+    primary = PairedMetric(name="accuracy", champion=gain * 0.0, challenger=gain)
+    return decide(primary, guards, (), rule=PromotionRule(), look=1, seed=0)
 
 
 def test_a_challenger_that_loses_a_task_is_refused_though_it_gains_elsewhere() -> None:

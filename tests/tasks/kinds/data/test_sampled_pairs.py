@@ -31,9 +31,9 @@ class Equals:
 
     def __call__(self, rollouts: list[Rollout]) -> list[Score]:
         return [
-            Score(value=None, parts={}, error="?")
+            Score(value=None, terms={}, error="?")
             if rollout.text == "?"
-            else Score(value=float(rollout.text == rollout.prompt.reference), parts={})
+            else Score(value=float(rollout.text == rollout.prompt.reference), terms={})
             for rollout in rollouts
         ]
 

@@ -43,7 +43,7 @@ def answers(name: str, *values: float | None) -> list[Candidate]:
             text="2",
             num_tokens=1,
             value=value,
-            is_whole=True,
+            is_finished=True,
             is_usable=True,
         )
         for index, value in enumerate(values)

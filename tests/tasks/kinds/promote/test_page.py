@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from rlcore.evaluation.conditions import Check
-from rlcore.evaluation.promotion import Verdict
+from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.tasks.kinds.promote.page import render
 
 ACCURACY = Check(
@@ -16,8 +16,8 @@ LENGTH = Check(
 )
 
 
-def verdict(*checks: Check) -> Verdict:
-    return Verdict(promote=False, look=2, alpha=0.0125, checks=checks, sentence="Refused: too long.")
+def verdict(*checks: Check) -> PromotionDecision:
+    return PromotionDecision(promote=False, look=2, alpha=0.0125, checks=checks, sentence="Refused: too long.")
 
 
 def answers(**correct: bool) -> pd.DataFrame:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlcore.evaluation.intervals import Interval
-from rlcore.sampling.rejection import Yield
+from rlcore.sampling.rejection import RejectionStats
 from rlcore.tasks.kinds.rejection.page import render
 
-SUMS = Yield(
+SUMS = RejectionStats(
     num_prompts=10,
     sampled=80,
     verified=40,

@@ -25,7 +25,7 @@ def candidate(prompt_id: str, text: str = "Easy.</think>2") -> Candidate:
         text=text,
         num_tokens=4,
         value=1.0,
-        is_whole=True,
+        is_finished=True,
         is_usable=True,
     )
 

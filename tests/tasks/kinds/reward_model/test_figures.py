@@ -10,7 +10,7 @@ from rlcore.strict import build
 from rlcore.tasks.kinds.reward_model.figures import HeldOut, held_out_figures, suspects_table
 from rlcore.tasks.kinds.reward_model.page import render
 from rlcore.tasks.steps.rows import PairRow
-from rlcore.training.label_audit import Suspect
+from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.preferences import TokenPair, different_sequences
 from rlcore.training.reward_calibration import ReliabilityBin
 from rlcore.types import Message
@@ -62,7 +62,7 @@ def test_suspects_are_written_with_their_row_margin_and_an_excerpt() -> None:
         )
         for n in range(3)
     ]
-    table = suspects_table([Suspect(row=2, margin=-3.0), Suspect(row=0, margin=1.0)], rows)
+    table = suspects_table([SuspectLabel(row=2, margin=-3.0), SuspectLabel(row=0, margin=1.0)], rows)
     assert table[["row", "pair_id", "margin", "chosen"]].to_dict("records") == [
         {"row": 2, "pair_id": "p2", "margin": -3.0, "chosen": "yes 2"},
         {"row": 0, "pair_id": "p0", "margin": 1.0, "chosen": "yes 0"},

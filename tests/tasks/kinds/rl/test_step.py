@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlcore.loop import HeldOut
-from rlcore.loop.prompt_schedule import Turns
+from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.loop.rollouts import evaluate_held_out
 from rlcore.metrics import check_names
-from rlcore.rewards.base import graded, ungraded
+from rlcore.rewards.base import failed_score, scored
 from rlcore.sampling.base import SamplingParams
 from rlcore.tasks.kinds.evaluate.step import answers, sentence, summarise
 from rlcore.tasks.kinds.rl.step import seed_after
@@ -25,10 +25,10 @@ def test_an_rl_stage_that_builds_on_another_draws_prompts_in_another_order_and_t
     template = strategies.scored_rollout(0.0).rollout.prompt
     prompts = [dataclasses.replace(template, prompt_id=str(number)) for number in range(50)]
     orders = [
-        [prompt.prompt_id for prompt in Turns(prompts, 50, seed=seed_after(3, earlier)).prompts_of(1)]
+        [prompt.prompt_id for prompt in PromptSchedule(prompts, 50, seed=seed_after(3, earlier)).prompts_for(1)]
         for earlier in range(3)
     ]
-    assert orders[0] == [prompt.prompt_id for prompt in Turns(prompts, 50, seed=3).prompts_of(1)]
+    assert orders[0] == [prompt.prompt_id for prompt in PromptSchedule(prompts, 50, seed=3).prompts_for(1)]
     assert len(set(map(tuple, orders))) == 3
     assert [sorted(order) for order in orders] == [sorted(orders[0])] * 3
 
@@ -50,7 +50,9 @@ class HalfDeadEngine:
 
 def grade(rollouts: Sequence[Rollout]) -> list[Score]:
     """Right, wrong, or not judged, as the text says."""
-    return [ungraded("timeout") if r.text == "unjudged" else graded("math", float(r.text == "right")) for r in rollouts]
+    return [
+        failed_score("timeout") if r.text == "unjudged" else scored("math", float(r.text == "right")) for r in rollouts
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,7 @@ def test_the_monitor_counts_what_failed_as_wrong_and_says_so_just_as_the_evaluat
     said: list[str] = []
     held_out = HeldOut(prompts=prompts, verifier=grade)  # type: ignore[arg-type]
     engine: Any = HalfDeadEngine()
-    figures = evaluate_held_out(engine, held_out, max_new_tokens=8, note=said.append)
+    figures = evaluate_held_out(engine, held_out, max_new_tokens=8, log=said.append)
     check_names(figures)
     assert (figures["eval/accuracy"], figures["eval/failed"]) == (accuracy, failed)
     assert ["count as wrong" in text for text in said] == [True] * bool(failed)

@@ -11,10 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlcore.config import AdapterConfig
-from rlcore.models.lora import MergedState, add_adapter
+from rlcore.config import LoraConfig
+from rlcore.models.lora import MergedState, add_lora
 from rlcore.sampling.vllm.weights import adapter_sums, differing_parts
-from rlcore.sampling.vllm.worker.checksums import NUM_COLUMNS, bit_sum, columns, engine_sums, part_of, state_sums
+from rlcore.sampling.vllm.worker.checksums import (
+    NUM_COLUMNS,
+    bit_checksum,
+    columns,
+    engine_checksums,
+    part_of,
+    state_sums,
+)
 from tests import strategies
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -24,11 +31,11 @@ GOLDEN = 3932143167874224356
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 def test_layout_and_padding_do_not_count(dtype: torch.dtype) -> None:
     values = torch.randn(7, 13, dtype=torch.float64).to(dtype)
-    whole = bit_sum(values)
-    assert bit_sum(values.T) == whole
-    assert bit_sum(values.flatten()[torch.randperm(91)]) == whole
-    assert bit_sum(torch.cat([values, torch.zeros(3, 13, dtype=dtype)])) == whole
-    assert (bit_sum(values[:3]) + bit_sum(values[3:])) % 2**63 == whole
+    whole = bit_checksum(values)
+    assert bit_checksum(values.T) == whole
+    assert bit_checksum(values.flatten()[torch.randperm(91)]) == whole
+    assert bit_checksum(torch.cat([values, torch.zeros(3, 13, dtype=dtype)])) == whole
+    assert (bit_checksum(values[:3]) + bit_checksum(values[3:])) % 2**63 == whole
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -40,21 +47,21 @@ def test_one_last_bit_is_seen_and_two_that_cancel_are_too(
     word = torch.int32 if dtype == torch.float32 else torch.int16
     bits = values.clone().view(word)
     bits[place] += 1
-    assert bit_sum(bits.view(dtype)) != bit_sum(values)
+    assert bit_checksum(bits.view(dtype)) != bit_checksum(values)
     bits[other] -= 1
     # The same numbers in another order have the same sum: where one number was the other's next, they changed places.
     is_permuted = torch.equal(bits.sort().values, values.view(bits.dtype).sort().values)
-    assert (bit_sum(bits.view(dtype)) == bit_sum(values)) == is_permuted
+    assert (bit_checksum(bits.view(dtype)) == bit_checksum(values)) == is_permuted
 
 
 def test_zeros_of_either_sign_are_nothing() -> None:
-    assert bit_sum(torch.tensor([0.0, -0.0])) == 0
-    assert bit_sum(torch.tensor([])) == 0
+    assert bit_checksum(torch.tensor([0.0, -0.0])) == 0
+    assert bit_checksum(torch.tensor([])) == 0
 
 
 def test_the_sum_of_one_is_the_same_wherever_it_is_computed() -> None:
     """Engine and trainer are two programs: a golden value."""
-    assert bit_sum(torch.tensor([1.0])) == bit_sum(torch.tensor([0.0, 1.0])) == GOLDEN
+    assert bit_checksum(torch.tensor([1.0])) == bit_checksum(torch.tensor([0.0, 1.0])) == GOLDEN
 
 
 def test_the_engines_names_and_the_checkpoints_say_the_same_part() -> None:
@@ -120,7 +127,7 @@ class Renamed(nn.Module):
 
 
 def answers(model: nn.Module, dtype: torch.dtype, seed: int = 3) -> list[dict[str, Any]]:
-    return [engine_sums(model, dtype=dtype, seed=seed)]
+    return [engine_checksums(model, dtype=dtype, seed=seed)]
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -170,7 +177,7 @@ def test_an_adapter_is_compared_as_vllm_keeps_it(dtype: torch.dtype) -> None:
     """A in the engine's precision, B times alpha / rank = 4; the base by itself."""
     base = strategies.tiny_llama()
     plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
-    policy = add_adapter(base, AdapterConfig(rank=2, alpha=8), "policy", seed=0)
+    policy = add_lora(base, LoraConfig(rank=2, alpha=8), "policy", seed=0)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter += 0.01
