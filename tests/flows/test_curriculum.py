@@ -152,7 +152,7 @@ def test_the_graph_has_the_stage_before_the_run_that_draws_by_it_and_makes_no_ch
     [
         ("stages.grpo.curriculum.pass_rates=sft", "no stage of the kind difficulty; choose one of difficulty"),
         ("stages.grpo.prompts={other=1.0}", "it asks no prompts of 'other'; add it to stages.difficulty.data"),
-        ("stages.grpo.curriculum.min_pass_rate=0.95", "low must not be above high"),
+        ("stages.grpo.curriculum.min_pass_rate=0.95", "min_pass_rate must not be above max_pass_rate"),
     ],
 )
 def test_a_draw_that_cannot_be_is_refused_before_anything_runs(override: str, fault: str) -> None:
