@@ -56,8 +56,8 @@ def test_the_example_of_the_docstring_runs_as_it_stands_there(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     import_model(ModelConfig(source="scratch", shape=SHAPE), Path("model"), seed=0)
     Path("example.py").write_text(example(), encoding="utf-8")
-    outcome = runpy.run_path("example.py")["outcome"]
-    assert [row["iteration"] for row in outcome.history] == list(range(1, 11))
+    result = runpy.run_path("example.py")["result"]
+    assert [row["iteration"] for row in result.history] == list(range(1, 11))
     trained = rlcore.load_policy(Path("trained"), device=torch.device("cpu"), dtype=torch.float32)
     assert trained.config.vocab_size == 262
 

@@ -40,7 +40,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
     def direct(work: Any, seconds: float = NEVER) -> Any:
         told = {"name": "the reward function slow", "where": "3 rollouts", "setting": "timeout_minutes"}
-        return CallTimeout(seconds=seconds, **told).within(work)
+        return CallTimeout(seconds=seconds, **told).run(work)
 
     def elsewhere(work: Any, seconds: float = NEVER) -> Any:
         context = contextvars.copy_context()

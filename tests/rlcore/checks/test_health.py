@@ -96,7 +96,7 @@ def test_between_its_bounds_a_rule_warns_and_leaves_every_checkpoint_sound(
     verdict = check_health(rows, HealthConfig())
     last = len(rows)
     assert [(finding.rule, finding.level, finding.since) for finding in verdict.findings] == [(rule, "warn", last)]
-    assert verdict.sound == (last if rule == "reward_hacking" else last - 1)
+    assert verdict.last_healthy == (last if rule == "reward_hacking" else last - 1)
 
 
 @pytest.mark.parametrize("rule", [name for name in STOPS if name not in ("reward_hacking", "length")])

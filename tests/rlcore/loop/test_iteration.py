@@ -67,7 +67,7 @@ def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apa
     paid = WeightedReward([WeightedTerm(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
     free = WeightedReward([*paid.parts, WeightedTerm(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
     held_out = HeldOut(prompts=prompts, verifier=free)
-    mix = {"prompts": prompts, "shares": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
+    mix = {"prompts": prompts, "mixture_weights": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
     tape = Tape()
     train(make_parts(config={"eval_every": 4}, **mix), tape)
     for drawn in tape.drawn:

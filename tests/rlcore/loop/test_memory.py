@@ -30,11 +30,11 @@ def make_run(name: str = "grpo") -> Any:
         config=learner.config,
         prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
     )
-    return SimpleNamespace(parts=parts, history=History(Path("nowhere")))
+    return SimpleNamespace(components=parts, history=History(Path("nowhere")))
 
 
 def size_of(run: Any) -> int:
-    return run.parts.learner.facts.num_parameters
+    return run.components.learner.facts.num_parameters
 
 
 def iterate(run: Any, samples: list[TrainingSample]) -> dict[str, float]:
@@ -60,5 +60,5 @@ def test_an_update_without_signal_is_not_measured_and_the_first_that_moves_the_p
 def test_a_critic_that_learns_alone_is_not_the_whole_of_an_update() -> None:
     run = make_run("ppo")
     assert iterate(run, WITHOUT_SIGNAL) == {}
-    both = size_of(run) + sum(p.numel() for p in run.parts.learner.learner.critic.parameters())
+    both = size_of(run) + sum(p.numel() for p in run.components.learner.learner.critic.parameters())
     assert iterate(run, SAMPLES)["memory/gradients_bytes"] == 4 * both

@@ -84,7 +84,7 @@ def test_a_resumed_run_finds_again_what_the_health_rules_had_found_which_no_chec
         assert "findings" not in run.state()
 
 
-@pytest.mark.parametrize(("place", "kept"), [("draw_groups", 3), ("update_policy", 1)])
+@pytest.mark.parametrize(("place", "kept"), [("collect_groups", 3), ("update_policy", 1)])
 def test_an_interrupted_run_keeps_its_last_iteration_unless_the_learner_was_changing(
     make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch, place: str, kept: int
 ) -> None:

@@ -68,12 +68,14 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         config=rl,
         seed=7,
         prompts=prompts,
-        shares={},
+        mixture_weights={},
         sampler=NumberedEngine(),
         reward=reward,
         tokenizer=SimpleNamespace(eos_ids=(2,)),
     )
-    return SimpleNamespace(parts=parts, recorder=SimpleNamespace(log=print), turns=PromptSchedule(prompts, 4, seed=7))
+    return SimpleNamespace(
+        components=parts, recorder=SimpleNamespace(log=print), prompt_schedule=PromptSchedule(prompts, 4, seed=7)
+    )
 
 
 def ids(groups: Any) -> list[str]:
@@ -84,7 +86,7 @@ def ids(groups: Any) -> list[str]:
 
 
 def test_groups_without_signal_are_replaced_whole_by_prompts_that_the_iteration_has_not_used() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).turns.prompts_of(1)]
+    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompt_schedule.prompts_for(1)]
     run = make_run(max_replacements=4, always_right={first[1], first[3]})
     drawn = collect_groups(run, 1, {})
     assert ids(drawn.replaced) == [first[1], first[3]]
@@ -99,21 +101,21 @@ def test_the_same_iteration_draws_the_same_again_and_another_round_or_iteration_
     runs = [make_run(max_replacements=3, always_right=hard) for _ in range(2)]
     drawn = [collect_groups(run, 2, {}) for run in runs]
     assert drawn[0] == drawn[1]
-    assert runs[0].parts.sampler.asked == runs[1].parts.sampler.asked
+    assert runs[0].components.sampler.asked == runs[1].components.sampler.asked
     collect_groups(runs[0], 3, {})
-    seeds = [seed for _, seed in runs[0].parts.sampler.asked]
+    seeds = [seed for _, seed in runs[0].components.sampler.asked]
     assert len(set(seeds)) == len(seeds)
 
 
 def test_replacements_leave_the_first_draw_of_every_iteration_as_it_is() -> None:
     off, on = (make_run(max_replacements=n, always_right={"0", "1", "2", "3", "4", "5"}) for n in (0, 3))
     for iteration in (1, 2, 3):
-        on.parts.sampler.asked.clear()
-        off.parts.sampler.asked.clear()
+        on.components.sampler.asked.clear()
+        off.components.sampler.asked.clear()
         collect_groups(off, iteration, {})
         collect_groups(on, iteration, {})
-        assert on.parts.sampler.asked[0] == off.parts.sampler.asked[0]
-        assert len(off.parts.sampler.asked) == 1
+        assert on.components.sampler.asked[0] == off.components.sampler.asked[0]
+        assert len(off.components.sampler.asked) == 1
 
 
 def test_off_by_default_nothing_is_replaced_and_no_order_of_replacements_is_drawn() -> None:
@@ -127,7 +129,7 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
     run = make_run(max_replacements=50, always_right=set(map(str, range(NUM_PROMPTS))))
     seconds: dict[str, float] = {}
     drawn = collect_groups(run, 1, seconds)
-    asked = [name for names, _ in run.parts.sampler.asked for name in names]
+    asked = [name for names, _ in run.components.sampler.asked for name in names]
     assert sorted(asked) == sorted(map(str, range(NUM_PROMPTS)))  # each prompt once
     assert sorted(ids(drawn.groups) + ids(drawn.replaced)) == sorted(asked)
     assert seconds.keys() == {"rollout", "score"}
@@ -136,16 +138,16 @@ def test_where_every_prompt_is_without_signal_the_draw_ends_when_prompts_run_out
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(staleness: int) -> None:
     run = make_run(max_replacements=0, always_right=set())
-    run.parts.reward = lambda rollouts: [Score(value=None, terms={}, error="timeout")] * len(rollouts)
+    run.components.reward = lambda rollouts: [Score(value=None, terms={}, error="timeout")] * len(rollouts)
     said: list[Any] = []
     run.recorder = SimpleNamespace(
         rollouts=lambda iteration, drawn: said.append((iteration, drawn)), flush=lambda: said.append("flush")
     )
     if staleness:
-        run.parts.config = dataclasses.replace(
-            run.parts.config, sampling=SamplingConfig(max_new_tokens=8, staleness=1), num_iterations=9
+        run.components.config = dataclasses.replace(
+            run.components.config, sampling=SamplingConfig(max_new_tokens=8, staleness=1), num_iterations=9
         )
-        run.ahead = SimpleNamespace(advance=lambda rollouts_of, iteration, **bounds: rollouts_of(iteration))
+        run.prefetcher = SimpleNamespace(get=lambda rollouts_of, iteration, **bounds: rollouts_of(iteration))
     with pytest.raises(RewardError, match="12 of 12 rollouts could not be scored"):
         collect_groups(run, 3, {})
     (iteration, drawn), flushed = said
@@ -155,7 +157,7 @@ def test_what_a_failing_grader_could_not_score_is_recorded_before_the_run_stops(
 
 
 def test_what_was_replaced_is_counted() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).turns.prompts_of(1)]
+    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompt_schedule.prompts_for(1)]
     drawn = collect_groups(make_run(max_replacements=2, always_right={first[0]}), 1, {})
     metrics = replacement_metrics(drawn, truncated="score")
     # 4 groups with one right of three, and one group of three right: (4 * 1 + 3) / 15.

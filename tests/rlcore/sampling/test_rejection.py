@@ -29,7 +29,7 @@ def answers(prompt_id: str, *values: float | None, task: str = "sums", **fields:
                 "text": f"answer {place}",
                 "num_tokens": 5,
                 "value": value,
-                "is_whole": True,
+                "is_finished": True,
                 "is_usable": True,
             }
             | fields
@@ -80,11 +80,11 @@ def test_the_shortest_correct_answer_may_be_preferred_but_never_to_a_better_one(
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [({"is_whole": False}, "truncated"), ({"is_usable": False}, "unusable"), ({"value": None}, "unscored")],
+    [({"is_finished": False}, "truncated"), ({"is_usable": False}, "unusable"), ({"value": None}, "unscored")],
 )
 def test_what_cannot_be_a_demonstration_is_not_kept_however_it_is_chosen(fields: dict[str, Any], reason: str) -> None:
     broken = [Candidate(**({"prompt_id": "a", "task": "t", "sample_index": 0, "text": "x", "num_tokens": 1,
-                            "value": 1.0, "is_whole": True, "is_usable": True} | fields))]  # fmt: skip
+                            "value": 1.0, "is_finished": True, "is_usable": True} | fields))]  # fmt: skip
     for choose in ("verified", "best"):
         assert kept(broken, choose=choose) == []
         assert dropped(broken, choose=choose) == {reason: 1}

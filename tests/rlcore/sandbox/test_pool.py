@@ -271,9 +271,9 @@ def test_a_sandbox_that_was_closed_starts_again() -> None:
 def test_boxes_end_when_their_caller_is_killed() -> None:
     require_bubblewrap()
     program = (
-        "from rlcore.sandbox.pool import SandboxPool\nfrom rlcore.sandbox.base import Limits\n"
+        "from rlcore.sandbox.pool import SandboxPool\nfrom rlcore.sandbox.base import ResourceLimits\n"
         "pool = SandboxPool(num_workers=1)\npool.run('pass')\nprint('ready', flush=True)\n"
-        "pool.run('import time; marker_of_this_test = 1; time.sleep(60)', limits=Limits(wall_seconds=60.0))"
+        "pool.run('import time; marker_of_this_test = 1; time.sleep(60)', limits=ResourceLimits(wall_seconds=60.0))"
     )
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
     assert caller.stdout is not None

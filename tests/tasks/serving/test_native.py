@@ -81,7 +81,7 @@ def test_a_model_that_the_library_decodes_says_the_same(long_winded: Path, monke
         (folder / "generation_config.json").write_text(json.dumps(ends))
     job = dataclasses.replace(JOB, max_tokens=24, num_samples=6)
     ours = pieces_of(engine_of(folder), job)
-    monkeypatch.setattr("rlcore.tasks.serving.native.shares_prompts", lambda model: False)
+    monkeypatch.setattr("rlcore.tasks.serving.native.supports_prompt_sharing", lambda model: False)
     theirs = pieces_of(engine_of(folder), job)
     assert texts(ours) == texts(theirs)
     assert len(texts(ours)) == 6

@@ -118,7 +118,7 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
         tokens, _ = draw(logits, uniforms, temperature=0.4 * temperature)
         return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-    monkeypatch.setattr(native, "draw", sharper)
+    monkeypatch.setattr(native, "sample_tokens", sharper)
     parts = drawn_parts(
         make_parts, health=HealthConfig(action="off", audit=AuditConfig(max_time_fraction=1.0, rollouts=6))
     )

@@ -53,7 +53,7 @@ def test_what_was_scored_is_found_again() -> None:
 @pytest.mark.parametrize("turn", [lambda v: -v, lambda v: 1.0 - v, lambda v: v + 1e-3])
 def test_another_value_than_the_terms_is_named_with_both(turn: Any) -> None:
     reward = WeightedReward([part(lengths)])
-    items = [changed(i, value=turn(i.score.value), parts={"own": turn(i.score.terms["own"])}) for i in scored(reward)]
+    items = [changed(i, value=turn(i.score.value), terms={"own": turn(i.score.terms["own"])}) for i in scored(reward)]
     assert faults(reward, items)[2] == ("the reward 'own'", "3", f"{turn(3.0):.6g}")
 
 
@@ -76,7 +76,7 @@ def test_a_sum_with_another_weight_or_behind_another_gate_is_found() -> None:
 
 def test_a_part_that_was_dropped_from_the_sum_is_found() -> None:
     reward = WeightedReward([part(lengths), part(lengths, "again")])
-    items = [changed(item, parts={"own": item.score.terms["own"]}) for item in scored(reward)]
+    items = [changed(item, terms={"own": item.score.terms["own"]}) for item in scored(reward)]
     assert faults(reward, items)[0][0] == "the reward's part 'again'"
 
 

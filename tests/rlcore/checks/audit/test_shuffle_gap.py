@@ -102,7 +102,7 @@ def test_answers_are_likelier_after_their_own_prompts_unless_they_were_exchanged
     train_sft(model, turn(shown), held_out, config(num_steps=30), seed=0, report=lambda *_: None)
     found = measure_shuffle_gap(model, turn(held_out), tokens_per_microbatch=256, seed=0)
     assert found.num_rows >= 16
-    assert found.is_configured is (turn is list)
+    assert found.is_told is (turn is list)
     assert ("cannot tell" in str(found)) is (turn is rotated)
     if turn is rotated:
         with pytest.raises(DataError, match="the preset asks for 1"):
@@ -138,5 +138,5 @@ def test_one_answer_to_everything_has_no_gap() -> None:
         for one in whole(echo_sequences(40, 0))
     ]
     found = measure_shuffle_gap(strategies.tiny_llama(), same, tokens_per_microbatch=256, seed=0)
-    assert (found.num_rows, found.is_configured) == (0, False)
+    assert (found.num_rows, found.is_told) == (0, False)
     require_shuffle_gap(found, 0.0)

@@ -118,7 +118,7 @@ def test_a_part_that_an_engine_hides_is_left_to_the_log_probabilities() -> None:
             return sorted({"layer 0", *super().differing_parts(state)})
 
     session = session_of(Hides, torch.bfloat16)
-    assert session.begin().hidden == {"layer 0"}
+    assert session.begin().unverified == {"layer 0"}
     assert session.step(0.0)["sync/unverified_modules"] == 1.0
     with pytest.raises(StaleSamplerError, match=r"in . parts: embedding, head, layer 1"):
         session.step(1e-4)
