@@ -104,7 +104,7 @@ def require_file(path: Path) -> None:
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder gives an error of its own
-        raise ContractError("it is a pipe, a device or a socket, and no file", where=str(path), fix=f"give {_READERS}")
+        raise ContractError(f"{path} is not a regular file", where=str(path), fix=f"use {_READERS}")
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def _refuse_signal_of_groups(rl: RlConfig) -> None:
     ):
         if is_set:
             raise ConfigError(
-                f"{name} means nothing for {rl.algorithm}: {why}, groups of equal rewards teach too",
+                f"{rl.algorithm} does not use {name}: {why}, groups of equal rewards have a signal",
                 where=f"sampling.{name}",
                 fix=f"set it to {off}, or choose an algorithm whose advantages compare a group's rewards",
             )
@@ -75,9 +75,9 @@ def with_objective(
     for setting in chosen:
         if setting not in known:
             raise ConfigError(
-                f"{setting} means nothing for {name}",
+                f"{name} does not use {setting}",
                 where=f"update.objective.{setting}",
-                fix=f"its functions know {', '.join(known) or 'no constant'}",
+                fix=f"it uses: {', '.join(known) or 'no constant'}",
             )
     return with_constants(row, {**run, **chosen})
 

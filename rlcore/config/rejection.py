@@ -23,11 +23,11 @@ class AnswersConfig:
 
     def __post_init__(self) -> None:
         if self.sampling.staleness:
-            raise ConfigError("only RL stages take sampling.staleness: no updates to run ahead of")
+            raise ConfigError('sampling.staleness is only valid for kind = "rl"')
         if self.sampling.dynamic_sampling_rounds:
-            raise ConfigError("only RL stages take sampling.dynamic_sampling_rounds: no groups to replace here")
+            raise ConfigError('sampling.dynamic_sampling_rounds is only valid for kind = "rl"')
         if self.sampling.zero_signal_keep_prob < 1.0:
-            raise ConfigError("only RL stages take sampling.zero_signal_keep_prob: each prompt is answered once here")
+            raise ConfigError('sampling.zero_signal_keep_prob is only valid for kind = "rl"')
 
 
 @dataclass(frozen=True, kw_only=True)

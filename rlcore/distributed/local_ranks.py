@@ -131,9 +131,9 @@ def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch
     chosen, count = placement.devices or tuple(range(size)), torch.cuda.device_count()
     if max(chosen) >= count:
         raise ConfigError(
-            f"{size} ranks want the GPUs {', '.join(map(str, chosen))}, {count} are visible",
+            f"learner_ranks = {size} needs GPUs {', '.join(map(str, chosen))}, only {count} visible",
             where="distributed.learner_ranks",
-            fix="lower it, or name GPUs in distributed.devices",
+            fix="set CUDA_VISIBLE_DEVICES or distributed.devices, or lower learner_ranks",
         )
     return [torch.device("cuda", index) for index in chosen]
 

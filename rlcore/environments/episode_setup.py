@@ -87,9 +87,8 @@ def check_failures(reasons: Sequence[str], count: int) -> None:
     """
     if len(reasons) > MAX_FAILURES * count:
         raise SamplingError(
-            f"the environment failed in {len(reasons)} of {count} episodes (allowed: {MAX_FAILURES:.0%}), "
-            f"first: {reasons[0]}",
-            fix="repair it; what the policy did wrong is raised as rlcore.environments.base.CallError",
+            f"environment raised in {len(reasons)} of {count} episodes (limit {MAX_FAILURES:.0%}): {reasons[0]}",
+            fix="repair the environment; raise rlcore.environments.base.CallError for wrong calls of the policy",
         )
 
 

@@ -165,7 +165,8 @@ def finish(run: Run) -> TrainResult:
 def _replay(run: Run, until: int) -> None:
     """Repeat iterations that are recorded already. Draws and updates are the same, so the weights are too."""
     if run.iterations_done < until:
-        run.recorder.log(f"goes back to iteration {until} by way of the checkpoint of iteration {run.iterations_done}")
+        start = run.iterations_done
+        run.recorder.log(f"restore iteration={until} from_checkpoint={start} (replaying {until - start})")
     sync_when_idle(run)
     for iteration in range(run.iterations_done + 1, until + 1):
         drawn = collect_groups(run, iteration, {})

@@ -11,7 +11,11 @@ from rlcore.checks.health import HealthFinding
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.types import ScoredRollout
 
-_OPTIONAL = {"KL": "kl/ref", "with calls": "episode/with_calls", "held-out": "eval/accuracy"}
+_OPTIONAL = (
+    ("kl", "kl/ref", ".4f"),
+    ("with_calls", "episode/with_calls", ".3f"),
+    ("eval_accuracy", "eval/accuracy", ".3f"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +87,7 @@ class LogRecorder:
 
 
 def summary_line(iteration: int, num_iterations: int, metrics: Mapping[str, float]) -> str:
-    """One iteration in a line: ``iteration 3/10: reward 0.512, length 18.0, held-out 0.4000``."""
-    shown = "".join(f", {label} {metrics[name]:.4f}" for label, name in _OPTIONAL.items() if name in metrics)
+    """Format an iteration: ``iteration 3/10 reward=0.512 length=18.0 eval_accuracy=0.400``."""
+    shown = "".join(f" {label}={metrics[name]:{form}}" for label, name, form in _OPTIONAL if name in metrics)
     reward, length = metrics["reward/mean"], metrics["completion/length"]
-    return f"iteration {iteration}/{num_iterations}: reward {reward:.3f}, length {length:.1f}{shown}"
+    return f"iteration {iteration}/{num_iterations} reward={reward:.3f} length={length:.1f}{shown}"

@@ -40,8 +40,8 @@ def restore_last_healthy(run: Run, stop: HealthStop) -> None:
     state = run.checkpoints.load(up_to=stop.restored_iteration)
     if state is None:
         raise TrainingError(
-            f"the run was stopped by a health rule after iteration {stop.iteration}, and no checkpoint is from before"
-            f" that: {stop.finding}",
+            f"health rule {stop.finding.rule} stopped the run at iteration {stop.iteration}, "
+            f"and no healthy checkpoint exists: {stop.finding}",
             where=f"health.{stop.finding.rule}",
             fix=stop.finding.fix,
         )

@@ -40,7 +40,7 @@ def calibrate_engines(parts: Components) -> tuple[list[EngineCalibration], list[
 def calibration_messages(baselines: Sequence[EngineCalibration]) -> list[str]:
     """Sentences on what the comparison before any update showed."""
     loudest = max(baseline.noise.mean for baseline in baselines)
-    notes = [f"engine and learner agree before any update: log-odds differ by {loudest:.2g} on average"]
+    notes = [f"weight sync verified mean_log_odds_diff={loudest:.2g}"]
     if hidden := sorted(set().union(*(baseline.unverified for baseline in baselines))):
         notes.append(f"the engine hides its weights in {', '.join(hidden)}: log-probabilities alone prove a sync there")
     return notes

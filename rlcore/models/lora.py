@@ -109,7 +109,7 @@ def add_lora(model: PreTrainedModel | AdaptedModel, config: LoraConfig, name: st
     """
     base = model.base if isinstance(model, AdaptedModel) else model
     if not config.rank:
-        raise ModelError("an adapter needs a rank of 1 or more", where="lora.rank", fix="set lora.rank")
+        raise ModelError(f"lora.rank must be at least 1, got {config.rank}", where="lora.rank", fix="set lora.rank")
     _inject(base, _peft_config(config, choose_targets(base, config.targets)), name)
     draws = generator(seed, "adapter", name)
     with torch.no_grad():

@@ -217,9 +217,9 @@ def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bo
     unique = tuple(dict.fromkeys(known))
     if not unique and not optional:
         raise ModelError(
-            "no end-of-sequence id is declared, so no completion would ever end",
+            "tokenizer has no EOS token",
             where=str(folder / "generation_config.json"),
-            fix="name the control token that ends a turn in model.extra_eos",
+            fix="set model.extra_eos to the control token that ends a turn",
         )
     return unique
 

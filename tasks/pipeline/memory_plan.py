@@ -69,16 +69,16 @@ def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[
         ConfigError: a stage cannot fit on the GPU. On a CPU what is free changes, and a line says that it may not fit.
     """
     if total is None:
-        return [f"memory: {need}; what the device has is not known" for need in needs]
-    has = f"the card has {format_bytes(total)}" if is_cuda else f"{format_bytes(total)} are free"
+        return [f"memory: {need}; memory of the device is unknown" for need in needs]
+    has = f"of {format_bytes(total)} {'on the GPU' if is_cuda else 'free'}"
     too_large = [need for need in needs if need.held > total]
     if too_large and is_cuda:
         raise ConfigError(
-            "; ".join(f"{need}, {has}" for need in too_large),
+            "; ".join(f"{need} {has}" for need in too_large),
             where="memory",
             fix="set " + " or ".join(dict.fromkeys(fix for need in too_large for fix in need.fixes)),
         )
-    return [f"memory: {need}, {has}{_advice(need, total)}" for need in needs]
+    return [f"memory: {need} {has}{_advice(need, total)}" for need in needs]
 
 
 def _advice(need: Need, total: int) -> str:

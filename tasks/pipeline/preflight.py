@@ -110,11 +110,11 @@ def preflight(
         new = [name for name in stages if name not in refs]
         errors = collect_error("memory", lambda: lines.extend(_memory(context, stages)))
         errors += collect_error("disk", lambda: lines.append(disk_summary(config, context.model, new, home.root)))
-    if errors:
+    if errors := list(dict.fromkeys(errors)):
         raise ConfigError(
-            "the preset cannot be run:\n    " + "\n    ".join(dict.fromkeys((*errors, *odd))),
+            "\n    ".join((f"preset has {len(errors)} error{'s' * (len(errors) > 1)}:", *errors, *odd)),
             where=f"preset {config.name}",
-            fix="correct the named keys; nothing has been run",
+            fix="correct these keys; nothing was run",
         )
     return list(filter(None, lines))
 

@@ -146,9 +146,9 @@ def machines(origin: Origin, config: RunConfig) -> list[str]:
     if then == {}:
         return []
     if then == now:
-        return [f"machine: {describe_machine(now)}, as then"]
-    before = describe_machine(then) if then else "a machine of which there is no record"
-    return [f"made on {before}; this is {describe_machine(now)}: other bits are to be expected"]
+        return [f"machine: {describe_machine(now)} (unchanged)"]
+    before = describe_machine(then) if then else "unknown"
+    return [f"machine changed: {before} -> {describe_machine(now)}; results may differ in bits"]
 
 
 @contextmanager

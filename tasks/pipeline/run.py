@@ -64,7 +64,10 @@ def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Sta
         ordered = TopologicalSorter({name: needed[name] for name in known if name in needed}).static_order()
         return tuple(known[name] for name in ordered)
     except CycleError as error:
-        raise ConfigError(f"the stages form a cycle: {' -> '.join(error.args[1])}") from error
+        raise ConfigError(
+            f"stages depend on each other: {' -> '.join(error.args[1])}",
+            fix="change init_from or data of one stage",
+        ) from error
 
 
 def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:

@@ -96,13 +96,13 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
         if record is not None and not run.store.errors(record.ref):
             shutil.rmtree(run.home.work / key, ignore_errors=True)  # of a process that was killed behind its record
             log_cache_hit(stage.name, record.ref, run)
-            logger.info("%s: cached (%.1f s)", stage.name, time.perf_counter() - started)
+            logger.info("%s: cached seconds=%.1f", stage.name, time.perf_counter() - started)
             return record.ref
         _require_intact(stage, inputs, run.store)
-        logger.info("%s: starts", stage.name)
+        logger.info("%s: start", stage.name)
         record = _compute(stage, config, inputs, run, ingredients)
         _write_record(record, stage, config, run)
-    logger.info("%s: done in %.1f s", stage.name, record.seconds)
+    logger.info("%s: done seconds=%.1f", stage.name, record.seconds)
     return record.ref
 
 

@@ -53,7 +53,7 @@ class Need:
             "engine": self.engine,
         }
         named = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items() if value)
-        return f"{self.stage} needs about {format_bytes(self.peak)} ({named})"
+        return f"{self.stage} needs {format_bytes(self.peak)} ({named})"
 
 
 def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: str = "", rank: int = 0) -> Need:

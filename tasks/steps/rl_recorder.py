@@ -119,9 +119,9 @@ class RolloutKeeper:
         for table in sorted(self.folder.glob("*.parquet")):
             if not matches_digest(table):
                 raise StorageError(
-                    "this table of rollouts is not what was written",
+                    "rollout table was modified after it was written (digest mismatch)",
                     where=str(table),
-                    fix=f"remove {self.folder.parent}, then start the same command again: the stage begins anew",
+                    fix=f"delete {self.folder.parent} and rerun",
                 )
 
 

@@ -84,7 +84,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     paths = chunk_paths(context, len(prompts))
     intact = {path for path in paths if matches_digest(path) and not _has_other_calls(path)}
     if intact:
-        context.log(f"goes on with {len(intact)} of {len(paths)} chunks")
+        context.log(f"resume: {len(intact)} of {len(paths)} chunks are complete")
     key = f"stages.{context.stage}.sampling.max_new_tokens"
     check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:

@@ -39,11 +39,12 @@ class Record:
 
 
 def describe_machine(machine: Mapping[str, object]) -> str:
-    """A machine in a line: ``device cpu, precision float32, instructions AVX512, threads 1, …``.
+    """Format the machine of a record: ``device=cpu precision=float32 instructions=AVX512 threads=1 …``.
 
-    It is the ingredient of that name, as records keep it; empty for a stage that computes with no model.
+    The text is empty for a stage that computes with no model.
     """
-    return ", ".join(f"{name} {value}" for name, value in machine.items() if value)
+    shown = {name: str(value) for name, value in machine.items() if value}
+    return " ".join(f'{name}="{value}"' if " " in value else f"{name}={value}" for name, value in shown.items())
 
 
 class StageCache:

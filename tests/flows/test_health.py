@@ -43,7 +43,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     assert len(history) + len(stopped["dropped"]) == stopped["iteration"]
     assert [finding["level"] for finding in health["findings"] if finding["rule"] == "kl"][-2:] == ["alarm", "stop"]
     assert "stopped after iteration" in done.stderr
-    assert "goes back to iteration" in done.stderr and "by way of the checkpoint of iteration 1" in done.stderr
+    assert "restore iteration=" in done.stderr and "from_checkpoint=1 " in done.stderr
 
     # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
     known |= set((home / "cache" / "grpo").glob("*.json"))
@@ -61,5 +61,5 @@ def test_a_run_that_was_never_healthy_fails_with_the_rule_and_its_fix(micro_home
     shutil.copytree(micro_home, home)
     done = run_flows("run", home, ALONE, "health.clip.warn=-2.0", "health.clip.stop=-1.0", "health.clip.patience=1")
     assert done.returncode == 1
-    assert "health.clip" in done.stderr and "no checkpoint is from before" in done.stderr
+    assert "health.clip" in done.stderr and "no healthy checkpoint exists" in done.stderr
     assert "lower learning_rate" in done.stderr

@@ -158,7 +158,7 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
 
     resumed = run(arguments_of("run"), copy)
     assert resumed.returncode == 0, resumed.stderr
-    assert "goes on with 1 of 3 chunks" in resumed.stderr
+    assert "resume: 1 of 3 chunks are complete" in resumed.stderr
     assert record(copy, "rejection")["ref"]["sha256"] == record(home, "rejection")["ref"]["sha256"]
     kept = folder(copy, "rejection") / "rollouts" / "chunk-00000.parquet"
     assert kept.stat().st_mtime_ns >= written  # copied from the work folder, never sampled again: see the bytes above
@@ -181,7 +181,7 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
             "stages.rejection.num_sample: unknown key; did you mean stages.rejection.num_samples",
         ),
         ("stages.rejection.rewards.0.weigth=2", "stages.rejection.rewards.0.weigth: unknown key"),
-        ("stages.rejection.sampling.dynamic_sampling_rounds=2", "only RL stages take sampling.dynamic_sampling_rounds"),
+        ("stages.rejection.sampling.dynamic_sampling_rounds=2", "sampling.dynamic_sampling_rounds is only valid for"),
         (
             "stages.rejection.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
             "stages.rejection.sampling.episodes differs from stages.grpo.sampling.episodes",

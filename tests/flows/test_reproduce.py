@@ -39,8 +39,8 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
     assert main(["reproduce", "retrain-grpo/1"]) == 0
     said = capsys.readouterr().out
     assert "every file of the model is the same" in said
-    assert said.startswith("machine: device cpu, precision float32, instructions ")
-    assert said.splitlines()[0].endswith(", as then")
+    assert said.startswith("machine: device=cpu precision=float32 instructions=")
+    assert said.splitlines()[0].endswith(" (unchanged)")
     assert not scratch_homes(tracked_home)
 
     weights = folder(tracked_home.root, "grpo") / "model" / "model.safetensors"
@@ -60,8 +60,8 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
 
     edit_records(tracked_home, "grpo", '"instructions": "', '"instructions": "NEON and ')
     machine = run_reproduce("retrain-grpo/1").lines
-    assert machine[0].startswith("made on device cpu, precision float32, instructions NEON and ")
-    assert machine[0].endswith(": other bits are to be expected")
+    assert machine[0].startswith('machine changed: device=cpu precision=float32 instructions="NEON and ')
+    assert machine[0].endswith("; results may differ in bits")
     assert machine[1].startswith("changed: grpo: machine changed: instructions NEON and ")
     assert machine[-1] == "nothing was run"
     edit_records(tracked_home, "grpo", '"instructions": "NEON and ', '"instructions": "')

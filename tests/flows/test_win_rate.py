@@ -123,7 +123,7 @@ def test_a_judge_that_refuses_ends_the_stage_with_its_reason(home: Path, tmp_pat
     (tmp_path / "own_judge.py").write_text(JUDGES, encoding="utf-8")
     done = run(tmp_path, *sampled("silent"))
     assert done.returncode != 0
-    assert "pairs are unjudged (allowed: 0.8)" in done.stderr
+    assert "pairs (limit 0.8)" in done.stderr
     assert "raised ValueError: I refuse" in done.stderr
 
 

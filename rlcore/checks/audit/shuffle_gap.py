@@ -101,10 +101,8 @@ class ShuffleGap:
 
     def __str__(self) -> str:
         half = 1.96 * self.error
-        said = f"{self.gap:.3f} [{self.gap - half:.3f}, {self.gap + half:.3f}] nats per token"
-        if self.is_told:
-            return f"held-out answers cost {said} more after other prompts than after their own"
-        return f"held-out answers cost {said} more after other prompts: whether pairs are right, this cannot tell"
+        text = f"shuffle_gap={self.gap:.3f} nats/token ci95=[{self.gap - half:.3f},{self.gap + half:.3f}]"
+        return text if self.is_told else f"{text}; too small to show that prompts and answers match"
 
 
 def measure_shuffle_gap(

@@ -93,8 +93,8 @@ class LabelNoise:
 
     def __str__(self) -> str:
         found = accuracy([place < self.num_against for place in range(max(1, self.num_sure))])
-        said = f"{self.share:.2f} [{found.low:.2f}, {found.high:.2f}] of {self.num_pairs} labels look wrong"
-        return f"{said}: the judges cannot tell a label from its opposite" if found.high >= 0.5 else said
+        text = f"label_noise={self.share:.2f} ci95=[{found.low:.2f},{found.high:.2f}] n={self.num_pairs}"
+        return f"{text}; the audit cannot tell a label from its opposite" if found.high >= 0.5 else text
 
 
 def label_noise(margins: Sequence[float]) -> LabelNoise:

@@ -147,7 +147,7 @@ class VllmSampler:
         num_asked = len(pending)
         for attempt in range(MAX_ATTEMPTS):
             if attempt and pending:
-                self._progress(f"{len(pending)} completions are asked for again: {reasons[pending[0]]}")
+                self._progress(f"engine: retry completions={len(pending)} reason={reasons[pending[0]]}")
                 self._watch.asked_again += len(pending)
                 self._restart_server()
             outcomes = self._pool.map(lambda request: self._one(request, params), pending)

@@ -26,7 +26,8 @@ def run_import_sft(context: StageContext) -> StageResult:
     card = import_model(config, context.folder / MODEL, seed=context.seed)
     write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     context.tracker.log_params({f"card.{key}": value for key, value in dataclasses.asdict(card).items()})
-    context.log(f"{card.num_parameters / 1e6:.2f} M parameters, {card.dtype}, EOS ids {list(card.eos_ids)}")
+    eos_ids = ",".join(map(str, card.eos_ids))
+    context.log(f"model parameters={card.num_parameters / 1e6:.2f}M dtype={card.dtype} eos_ids=[{eos_ids}]")
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 

@@ -15,6 +15,7 @@ from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.intervals import accuracy, mean_share
+from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
 from rlcore.tasks.steps.runtime import open_runtime
@@ -50,8 +51,8 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     write_json(document, context.folder / "benchmark.json")
     context.tracker.log_artifact(context.folder / "benchmark.json", "evaluation")
     for each in found:
-        interval = f"[{each['low']:.3f}, {each['high']:.3f}]"
-        context.log(f"{each['task']}, {each['metric']}: {each['mean']:.3f} {interval}")
+        interval = format_interval(each["low"], each["high"], context.config.confidence)
+        context.log(f"task={each['task']} {each['metric']}={each['mean']:.3f} {interval}")
     return StageResult(metrics=metrics_of(found), rows=len(table), contract=NAME)
 
 

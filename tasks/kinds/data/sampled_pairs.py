@@ -67,7 +67,7 @@ def write_sampled_pairs(
             pair = pair_of(group, grade, prefill)
             pairs += [] if pair is None else [pair]
             if number % PROMPTS_AT_A_TIME == 0:
-                context.log(f"{len(pairs)} of {wanted} pairs, from {number} prompts")
+                context.log(f"pairs={len(pairs)}/{wanted} prompts={number}")
             if len(pairs) == wanted:
                 break
     if not pairs:

@@ -125,7 +125,10 @@ def log_to_mlflow(context: StageContext, report: GateReport) -> None:
         context.tracker.log_dataset(context.folder / f"{split}.parquet", name=report.contract, context=split)
     for name in ("report.json", "quarantine.jsonl"):
         context.tracker.log_artifact(context.folder / name, "data")
-    context.log(f"{report.summary} ({report.contract})")
+    context.log(
+        f"dataset train={report.num_train} eval={report.num_eval} unused={report.unused} "
+        f"quarantined={report.quarantined} contract={report.contract}"
+    )
     for warning in report.warnings:
         context.log(f"warning: {warning}")
 

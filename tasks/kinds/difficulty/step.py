@@ -15,6 +15,7 @@ from rlcore.config import AnswersConfig
 from rlcore.data_contracts.contracts.difficulties import NAME, check_difficulties
 from rlcore.evaluation.intervals import Interval, accuracy, mean_share
 from rlcore.sampling.rejection import Candidate
+from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.steps.sampled_answers import answered_prompts
 from rlcore.tasks.steps.tokens import id_in_dataset
@@ -41,7 +42,8 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
     write_json(document, context.folder / "difficulty.json")
     context.tracker.log_artifact(context.folder / "difficulty.json", "data")
     rate = found["pass_rate"]
-    context.log(f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] on {len(table)} prompts")
+    interval = format_interval(rate["low"], rate["high"], context.config.confidence)
+    context.log(f"pass_rate={rate['mean']:.3f} {interval} n={len(table)}")
     return StageResult(metrics=metrics_of(found), rows=len(table), contract=NAME)
 
 

@@ -40,8 +40,8 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         history.append({"iteration": step, **metrics})
         context.tracker.log_metrics(metrics, step=step)
         if step % max(1, num_steps // 10) == 0 or step == num_steps:
-            found = f"loss {metrics['dpo/loss']:.3f}, accuracy {metrics['dpo/accuracy']:.3f}"
-            context.log(f"step {step}/{num_steps}: {found}")
+            found = f"loss={metrics['dpo/loss']:.3f} accuracy={metrics['dpo/accuracy']:.3f}"
+            context.log(f"step {step}/{num_steps} {found}")
 
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
@@ -55,7 +55,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)
     context.tracker.log_metrics(figures, step=len(history))
     accuracy, pairs = figures["dpo/eval_accuracy"], figures["dpo/eval_pairs"]
-    context.log(f"held-out pair accuracy {accuracy:.3f} on {pairs:.0f} pairs")
+    context.log(f"eval_accuracy={accuracy:.3f} n={pairs:.0f}")
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
 
 

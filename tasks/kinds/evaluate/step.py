@@ -17,6 +17,7 @@ from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
+from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.play import with_tools
@@ -70,19 +71,18 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
-    context.log(sentence(summary))
+    context.log(log_line(summary, context.config.confidence))
     return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
 
 
-def sentence(summary: Mapping[str, float]) -> str:
-    """The greedy accuracy with its interval, and what has none."""
+def log_line(summary: Mapping[str, float], confidence: float) -> str:
+    """Format the greedy accuracy with its interval and the number of prompts without reference."""
     without = int(summary["eval/no_reference"])
-    left_out = f"{without} held-out prompts have no reference, so accuracy is not measured on them"
+    left_out = f"no_reference={without}" if without else ""
     if "eval/accuracy" not in summary:
         return left_out
-    interval = f"[{summary['eval/accuracy_low']:.3f}, {summary['eval/accuracy_high']:.3f}]"
-    measured = f"greedy accuracy {summary['eval/accuracy']:.3f} {interval} on {summary['eval/problems']:.0f} problems"
-    return f"{measured}; {left_out}" if without else measured
+    interval = format_interval(summary["eval/accuracy_low"], summary["eval/accuracy_high"], confidence)
+    return f"accuracy={summary['eval/accuracy']:.3f} {interval} n={summary['eval/problems']:.0f} {left_out}".rstrip()
 
 
 def answers(

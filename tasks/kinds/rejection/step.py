@@ -132,7 +132,7 @@ def give_account(
     }
     write_json(document, context.folder / "rejection.json")
     context.tracker.log_artifact(context.folder / "rejection.json", "data")
-    context.log(f"{total.kept} of {total.sampled} answers kept, {total.verified} verified")
+    context.log(f"kept={total.kept} verified={total.verified} sampled={total.sampled}")
     return StageResult(metrics=metrics_of(total), rows=report.num_train + report.num_eval, contract=report.contract)
 
 

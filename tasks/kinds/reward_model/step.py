@@ -75,9 +75,9 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     for name in TABLES:
         context.tracker.log_artifact(context.folder / name, "reward_model")
     accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
-    context.log(f"held-out pair accuracy {accuracy:.3f} on {count:.0f} pairs")
+    context.log(f"eval_accuracy={accuracy:.3f} n={count:.0f}")
     if on_anchors:
-        context.log(f"accuracy on {len(anchors)} gold pairs {on_anchors.mean:.3f}")
+        context.log(f"gold_accuracy={on_anchors.mean:.3f} n={len(anchors)}")
         require_gold_pairs(on_anchors)
     _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
@@ -109,9 +109,7 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
         history.append({"iteration": step, **metrics})
         context.tracker.log_metrics(metrics, step=step)
         if step % max(1, num_steps // 10) == 0 or step == num_steps:
-            context.log(
-                f"step {step}/{num_steps}: loss {metrics['rm/loss']:.3f}, accuracy {metrics['rm/accuracy']:.3f}"
-            )
+            context.log(f"step {step}/{num_steps} loss={metrics['rm/loss']:.3f} accuracy={metrics['rm/accuracy']:.3f}")
 
     return report
 

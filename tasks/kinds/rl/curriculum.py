@@ -39,7 +39,7 @@ def curriculum_prompts(context: StageContext, draw: DrawConfig, prompts: Sequenc
             raise _none_left(context.stage, name, draw, tried)
         found += some
     kept = len({prompt.prompt_id for prompt in found})
-    context.log(f"draws from {kept} of {len(prompts)} prompts, by the pass rates of {draw.pass_rates}")
+    context.log(f"curriculum prompts={kept}/{len(prompts)} pass_rates={draw.pass_rates}")
     context.tracker.log_metrics(
         {"curriculum/prompts": float(kept), "curriculum/prompt_fraction": kept / len(prompts)}, step=0
     )

@@ -48,7 +48,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         history.append({"iteration": step, **metrics})
         context.tracker.log_metrics(metrics, step=step)
         if step % every == 0 or step == config.num_steps:
-            context.log(f"step {step}/{config.num_steps}: loss {metrics['sft/loss']:.3f}")
+            context.log(f"step {step}/{config.num_steps} loss={metrics['sft/loss']:.3f}")
 
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,

@@ -220,9 +220,9 @@ def _refuse(errors: Counter[str], limit: float, count: int, *, where: str) -> No
     if unjudged > limit:
         most, times = errors.most_common(1)[0]
         raise RewardError(
-            f"{unjudged} of {count} pairs are unjudged (allowed: {limit:g}); {times} times: {most}",
+            f"judge failed on {unjudged} of {count} pairs (limit {limit:g}), {times} times with: {most}",
             where=where,
-            fix="look whether the judge answers at all and keeps to its form; max_unjudged allows more",
+            fix="check that the judge answers in the required form, or raise max_unjudged",
         )
 
 

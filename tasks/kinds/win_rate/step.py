@@ -17,6 +17,7 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.rewards.reward_model import token_scorer
+from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
@@ -114,8 +115,8 @@ def give_account(
     context.tracker.log_metrics(metrics, step=0)
     context.tracker.log_artifact(context.folder / "win_rate.json", "win_rate")
     rate, doubts = found.rate, f"; not trusted: {'; '.join(reasons)}" if reasons else ""
-    interval = f"{rate.mean:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
-    context.log(f"win rate {interval} over {stage.baseline} on {rate.n} prompts{doubts}")
+    interval = format_interval(rate.low, rate.high, context.config.confidence)
+    context.log(f"win_rate={rate.mean:.3f} {interval} n={rate.n} baseline={stage.baseline}{doubts}")
     return StageResult(metrics=metrics, rows=len(table))
 
 

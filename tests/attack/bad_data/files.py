@@ -126,7 +126,7 @@ def _folder(folder: Path) -> Path:
 
 
 def _no_files() -> Iterator[Case]:
-    no_file = Refused(words="a pipe, a device or a socket")
+    no_file = Refused(words="is not a regular file")
     yield _made("no file", "a pipe", _pipe, no_file)
     yield _made("no file", "a pipe named as a table", _pipe_of_a_table, no_file)
     yield _made("no file", "a socket", _socket, no_file)

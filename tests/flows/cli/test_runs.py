@@ -14,7 +14,7 @@ def test_each_stage_that_trains_has_its_memory_and_the_run_its_disk(
     assert main(["estimate", "tiny"]) == 0
     *stages, disk = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in stages] == ["sft", "reward_model", "grpo", "ppo"]
-    assert [line for line in stages if "needs about" not in line or "are free" not in line] == []
+    assert [line for line in stages if " needs " not in line or " free" not in line] == []
     assert disk.startswith("disk: the run writes about ")
 
 

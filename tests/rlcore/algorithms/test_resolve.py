@@ -74,7 +74,7 @@ def test_a_setting_changes_what_its_row_computes_or_is_refused(name: str, settin
     if setting in constants_of(ALGORITHMS[name]):
         assert computed(row(name, **{setting: VALUES[setting]})) != computed(row(name))
         return
-    with pytest.raises(ConfigError, match=rf"{setting} means nothing for {name.replace('+', '.')}") as caught:
+    with pytest.raises(ConfigError, match=rf"{name.replace('+', '.')} does not use {setting}") as caught:
         row(name, **{setting: VALUES[setting]})
     assert caught.value.where == f"update.objective.{setting}"
     assert caught.value.fix
@@ -154,4 +154,4 @@ def test_a_dual_clip_within_the_clip_is_refused(value: float) -> None:
 def test_the_error_says_which_constants_the_row_has(name: str, setting: str, known: str) -> None:
     with pytest.raises(ConfigError) as caught:
         row(name, **{setting: VALUES[setting]})
-    assert caught.value.fix.endswith(f"know {known}")
+    assert caught.value.fix.endswith(f"uses: {known}")

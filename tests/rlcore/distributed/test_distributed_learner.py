@@ -180,7 +180,7 @@ def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> N
     two = PlacementConfig(backend="processes", learner_ranks=2)
     cuda = torch.device("cuda")
     assert [device.index for device in rank_devices(two, cuda)] == [0, 1]
-    with pytest.raises(ConfigError, match="2 are visible"):
+    with pytest.raises(ConfigError, match="only 2 visible"):
         rank_devices(dataclasses.replace(two, learner_ranks=3), cuda)
     with pytest.raises(ConfigError, match="computes on a CPU"):
         rank_devices(dataclasses.replace(two, devices=(0, 1)), torch.device("cpu"))

@@ -162,5 +162,5 @@ def test_another_instruction_set_is_another_machine() -> None:
     lowered = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
     done = subprocess.run([sys.executable, "-c", script], env=lowered, cwd=ROOT, capture_output=True, text=True)
     assert "precision='float32', gpu='', instructions='DEFAULT', threads=1" in done.stdout
-    arithmetic = done.stdout.partition("arithmetic='")[2][:12]
+    arithmetic = done.stdout.partition("numerics_digest='")[2][:12]
     assert (here.instructions == "DEFAULT") == (arithmetic == here.numerics_digest)

@@ -284,12 +284,12 @@ def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_mor
     outcome = train(stopping, tape)
     assert outcome.stop is not None and outcome.stop.restored_iteration == 4 - staleness
     assert torch.equal(weights(stopping), course[outcome.stop.restored_iteration])
-    assert any("by way of the checkpoint of iteration 1" in note for note in tape.notes)
+    assert any("from_checkpoint=1 " in note for note in tape.notes)
 
 
 def test_a_run_that_is_unhealthy_from_the_start_has_no_result(make_parts: MakeParts) -> None:
     health = HealthConfig(kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
-    with pytest.raises(TrainingError, match="no checkpoint is from before"):
+    with pytest.raises(TrainingError, match="no healthy checkpoint exists"):
         train(make_parts(config=KL, health=health), Tape())
 
 

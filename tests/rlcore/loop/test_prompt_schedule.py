@@ -129,11 +129,11 @@ def test_an_iteration_that_is_closed_has_no_prompts_any_more() -> None:
     ("algorithm", "changes", "problem"),
     [
         ("grpo", {"group_size": 1}, "zero_signal_keep_prob < 1 needs group_size > 1"),
-        ("ppo", {}, "zero_signal_keep_prob means nothing for ppo: with a critic, groups of equal rewards teach too"),
+        ("ppo", {}, "ppo does not use zero_signal_keep_prob: with a critic, groups of equal rewards have a signal"),
         (
             "distil",
             {"kl": KlConfig(coefficient=1.0, apply_to="reward")},
-            "zero_signal_keep_prob means nothing for distil",
+            "distil does not use zero_signal_keep_prob",
         ),
     ],
 )

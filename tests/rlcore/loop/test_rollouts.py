@@ -180,7 +180,7 @@ def test_the_signal_of_a_group_is_that_of_the_rewards_that_will_be_trained_on() 
 
 def test_dynamic_sampling_is_refused_where_it_means_nothing() -> None:
     sampling = SamplingConfig(max_new_tokens=8, dynamic_sampling_rounds=1)
-    with pytest.raises(ConfigError, match="dynamic_sampling_rounds means nothing for ppo"):
+    with pytest.raises(ConfigError, match="ppo does not use dynamic_sampling_rounds"):
         resolve_algorithm(strategies.rl_config("ppo", sampling=sampling))
     with pytest.raises(ConfigError, match="group_size > 1"):
         strategies.rl_config("dapo", sampling=sampling, group_size=1)

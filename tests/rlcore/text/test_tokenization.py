@@ -96,7 +96,7 @@ def test_a_model_that_declares_no_eos_id_is_refused(tmp_path: Path) -> None:
     backend = make_tokenizer(max_positions=256)
     backend.eos_token = None
     backend.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="no end-of-sequence id"):
+    with pytest.raises(ModelError, match="no EOS token"):
         ChatTokenizer.load(tmp_path)
 
 

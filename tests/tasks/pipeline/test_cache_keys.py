@@ -103,7 +103,7 @@ def test_there_is_no_reason_when_nothing_changed_and_a_plain_one_when_nothing_is
 
 
 def test_a_machine_is_said_in_a_line_by_what_it_has() -> None:
-    assert describe_machine(INGREDIENTS["machine"]) == "device cpu, precision float32, instructions AVX512"
+    assert describe_machine(INGREDIENTS["machine"]) == "device=cpu precision=float32 instructions=AVX512"
     assert describe_machine({}) == ""
 
 

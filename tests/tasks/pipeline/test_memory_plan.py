@@ -59,7 +59,7 @@ def refused(*overrides: str, stages: tuple[str, ...] = ("sft", "reward_model", "
 def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_what_does(card: None) -> None:
     message = refused(stages=("grpo",))
     # 7.6 B x 16 bytes that learn, the reference and the engine's copy in bfloat16; 71 GiB of a micro-batch
-    assert "grpo needs about 213 GiB" in message and "the card has 80 GiB" in message
+    assert "grpo needs 213 GiB" in message and "of 80 GiB on the GPU" in message
     assert "weights 57 GiB, gradients 28 GiB, moments 57 GiB" in message
     assert "stages.grpo.update.lora.rank = 16" in message and "adamw_8bit" in message
     assert "sft needs" not in message  # not asked for
@@ -113,7 +113,7 @@ def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: N
 
 def test_on_a_cpu_nothing_is_refused() -> None:
     (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), 8 * GIB, is_cuda=False)
-    assert "8.0 GiB are free: this may not fit; set stages.sft.optim.kind = 'adamw_8bit'" in line
+    assert "of 8.0 GiB free: this may not fit; set stages.sft.optim.kind = 'adamw_8bit'" in line
     (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), None, is_cuda=False)
     assert "free" not in line
 
@@ -146,5 +146,5 @@ def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
 
 def test_a_plan_that_cannot_fit_is_refused(home: Home, card: None) -> None:
     huge = ["model.shape.hidden_size=12288", "model.shape.intermediate_size=49152", "model.shape.num_layers=30"]
-    with pytest.raises(ConfigError, match="the card has 80 GiB"):
+    with pytest.raises(ConfigError, match="of 80 GiB on the GPU"):
         plan_memory("tiny", huge, ["sft"])

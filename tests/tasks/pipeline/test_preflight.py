@@ -98,7 +98,7 @@ FAULTS = [
     ("stages.grpo.algorithm=grop", "stages.grpo: unknown algorithm 'grop'"),
     (
         "stages.grpo.update.objective.gate_positive=1.0",
-        "stages.grpo.update.objective.gate_positive: gate_positive means",
+        "stages.grpo.update.objective.gate_positive: grpo does not use gate_positive",
     ),
     (
         "stages.grpo.sampling.max_new_tokens=60",

@@ -257,9 +257,9 @@ def test_one_line_per_stage_with_its_seconds(run: PipelineRun, caplog: pytest.Lo
     make(run)
     run_stage(DOUBLE, config(), {"make": ref}, run)
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "make: starts"
-    assert lines[1].startswith("make: done in ")
-    assert lines[2].startswith("make: cached (")
+    assert lines[0] == "make: start"
+    assert lines[1].startswith("make: done seconds=")
+    assert lines[2].startswith("make: cached seconds=")
     assert lines[4] == "double: 1 doubled"
 
 

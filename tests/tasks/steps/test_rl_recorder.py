@@ -126,9 +126,9 @@ def test_a_table_that_has_changed_since_it_was_written_stops_the_stage(tracked_h
         again.require_intact()
         (table,) = again.folder.iterdir()
         table.write_bytes(table.read_bytes()[:-1])
-        with pytest.raises(StorageError, match="not what was written") as caught:
+        with pytest.raises(StorageError, match="digest mismatch") as caught:
             again.require_intact()
-    assert (caught.value.where, f"remove {tmp_path}" in caught.value.fix) == (str(table), True)
+    assert (caught.value.where, f"delete {tmp_path}" in caught.value.fix) == (str(table), True)
 
 
 def test_a_slow_loop_writes_every_iteration_at_once(

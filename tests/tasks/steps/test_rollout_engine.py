@@ -173,7 +173,7 @@ def test_a_section_samples_with_its_own_engine_or_the_runs() -> None:
 
 
 def test_rejection_sampling_has_no_updates_to_run_ahead_of() -> None:
-    with pytest.raises(ConfigError, match="no updates to run ahead of"):
+    with pytest.raises(ConfigError, match="staleness is only valid for kind"):
         RejectionConfig(num_samples=1, rewards=(), sampling=SamplingConfig(max_new_tokens=8, staleness=1))
 
 

@@ -83,5 +83,5 @@ def test_a_record_cut_short_counts_as_absent(tmp_path: Path) -> None:
 
 def test_a_machine_is_a_line_of_what_is_known_of_it() -> None:
     machine = {"device": "cpu", "precision": "float32", "accelerator": "", "threads": 1}
-    assert describe_machine(machine) == "device cpu, precision float32, threads 1"
+    assert describe_machine(machine) == "device=cpu precision=float32 threads=1"
     assert describe_machine({}) == ""

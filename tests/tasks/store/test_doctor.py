@@ -87,7 +87,7 @@ def test_a_missing_and_an_old_library_are_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_card_that_is_not_there_is_a_fault_and_a_cpu_is_none() -> None:
     assert doctor.device(HardwareConfig(device="cuda")).state == "missing"
-    assert doctor.device().text.startswith("device cpu, precision float32, instructions ")
+    assert doctor.device().text.startswith("device=cpu precision=float32 instructions=")
 
 
 def test_too_little_memory_or_disk_is_a_fault(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

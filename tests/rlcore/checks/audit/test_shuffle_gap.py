@@ -116,7 +116,7 @@ def test_a_gap_is_refused_where_its_interval_excludes_what_is_asked_for() -> Non
     found = ShuffleGap(gap=0.035, error=0.014, num_rows=100)
     for least in (0.0, 0.035, 0.09):
         require_shuffle_gap(found, least)
-    assert str(found).startswith("held-out answers cost 0.035 [0.008, 0.062] nats per token more")
+    assert str(found).startswith("shuffle_gap=0.035 nats/token ci95=[0.008,0.062]")
     with pytest.raises(DataError, match=r"the preset asks for 0\.1, and chance explains 0\.091"):
         require_shuffle_gap(found, 0.1)
 

@@ -107,10 +107,8 @@ def test_a_bound_on_labels_that_nobody_has_judged_is_not_kept(margins: list[floa
 def test_judges_that_guess_are_said_to_and_stop_nothing() -> None:
     guesses = label_noise([1.0, 3.0, -1.0, -3.0] * 50)
     require_labels(guesses, 1.0)
-    assert (
-        str(guesses) == "0.50 [0.40, 0.60] of 200 labels look wrong: the judges cannot tell a label from its opposite"
-    )
-    assert str(label_noise([1.0, 3.0] * 50)) == "0.00 [0.00, 0.07] of 100 labels look wrong"
+    assert str(guesses) == "label_noise=0.50 ci95=[0.40,0.60] n=200; the audit cannot tell a label from its opposite"
+    assert str(label_noise([1.0, 3.0] * 50)) == "label_noise=0.00 ci95=[0.00,0.07] n=100"
 
 
 def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def test_what_has_no_answer_is_unjudged_with_its_reason_and_costs_nothing(tmp_pa
 
 def test_too_many_unjudged_end_the_stage_which_asks_again_when_it_goes_on(tmp_path: Path) -> None:
     count = 2 * PAIRS_PER_CHUNK
-    with pytest.raises(RewardError, match=r"14 of 128 pairs are unjudged \(allowed: 12.8\); 14 times: too slow"):
+    with pytest.raises(RewardError, match=r"judge failed on 14 of 128 pairs \(limit 12.8\), 14 times with: too slow"):
         judge_pairs(context(tmp_path), Longer(fails_from=4 * PAIRS_PER_CHUNK - 28), pairs(count), name="verdicts")
     repaired = Longer()
     assert len(judge_pairs(context(tmp_path), repaired, pairs(count), name="verdicts")) == count
