@@ -1,8 +1,8 @@
-"""The kinds of stages, a folder each.
+"""Kinds of stages, one folder each.
 
-``settings.py`` is the table of a preset, ``step.py`` computes, ``page.py`` draws, and ``stage.py`` has the ``KIND``
-(:class:`rlcore.tasks.kinds.kind.StageKind`), which says what the pipeline does with a stage of the kind. Folders that
-are not listed here are stages that the pipeline adds by itself.
+``settings.py`` is the table of a preset, ``step.py`` computes, ``page.py`` renders, and ``stage.py`` defines ``KIND``
+(:class:`rlcore.tasks.kinds.kind.StageKind`), through which the pipeline uses the kind. The pipeline itself adds the
+stages of folders that are not listed here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ KINDS: Mapping[str, str] = MappingProxyType(
 
 
 def load(name: str) -> Any:
-    """Return what ``module:NAME`` names; a preset is read without the libraries that steps need."""
+    """Import the object that ``module:NAME`` names, so that presets are read without the libraries of steps."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)

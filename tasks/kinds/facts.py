@@ -1,4 +1,4 @@
-"""Facts of kinds of stages that the graph of a preset needs: products, rows, data keys."""
+"""Facts about stage kinds that the graph of a preset needs: products, rows, data keys."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ PRODUCTS: Mapping[Product, str] = MappingProxyType(
 
 
 class StageConfig(Protocol):
-    """The table of a stage in a preset: a frozen dataclass, whose keys stand beside those of its ``settings``.
+    """Preset table of a stage: a frozen dataclass whose keys appear next to those of its ``settings``.
 
-    The graph reads facts of its class: ``produces``, the product; ``consumes``, the rows that it needs; ``data_key``,
-    the key under which it names their datasets, a list or a table of mixture weights, and empty if it reads none;
-    ``is_compared``, whether the comparison tells of it beside its evaluation. What the settings have says the rest:
-    ``sampling``, that it samples; ``rewards``, that it scores; ``judge``, that it compares; ``critic``, that it trains
-    one; ``algorithm``, that it learns by RL. Either ``init_from`` or ``policy`` names the checkpoint that it begins
-    with.
+    The graph reads facts of its class. ``produces``: the product. ``consumes``: the rows that it needs. ``data_key``:
+    the key that names their datasets, as a list or a table of mixture weights; empty if it reads none. ``is_compared``:
+    the comparison covers more of it than its evaluation. Fields of the settings tell the rest: ``sampling`` samples,
+    ``rewards`` scores, ``judge`` compares, ``critic`` trains a critic, ``algorithm`` is RL. Either ``init_from`` or
+    ``policy`` names the checkpoint that it begins with.
     """
 
     produces: ClassVar[Product]

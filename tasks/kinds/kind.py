@@ -1,4 +1,4 @@
-"""A stage, and a kind of stages, as the pipeline knows them."""
+"""Stages and stage kinds of the pipeline."""
 
 from __future__ import annotations
 
@@ -20,26 +20,24 @@ IMPORT = "import_sft"
 
 
 def no_files(config: Sections) -> str:
-    """The ``source_digest`` of a stage that reads nothing but its inputs."""
+    """Return the ``source_digest`` of a stage that reads nothing but its inputs."""
     return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One step of a pipeline, with what it depends on and what is made of its result.
+    """Pipeline stage, and everything that its cache key covers.
 
-    ``inputs`` names upstream stages. ``sections`` declares what the step reads of the preset: it is given no more, and
-    its key counts no less. The section ``hardware`` belongs to it where a model computes: it stands for the machine
-    that it comes to. ``source_digest`` gives a digest of files outside of the store, such as source data. ``chosen``
-    says which rows of tables (:mod:`rlcore.choices`) it uses; the key counts no other. ``version`` is raised when a
-    result has to be made anew though no code of ours changed.
+    ``inputs`` names upstream stages. ``sections`` selects the preset sections that the step may read; the key covers
+    exactly these. ``hardware`` among them means that a model computes, and is replaced by the detected machine.
+    ``source_digest`` returns a digest of external files, such as source data. ``chosen`` returns the rows of tables
+    (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to invalidate results
+    although no code changed.
 
     ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
-    ``render_page`` draws the stage's page. Neither is in the key: they work on the finished artifact, also one from the
-    cache.
-
+    ``render_page`` renders the stage's page. Neither is in the key: both use the finished artifact, cached or not.
     Raises:
-        ConfigError: ``run`` holds captured variables, which would be missing from the key.
+        ConfigError: ``run`` captures variables, which the key cannot cover.
     """
 
     name: str
@@ -64,12 +62,12 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class StageKind:
-    """A kind that presets name.
+    """Stage kind that presets name.
 
-    ``stage`` makes the stage of a name in a preset. ``memory``: the function, as ``module:NAME``, that says what it
-    needs of the device, (name, config, size of the model) to :class:`rlcore.tasks.steps.memory_need.Need`; empty where
-    it trains nothing. ``checks``: the function, likewise, that says what is wrong before work, (key, its table) to
-    lines; empty where nothing else can be.
+    ``stage`` builds the stage of a name in a preset. ``memory`` names, as ``module:NAME``, the function that returns
+    the memory that it needs on the device: (name, config, size of the model) to
+    :class:`rlcore.tasks.steps.memory_need.Need`; empty if it trains nothing. ``checks`` names the function that returns
+    errors before a run: (key, its table) to lines; empty if there are none to find.
     """
 
     stage: Callable[[str, RunConfig], Stage]
@@ -78,33 +76,33 @@ class StageKind:
 
 
 def kind_of(name: str) -> StageKind:
-    """The kind that a preset calls ``name``."""
+    """Return the kind that a preset calls ``name``."""
     found: StageKind = load(KINDS[name].partition(".settings")[0] + ".stage:KIND")
     return found
 
 
 def preset_stage(name: str, config: RunConfig) -> Stage:
-    """The stage ``name`` of a preset."""
+    """Return the stage ``name`` of a preset."""
     return kind_of(config.stages[name].kind).stage(name, config)
 
 
 def stage_of_checkpoint(name: str) -> str:
-    """The stage that makes the checkpoint ``name``."""
+    """Return the stage that makes the checkpoint ``name``."""
     return IMPORT if name == BASE else name
 
 
 def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
-    """The stages that make the rows of these names: of datasets, or of stages themselves."""
+    """Return the stages that make the rows of these names, which are datasets or stages."""
     return tuple(name if name in config.stages else prepare_stage_name(name) for name in names)
 
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:
-    """Declare the settings of the stage ``name``, datasets, and other sections: ``hardware`` where a model computes."""
+    """Select the settings of the stage ``name``, datasets, and others, with ``hardware`` if a model computes."""
     return partial(_own_sections, name, others, data)
 
 
 def sections(*names: str) -> Callable[[RunConfig], Sections]:
-    """Declare sections of a preset: ``hardware`` where a model computes."""
+    """Select sections of a preset, including ``hardware`` if a model computes."""
     return partial(_sections, names)
 
 

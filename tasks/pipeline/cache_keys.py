@@ -1,9 +1,9 @@
-"""The key of a stage's result, and what has changed since an earlier result.
+"""Cache keys, and differences of a key from those of earlier results.
 
-The key is the SHA-256 of the *ingredients*: name and version of the stage, digests of its inputs (never paths), of
-every module that it can reach, of data outside the store, its section of the configuration, the machine where it
-computes with a model, the seed, and the versions of Python and of the libraries that those modules import. The cache
-keeps the ingredients beside the result, so that a plan can say why a stage runs.
+The key is the SHA-256 of the key inputs: name and version of the stage, digests of its inputs (never paths), of each
+module that it can reach, of external data, its preset sections, the machine if a model computes, the seed, and the
+versions of Python and of the imported libraries. The cache stores them with the result, so that ``plan`` can explain
+why a stage runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlcore.tasks.store.cache import KeyInputs, Record
 from rlcore.tasks.store.nested import flatten
 
 _MAX_NAMES = 5
-_WORDS = {  # the ingredients, with the words in which a plan names a change
+_WORDS = {  # the key inputs, with the words by which ``plan`` names a change
     "stage": "stage changed",
     "inputs": "data changed",
     "external": "source files changed",
@@ -32,20 +32,20 @@ _WORDS = {  # the ingredients, with the words in which a plan names a change
 
 
 def key_of(ingredients: KeyInputs) -> str:
-    """SHA-256 of the canonical JSON of the ingredients."""
+    """Return the SHA-256 of the canonical JSON of the key inputs."""
     text = json.dumps(ingredients, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
-    """The module in which a stage's function is written, and the arguments that ``functools.partial`` has bound."""
+    """Return the module of a stage's function, and the arguments that ``functools.partial`` has bound."""
     if not isinstance(run, partial):
         return run.__module__, {}
     return run.func.__module__, {**{str(place): value for place, value in enumerate(run.args)}, **run.keywords}
 
 
 def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()) -> Mapping[str, tuple[str, ...]]:
-    """The names that differ, by kind of ingredient; inputs named ``unknown`` are left out."""
+    """Return the names that differ, by kind of key input; inputs named ``unknown`` are left out."""
     found = {}
     for kind in _WORDS:
         before, after = flatten(old.get(kind)), flatten(new.get(kind))
@@ -57,9 +57,9 @@ def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()
 
 
 def explain_miss(ingredients: KeyInputs, records: Collection[Record], *, unknown: Collection[str] = ()) -> str:
-    """Explain why the cache has no result for these ingredients: their differences from the most similar record.
+    """Explain a cache miss: the differences of these key inputs from the most similar record.
 
-    Of equally similar records the newest counts. Empty when a record differs in nothing but the unknown inputs.
+    Of equally similar records the newest counts. Empty if a record differs only in the unknown inputs.
     """
     if not records:
         return "no earlier result"
@@ -73,7 +73,7 @@ def explain_miss(ingredients: KeyInputs, records: Collection[Record], *, unknown
 
 
 def _moves(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """``precision float32 -> bfloat16`` for each field that both machines have, the most telling first."""
+    """List changes such as ``precision float32 -> bfloat16``, the most informative first."""
     changed = [name for name, value in new.items() if value != old.get(name) and value and old.get(name)]
     return [f"{name} {old[name]} -> {new[name]}" for name in changed]
 

@@ -1,4 +1,4 @@
-"""Values that are allowed but rarely meant: a line for each, before anything runs."""
+"""Warnings about valid but unusual values, logged before anything runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
 
-# The largest values that recipes of the literature and ours have, with room above.
+# The largest values of published and shipped recipes, with a margin.
 TYPICAL_MAXIMUM = {
     "learning_rate": 0.1,
     "head_learning_rate": 1.0,
@@ -26,7 +26,7 @@ TYPICAL_MAXIMUM = {
 
 
 def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
-    """A sentence for each value of these stages that is larger than in any recipe, or than the data."""
+    """Yield a sentence for each value of these stages that exceeds the values of all recipes, or the data."""
     found = []
     for name in stages:
         stage, path = config.stages[name], f"stages.{name}"
@@ -39,13 +39,13 @@ def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
 
 
 def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
-    """KL in rewards that are divided by the group's std: in a group of equal scores, the KL alone is scaled to 1."""
+    """Warn about a KL in rewards divided by the group's std: with equal scores, the KL alone is scaled to 1."""
     rl = stage.settings
     if not isinstance(rl, RlConfig) or rl.kl.apply_to == "loss" or rl.kl.coefficient == 0.0:
         return
     try:
         scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
-    except ConfigError:  # an algorithm that is an error
+    except ConfigError:  # the preset's graph reports an unknown algorithm
         return
     if scale in ("group", "group_sample"):
         yield (
@@ -55,14 +55,14 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
 
 
 def _value(settings: Any, key: str) -> float | None:
-    """The setting at a dotted key; None where this kind of stage has no such setting."""
+    """Return the setting at a dotted key; None if this kind of stage has no such setting."""
     for part in key.split("."):
         settings = getattr(settings, part, None)
     return settings if isinstance(settings, int | float) else None
 
 
 def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    """More rows at a time than all data sets have; rows that a stage makes are not known before."""
+    """Warn about batches larger than all datasets. Rows that a stage makes are not known yet."""
     names = data_of(stage)
     if not all(name in config.data for name in names):
         return

@@ -1,7 +1,7 @@
-"""A data set through its contract and gate, without a run: what is accepted, what is refused and why.
+"""Data check without a run: the dataset passes through its contract and gate.
 
-No tokenizer is at hand, so the budget of tokens, control tokens, and prompts that another data set holds out are the
-run's to judge; all other rules are those of a run.
+Without a tokenizer, only the run checks token budget, control tokens, and prompts that other datasets hold out. All
+other rules are those of a run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Check:
 
 
 def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetConfig:
-    """The configuration that takes all of a file, a tenth of it held out."""
+    """Return the configuration that takes a whole file and holds out a tenth of it."""
     return DatasetConfig(
         contract=contract,
         adapter=adapter or OWN_ADAPTERS[contract],
@@ -63,11 +63,10 @@ def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetC
 def check_data(
     name: str, config: DatasetConfig, *, seed: int, folder: Path, references: References = "unused"
 ) -> Check:
-    """Gate one data set; the account (``report.json``, ``quarantine.jsonl``) and the rows stay in ``folder``.
+    """Gate one dataset. Report (``report.json``), ``quarantine.jsonl`` and rows stay in ``folder``.
 
-    ``references``: whether ``math`` grades by them, so that those which grade nobody are refused. Where that is not
-    known, they are named.
-
+    ``references``: whether the reward ``math`` compares with them, so that unusable ones are rejected. If that is
+    unknown, they are listed.
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
         StorageError: the folder cannot be written.
@@ -89,7 +88,7 @@ def check_data(
 
 
 def _unusable(folder: Path) -> Iterator[str]:
-    """The rows by whose references nobody could be graded, should ``math`` grade them."""
+    """List the reference answers with which ``math`` could grade no answer."""
     known: dict[str, str] = {}
     found: list[str] = []
     for split in ("train", "eval"):
@@ -110,7 +109,7 @@ def _sentence(report: Mapping[str, Any]) -> str:
 
 
 def _account(folder: Path) -> Iterator[str]:
-    """The quarantine's reasons, its first rows, and the warnings of the gate."""
+    """List the quarantine's reasons, its first rows, and the gate's warnings."""
     if not (folder / "report.json").is_file():
         return
     report = read_json(folder / "report.json")

@@ -1,7 +1,7 @@
-"""Events for automations in Prefect: a new snapshot, a failed stage, a stopped run, a refused model.
+"""Events for Prefect automations: a new snapshot, a failed stage, a stopped run, a rejected model.
 
-``infra/automations.yaml`` reacts: a snapshot starts a retraining, the others call a webhook. Each event names its flow
-run, deployment and tags by itself. The inline engine has no server, and tells nobody.
+``infra/automations.yaml`` reacts: a snapshot starts a retraining, the others call a webhook. Prefect adds flow run,
+deployment and tags to each event. The inline engine has no server and emits none.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.
 
 
 def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
-    """Emit an event for a dataset snapshot that is new to this home."""
+    """Emit an event for a dataset snapshot that is new to this state directory."""
     labels = {
         "rlcore.contract": ref.contract.partition("/")[0],
         "rlcore.retrain": "yes" if config.retrain else "no",
-    }  # whether the preset can be retrained
+    }  # true if the preset can be retrained
     emit_event(
         SNAPSHOT,
         {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},
@@ -35,7 +35,7 @@ def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
 
 @contextmanager
 def emit_on_failure(preset: str, stage: str) -> Iterator[None]:
-    """Emit an event when one of our errors ends a stage (gate, canary, grader). A wrong preset emits none."""
+    """Emit an event if an rlcore error ends a stage (gate, canary, grader). A wrong preset emits none."""
     try:
         yield
     except ConfigError:
@@ -47,7 +47,7 @@ def emit_on_failure(preset: str, stage: str) -> Iterator[None]:
 
 
 def emit_health_stop(preset: str, stage: str, folder: Path) -> None:
-    """Emit an event if the artifact's ``health.json`` says that a health rule stopped the run."""
+    """Emit an event if the artifact's ``health.json`` records a stop by a health rule."""
     path = folder / "health.json"
     stopped = read_json(path)["stopped"] if path.is_file() else None
     if stopped is not None:
@@ -55,7 +55,7 @@ def emit_health_stop(preset: str, stage: str, folder: Path) -> None:
 
 
 def emit_rejection(model: str, version: int, text: str) -> None:
-    """Emit an event for a version that the promotion gate has refused."""
+    """Emit an event for a version that the promotion gate has rejected."""
     name = f"{model} version {version}"
     emit_event(REFUSED, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
 

@@ -1,8 +1,8 @@
-"""The newest metrics of the running stage as a page for Prometheus; off unless ``RLCORE_METRICS_ADDRESS`` is set.
+"""Prometheus page with the newest metrics of the running stage; off unless ``RLCORE_METRICS_ADDRESS`` is set.
 
-The page belongs to the process: it opens with the first stage that is computed, and goes when the run ends. Every
-metric has a gauge: ``reward/mean`` is ``rlcore_reward_mean``, labelled with preset, stage and recipe (the algorithm
-of a stage that has one). ``infra/grafana/dashboard.json`` draws them.
+The page belongs to the process: it opens with the first computed stage and closes with the run. Each metric has a
+gauge: ``reward/mean`` is ``rlcore_reward_mean``, labeled with preset, stage and recipe (the algorithm of a stage that
+has one). ``infra/grafana/dashboard.json`` plots them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ADDRESS = "RLCORE_METRICS_ADDRESS"
 STEP, LOGGED = "step", "logged_timestamp_seconds"
 Show = Callable[[Mapping[str, float], int], None]
 
-_PORTS = 4  # the named one and the next: as many runs may share a machine
+_PORTS = 4  # tries this port and the next ones: several runs may share a machine
 _HELP = {STEP: "the last step that was logged", LOGGED: "when it was logged, in seconds since 1970"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """The labels of a stage's figures."""
+    """Labels of a stage's metrics."""
 
     preset: str
     stage: str
@@ -46,14 +46,14 @@ class Labels:
 
 
 class MetricsPage:
-    """The content of the page. One thread logs while others read the page."""
+    """Content of the page. One thread logs while others read the page."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stages: dict[Labels, dict[str, float]] = {}
 
     def show(self, labels: Labels, metrics: Mapping[str, float], step: int) -> None:
-        """Put a step's figures on the page. A stage's summary comes without a step and leaves it as it is."""
+        """Show a step's metrics on the page. A stage's summary has no step and is not shown."""
         with self._lock:
             known = self._stages.setdefault(labels, {})
             known |= {**metrics, STEP: max(known.get(STEP, 0.0), float(step)), LOGGED: time.time()}
@@ -64,7 +64,7 @@ class MetricsPage:
             self._stages.pop(labels, None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """The gauges, as ``prometheus_client`` asks a collector for them."""
+        """Return the gauges for ``prometheus_client``."""
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         with self._lock:
@@ -79,10 +79,10 @@ class MetricsPage:
 
 @contextmanager
 def exported(config: RunConfig, stage: str) -> Iterator[Show | None]:
-    """Shows a stage's metrics while the block runs; yields None if ``RLCORE_METRICS_ADDRESS`` is not set.
+    """Export a stage's metrics while the block runs; yield None if ``RLCORE_METRICS_ADDRESS`` is not set.
 
     Raises:
-        ConfigError: ``RLCORE_METRICS_ADDRESS`` is no ``host:port``.
+        ConfigError: ``RLCORE_METRICS_ADDRESS`` is not ``host:port``.
     """
     address = os.environ.get(ADDRESS)
     if not address:
@@ -96,20 +96,20 @@ def exported(config: RunConfig, stage: str) -> Iterator[Show | None]:
 
 
 def labels_of(config: RunConfig, stage: str) -> Labels:
-    """A stage's labels; its recipe is the algorithm that it names, else the stage's name."""
+    """Return a stage's labels. Its recipe is the algorithm that it names, else the stage's name."""
     rl = rl_of(config.stages.get(stage))
     recipe = rl.algorithm if rl else stage
     return Labels(preset=config.name, stage=stage, recipe=recipe)
 
 
 def gauge_name(metric: str) -> str:
-    """The name under which Prometheus knows a metric of the glossary."""
+    """Return the Prometheus name of a metric."""
     return "rlcore_" + re.sub(r"\W", "_", metric, flags=re.ASCII)
 
 
 @functools.cache
 def _open_page(address: str) -> MetricsPage:
-    """Start to serve the page, once in a process."""
+    """Start the page's server, once per process."""
     from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
     host, first = _parse(address)

@@ -1,11 +1,11 @@
-"""Ctrl-C and SIGTERM: a run ends within seconds, can be resumed, and says so in one line.
+"""Interruption by Ctrl-C and SIGTERM: a run ends within seconds, logs one line, and can be resumed.
 
-The signal is raised as an exception in the main thread, so that stages leave their engines, graders and records in
-order. What does not end by itself within ``PATIENCE`` seconds, such as a thread that samples, is left behind: the next
-start heals it, as after a kill (:mod:`rlcore.tasks.pipeline.leases`). A second Ctrl-C does not wait.
+The signal raises an exception in the main thread, so that stages close engines, graders and records in order. What does
+not end within ``PATIENCE`` seconds, such as a sampling thread, is abandoned: the next start recovers, as after a kill
+(:mod:`rlcore.tasks.pipeline.leases`). A second Ctrl-C ends the process immediately.
 
-A terminal sends Ctrl-C to every process that it started, the embedded Prefect server among them. Without it each end
-of a task would be reported to nobody, for minutes; so the server is started where that signal does not reach it.
+A terminal sends Ctrl-C to all processes that it started, including the embedded Prefect server. Without a server, each
+report of a task's end would be retried for minutes. The server is therefore started out of reach of that signal.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Interruption(KeyboardInterrupt):
 
 @dataclass
 class _State:
-    """True if the command can be resumed; the running stages, each with its work folder; its interruption."""
+    """State of the process: whether the command can be resumed, running stages with work folders, the interruption."""
 
     resumes: bool = False
     stages: list[tuple[str, Path]] = field(default_factory=list)
@@ -47,14 +47,14 @@ class _State:
     said: bool = False
 
 
-_state = _State()  # signals belong to the process, and so does this
+_state = _State()  # signals belong to the process, and so does this state
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the block as :class:`Interruption`; the same command resumes it later.
 
-    Signals belong to the main thread; in any other this does nothing.
+    Signals belong to the main thread; in other threads this has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -70,9 +70,9 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Handle signals as :func:`interruptible` does, if it was entered: Prefect puts another handler round a flow.
+    """Handle signals as in :func:`interruptible`, if it was entered: Prefect installs its own handler around a flow.
 
-    That one reports the end to a server first, which the same signal may have ended, and retries for minutes.
+    Prefect's handler first reports the end to a server, which the same signal may have ended, and retries for minutes.
     """
     if threading.current_thread() is not threading.main_thread() or not _state.resumes:
         yield
@@ -81,14 +81,14 @@ def own_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        if _state.interruption is None:  # else a second signal shall still end the process at once
+        if _state.interruption is None:  # otherwise a second signal must still end the process immediately
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
 @contextmanager
 def track_stage(stage: str, work: Path) -> Iterator[None]:
-    """Note which stage runs in the block, and its work folder. After an interruption the note stays for the message."""
+    """Record the stage that runs in the block and its work folder, also for the message of an interruption."""
     _state.stages.append((stage, work))
     try:
         yield
@@ -99,7 +99,7 @@ def track_stage(stage: str, work: Path) -> Iterator[None]:
 
 
 def interrupt_message() -> str:
-    """The message of an interrupted command: where the same command resumes, if it does."""
+    """Return the message of an interrupted command: where the same command resumes, if it does."""
     if not _state.resumes:
         return "interrupted"
     if not _state.stages:
@@ -113,8 +113,8 @@ def interrupt_message() -> str:
 def end_interrupted(error: KeyboardInterrupt) -> int:
     """Print :func:`interrupt_message`; end the process for an :class:`Interruption`, else return the exit code.
 
-    What this process has started is asked to end, and killed where that takes longer than a moment: the embedded server
-    would wait for connections that nobody closes any more.
+    Child processes are terminated, and killed after a moment: the embedded server would wait for connections that no
+    process closes any more.
     """
     if isinstance(error, Interruption):
         _leave(error.code)
@@ -123,16 +123,16 @@ def end_interrupted(error: KeyboardInterrupt) -> int:
 
 
 def _log_interruption() -> None:
-    """Once, to standard error, below the ``^C`` of a terminal."""
+    """Log once to standard error, below the ``^C`` of a terminal."""
     if not _state.said:
         _state.said = True
         sys.stderr.write((f"\n{_SHOW_CURSOR}" if sys.stderr.isatty() else "") + interrupt_message() + "\n")
 
 
 def start_prefect_server() -> None:
-    """Start the embedded server, unless ``PREFECT_API_URL`` names one, with SIGINT blocked: a child inherits that.
+    """Start the embedded server with SIGINT blocked, which children inherit, unless ``PREFECT_API_URL`` names one.
 
-    A server that does not start is named by the flow run, which tries once more.
+    If it does not start, the flow run tries once more and reports the error.
     """
     from prefect.settings import PREFECT_API_URL
 
@@ -146,7 +146,7 @@ def start_prefect_server() -> None:
 
 
 def _with_sigint_blocked(server: Any) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of this thread alone
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # blocked in this thread alone
     try:
         server.start()
     except RuntimeError as error:
@@ -157,7 +157,7 @@ def _interrupt(number: int, _: FrameType | None) -> None:
     if _state.interruption is not None:
         _leave(_state.interruption.code)
     _state.interruption = Interruption(number)
-    logging.disable(logging.CRITICAL)  # every part would tell of its own end
+    logging.disable(logging.CRITICAL)  # otherwise each task would log its own end
     deadline = threading.Timer(PATIENCE, _leave, [_state.interruption.code])
     deadline.daemon = True
     deadline.start()

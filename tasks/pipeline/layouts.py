@@ -1,13 +1,13 @@
-"""Division of GPUs into learners and samplers, and the time of an iteration: arithmetic from shapes and data sheets.
+"""Division of GPUs into learners and samplers, and iteration times computed from shapes and data sheets.
 
     update    6 P FLOP a token and epoch (8 with recomputed layers), 2 P for each forward pass before it; or the traffic
-              of the shards, where that takes longer: each micro-batch gathers all weights twice and sums the gradients.
-              Where shards rest in the machine's memory they cross to the card and back, and its processors take steps
+              of the shards, if that takes longer: each micro-batch gathers all weights twice and sums the gradients.
+              Offloaded shards cross to the GPU and back, and the CPU takes the optimizer step
     rollouts  every decoding step reads the weights and the keys and values of all sequences; or the longest completion
-              by itself, where that takes longer
-    sync      shards are gathered, and sent in half precision by one card
+              by itself, if that takes longer
+    sync      shards are gathered, and sent in half precision by one GPU
 
-P: parameters. What a card reaches of its data sheet is in ``EFFICIENCY``. Nothing here is measured.
+P: parameters. ``EFFICIENCY`` is the fraction of data-sheet rates that a GPU reaches. Nothing here is measured.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from rlcore.hardware.memory_plan import ModelSize, format_bytes, rl_footprint
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rl_of
 
-_GIB, _NODE = 2**30, 8  # GPUs of one machine, between which the link is the fast one
+_GIB, _NODE = 2**30, 8  # GPUs of one machine, which are joined by the fast link
 _HALF, _SINGLE = 2, 4  # bytes
-_STEP, _MACHINE = 28, 2e11  # of Adam, bytes read and written a parameter; of a machine's memory, bytes per second
-_RESERVE = 4 * _GIB  # of a card, for CUDA, its libraries and what is fragmented
-_TYPICAL = 0.4  # of the longest completion, how long the mean one is
-_LAYER_SECONDS, _MEETING_SECONDS = 2e-5, 1.5e-5  # in a decoding step: of a layer's kernels, of a sum over cards
-_LOADED = 0.85  # of a card that an engine fills
+_STEP, _MACHINE = 28, 2e11  # of Adam, bytes read and written per parameter; of host memory, bytes per second
+_RESERVE = 4 * _GIB  # per GPU, for CUDA, its libraries and fragmentation
+_TYPICAL = 0.4  # mean length of a completion as a fraction of the longest
+_LAYER_SECONDS, _MEETING_SECONDS = 2e-5, 1.5e-5  # in a decoding step: of a layer's kernels, of an all-reduce
+_LOADED = 0.85  # of a GPU that an engine fills
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A card by its data sheet: bytes of memory, dense FLOP/s in half precision, and bytes per second of its memory, of
-    its link within a machine, of that to the machine's memory (each in one direction), and of its part of the network
-    between machines."""
+    """Data sheet of a GPU: bytes of memory, dense FLOP/s in half precision, and bandwidths in bytes per second.
+
+    Bandwidths, each in one direction: of its memory, its link within a machine, its link to host memory, and its part of
+    the network between machines.
+    """
 
     memory: float
     flops: float
@@ -63,7 +65,7 @@ EFFICIENCY = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "tra
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IterationShape:
-    """The work of one iteration. ``prompt_tokens``: of the longest prompt; ``offload``: shards rest beside the card."""
+    """Work of one iteration. ``prompt_tokens``: of the longest prompt; ``offload``: shards are in host memory."""
 
     size: ModelSize
     rl: RlConfig
@@ -78,24 +80,24 @@ class IterationShape:
 
     @property
     def mean_tokens(self) -> float:
-        """The mean number of tokens of a completion."""
+        """Mean number of tokens of a completion."""
         return _TYPICAL * self.rl.sampling.max_new_tokens
 
     @property
     def trained_tokens(self) -> float:
-        """The tokens of an iteration's trees: every prompt once, with its group's completions."""
+        """Tokens of an iteration's trees: each prompt once, with its group's completions."""
         return self.rl.prompts_per_iteration * self.prompt_tokens + self.sequences * self.mean_tokens
 
     def is_whole(self, ranks: int) -> bool:
-        """Whether each card holds all weights; an adapter's base is whole everywhere."""
+        """True if each GPU holds all weights; the base of a LoRA is whole everywhere."""
         return self.rl.update.lora.rank > 0 or (ranks == 1 and not self.offload)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """``ranks`` GPUs learn, ``engines`` servers sample on ``width`` GPUs each; ``shared``: on the same, in turn.
+    """Layout: ``ranks`` GPUs learn, ``engines`` servers sample on ``width`` GPUs each; ``shared``: in turn on the same.
 
-    ``held``: bytes of a card that learns. Seconds of an iteration's parts.
+    ``held``: bytes on a learner's GPU. The other fields are seconds of an iteration's parts.
     """
 
     ranks: int
@@ -114,10 +116,10 @@ class Layout:
 
 
 def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, count: int) -> list[str]:
-    """A line for each RL stage of a preset whose model is there.
+    """Return a line for each RL stage of a preset whose model is available.
 
     Raises:
-        ConfigError: no such GPU is known.
+        ConfigError: the GPU is unknown.
     """
     if model is None:
         return []
@@ -133,10 +135,10 @@ def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, c
 
 
 def layout_line(work: IterationShape, name: str, count: int) -> str:
-    """A sentence: how ``count`` GPUs are best dealt, and what an iteration takes; or why the run does not fit.
+    """Describe the best use of ``count`` GPUs and its iteration time, or the reason why the run does not fit.
 
     Raises:
-        ConfigError: no such GPU is known.
+        ConfigError: the GPU is unknown.
     """
     if name not in GPUS:
         raise ConfigError(f"no figures of a GPU {name!r}", where="--gpu-type", fix=f"name one of {', '.join(GPUS)}")
@@ -155,7 +157,7 @@ def layout_line(work: IterationShape, name: str, count: int) -> str:
 
 
 def best_layout(work: IterationShape, gpu: Gpu, count: int) -> Layout | str:
-    """The layout of ``count`` GPUs whose iteration is shortest, at the run's staleness; or why there is none."""
+    """Return the layout of ``count`` GPUs with the shortest iteration at the run's staleness, or why there is none."""
     least = engine_width(work, gpu)
     if least > count:
         return (
@@ -169,7 +171,7 @@ def best_layout(work: IterationShape, gpu: Gpu, count: int) -> Layout | str:
 
 
 def _layouts(work: IterationShape, gpu: Gpu, count: int, least: int) -> Iterator[Layout]:
-    """Learner and engine in turn on one GPU, and the divisions of several into whole machines and halves of one."""
+    """Yield learner and engine in turn on one GPU, and divisions of several into whole and half machines."""
     if count == 1:
         held = rank_bytes(work, 1) + _engine_bytes(work, 1)
         rollouts = rollout_seconds(work, gpu, 1, 1, free=max(0.0, gpu.memory - held))
@@ -206,12 +208,12 @@ def _layout(
 
 
 def engine_width(work: IterationShape, gpu: Gpu) -> int:
-    """GPUs of one engine: a power of two whose memory has room for the weights and as much of cache."""
+    """Return the GPUs of one engine: a power of two whose memory has room for the weights and as much cache."""
     return 1 << max(0, math.ceil(math.log2(2 * _engine_bytes(work, 1) / (_LOADED * gpu.memory))))
 
 
 def rank_bytes(work: IterationShape, ranks: int) -> float:
-    """Bytes of a card that learns: its part of what is in shards, activations, and what is gathered meanwhile."""
+    """Return the bytes on a learner's GPU: its part of the shards, activations, and gathered weights."""
     rl, size = work.rl, work.size
     models = [term for term in rl.rewards if term.kind == "reward_model"]
     footprint = rl_footprint(
@@ -224,7 +226,7 @@ def rank_bytes(work: IterationShape, ranks: int) -> float:
         num_tokens=work.prompt_tokens + rl.sampling.max_new_tokens,
     )
     native = rl.sampling.engine is None or rl.sampling.engine.kind == "native"
-    copies = _HALF * size.num_parameters * (len(models) - native)  # an engine is counted where it is
+    copies = _HALF * size.num_parameters * (len(models) - native)  # an engine is counted if it is on this GPU
     fixed = footprint.weights + footprint.gradients + footprint.optimizer + copies
     if work.is_whole(ranks):
         return fixed + footprint.activations + _RESERVE
@@ -234,7 +236,7 @@ def rank_bytes(work: IterationShape, ranks: int) -> float:
 
 
 def update_seconds(work: IterationShape, gpu: Gpu, ranks: int) -> float:
-    """Forward passes before the update, and its epochs."""
+    """Return the time of the forward passes before the update and of its epochs."""
     rl, parameters = work.rl, work.size.num_parameters
     steps = rl.update.num_epochs * rl.update.num_minibatches
     passes = (steps > 1) + (rl.kl.coefficient > 0.0) + sum(term.kind == "reward_model" for term in rl.rewards)
@@ -255,7 +257,7 @@ def update_seconds(work: IterationShape, gpu: Gpu, ranks: int) -> float:
 
 
 def rollout_seconds(work: IterationShape, gpu: Gpu, engines: int, width: int, *, free: float | None = None) -> float:
-    """Prefill and decoding of an iteration's completions; ``free``: bytes for keys and values of an engine."""
+    """Return the time of prefill and decoding; ``free``: bytes for keys and values of an engine."""
     size, rl = work.size, work.rl
     mine = math.ceil(work.sequences / engines)
     each = 2 * size.num_layers * size.keys * _HALF * (work.prompt_tokens + rl.sampling.max_new_tokens)
@@ -270,12 +272,12 @@ def rollout_seconds(work: IterationShape, gpu: Gpu, engines: int, width: int, *,
 
     prefill = 2 * size.num_parameters * work.prompt_tokens * rl.prompts_per_iteration / engines
     decoding = mine * work.mean_tokens / together * step(together)
-    longest = rl.sampling.max_new_tokens * step(0.25 * together)  # few are left by then
+    longest = rl.sampling.max_new_tokens * step(0.25 * together)  # few sequences are left by then
     return prefill / (width * gpu.flops * EFFICIENCY["pass"]) + max(decoding, longest)
 
 
 def sync_seconds(work: IterationShape, gpu: Gpu, ranks: int) -> float:
-    """From shards to every engine: they take them at the same time."""
+    """Return the time of sending the shards to all engines, which receive in parallel."""
     parameters = work.size.num_parameters
     gathered = 0.0 if ranks == 1 else _SINGLE * parameters / _link(gpu, ranks)
     return gathered + _HALF * parameters / (EFFICIENCY["traffic"] * gpu.network)
@@ -286,5 +288,5 @@ def _engine_bytes(work: IterationShape, width: int) -> float:
 
 
 def _link(gpu: Gpu, ranks: int) -> float:
-    """Bytes per second that each rank receives of what all send: between machines, by all of their cards at once."""
+    """Return the bytes per second that each rank receives: between machines, through the links of all their GPUs."""
     return EFFICIENCY["traffic"] * (gpu.link if ranks <= _NODE else min(gpu.link, _NODE * gpu.network))

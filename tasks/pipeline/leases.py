@@ -1,8 +1,8 @@
-"""Finds runs whose process died, by their leases, and marks them as ended in MLflow and Prefect.
+"""Leases: find runs whose process died, and mark them as ended in MLflow and Prefect.
 
-After SIGKILL or a power cut both show a run as RUNNING for ever, and the embedded Prefect server stays alive. So each
-pipeline run holds a lease: a locked file in the home. The next start takes over the leases whose lock the kernel has
-released. Process ids in a lease are for people: an id alone proves nothing.
+After SIGKILL or a power cut both show a run as RUNNING for ever, and the embedded Prefect server stays alive. Each
+pipeline run therefore holds a lease: a locked file in the state directory. The next start takes over leases whose lock
+the kernel has released. Process ids in a lease are informative only: they prove nothing.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rlcore.tasks.tracking import runs as tracking
 logger = logging.getLogger(__name__)
 _SERVER = "prefect.server.api.server:create_app"
 _LAUNCHER = "RLCORE_LAUNCHER"
-LEASE_TAG = "lease"  # of an MLflow run
-_UNSWEPT = "unswept"  # a file that says: a process died while others lived, so what it has left may still be there
-# Of storage, rlcore.models.saving, pipeline.pages and locks, artifacts, MLflow.
+LEASE_TAG = "lease"  # tag of an MLflow run
+_UNSWEPT = "unswept"  # marker file: a process died while others lived, so its partial files may remain
+# Temporary files of storage, rlcore.models.saving, pipeline.pages and locks, artifacts, MLflow.
 _HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
-_PATIENCE = 5.0  # seconds between asking a server to end and killing it
+_PATIENCE = 5.0  # seconds between terminating a server and killing it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """The process of a run. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine.
+    """Process of a run. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine.
 
-    The MLflow runs of a pipeline are found by the name of its lease, in the tag ``lease``.
+    The tag ``lease`` of MLflow runs has the name of the lease.
     """
 
     host: str
@@ -53,9 +53,10 @@ class Lease:
 
 @contextmanager
 def startup_lock(home: Home) -> Iterator[None]:
-    """Heal what dead processes have left, then let this process start in the block, while no other one does.
+    """Recover from dead processes, then let this process start in the block while no other process does.
 
-    A process that writes in the home takes its lease in here. So what lies there without a living lease is nobody's.
+    A process that writes in the state directory takes its lease here. Files without a living lease are therefore
+    orphaned.
     """
     with file_lock(home.leases / "starting.lock"):
         for line in recover_dead_runs(home):
@@ -72,10 +73,10 @@ def hold_lease(
     attempt: int = 0,
     is_over: Callable[[str], bool] = lambda _: True,
 ) -> Iterator[str]:
-    """Hold a lease while a pipeline runs, which the kernel lets go of when the process dies; yields its name.
+    """Hold a lease while a pipeline runs and yield its name. The kernel releases it when the process dies.
 
-    The lease comes before the first MLflow run, which has its name as a tag from its first moment on. Where ``is_over``
-    says of its name that MLflow shows a run of it as running, it stays, and the next start ends that run.
+    The lease precedes the first MLflow run, which carries its name as a tag from the start. If ``is_over`` returns
+    False for the name, MLflow still shows a run as running: the lease stays, and the next start ends that run.
     """
     name = uuid.uuid4().hex
     lease = Lease(
@@ -86,20 +87,20 @@ def hold_lease(
 
 
 def held_leases(home: Home) -> tuple[Lease, ...]:
-    """The leases of processes that live."""
+    """Return the leases of living processes."""
     return tuple(lease for path in home.leases.glob("*.json") if is_held(path) and (lease := _read(path)))
 
 
 def mark_launcher() -> None:
-    """Put this process's id into the environment of what it starts, for :func:`end_orphaned_servers`."""
+    """Put this process's id into the environment of its children, for :func:`end_orphaned_servers`."""
     os.environ[_LAUNCHER] = str(os.getpid())
 
 
 def recover_dead_runs(home: Home) -> tuple[str, ...]:
-    """End in MLflow and Prefect what dead processes have left running; one line for each thing that was done.
+    """End runs of dead processes in MLflow and Prefect; return one line for each action.
 
-    Half-written files go when no process is alive that could be writing them. The inline engine leaves flow runs to the
-    next run under Prefect, which has its API at hand.
+    Partial files are removed if no living process could be writing them. The inline engine leaves flow runs to the next
+    run under Prefect, which has its API.
     """
     done: list[str] = []
     with ExitStack() as stack:
@@ -107,7 +108,7 @@ def recover_dead_runs(home: Home) -> tuple[str, ...]:
         alive: list[Lease | None] = []
         for path in sorted(home.leases.glob("*.json")):
             free = stack.enter_context(file_lock(path, wait=False, spare=True))
-            if path.exists():  # or it has ended in good order, between the two
+            if path.exists():  # or it has ended in between
                 lease = _read(path)
                 dead |= {path.stem: lease} if free else {}
                 alive += [] if free else [lease]
@@ -125,10 +126,10 @@ def recover_dead_runs(home: Home) -> tuple[str, ...]:
 
 
 def remove_partial_files(home: Home) -> None:
-    """Remove half-written files. Nobody may be writing in the home; each begins with a dot, or is a lock of nobody."""
+    """Remove partial files, which begin with a dot or are unused locks. No process may be writing."""
     stages = [
         each for each in home.work.glob("[!.]*") if each.is_dir() and not (each / "leases").exists()
-    ]  # no inner home
+    ]  # an inner state directory does not exist
     folders = (home.cache, home.pages, home.leases, home.artifacts, home.mlartifacts, home.root / "reports", *stages)
     for remains in [path for folder in folders for pattern in _HALF_WRITTEN for path in folder.rglob(pattern)]:
         if remains.is_dir():
@@ -137,13 +138,13 @@ def remove_partial_files(home: Home) -> None:
             remains.unlink(missing_ok=True)
     for lock in (*home.work.glob("*.lock"), *home.root.glob("*.lock")):
         with file_lock(lock, wait=False):
-            pass  # its file goes with it
+            pass  # removed with its file
 
 
 def end_orphaned_servers(home: Home) -> tuple[str, ...]:
-    """End the embedded Prefect servers of this home whose launcher is dead; one line for each.
+    """End the embedded Prefect servers of this state directory whose launcher is dead; return one line for each.
 
-    A server inherits its launcher's id in its environment, so there is no pid file that could be lost or stale.
+    A server inherits its launcher's id in its environment, so no pid file can be lost or stale.
     """
     orphans = [process for process in psutil.process_iter() if _is_orphan(process, home)]
     for process in orphans:
@@ -155,9 +156,9 @@ def end_orphaned_servers(home: Home) -> tuple[str, ...]:
 
 
 def crash_flow_run(flow_run_id: str, *, attempt: int, reason: str) -> bool:
-    """Mark a Prefect flow run as crashed if Prefect still shows this attempt as running; returns whether it did.
+    """Mark a flow run as crashed if Prefect still shows this attempt as running; return True if it did.
 
-    A run that has gone on elsewhere in the meantime, as a later attempt, is left alone.
+    A run that another process has resumed meanwhile, as a later attempt, is unchanged.
     """
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
@@ -166,7 +167,7 @@ def crash_flow_run(flow_run_id: str, *, attempt: int, reason: str) -> bool:
     with get_client(sync_client=True) as client:
         try:
             run = client.read_flow_run(UUID(flow_run_id))
-        except ObjectNotFound:  # its database was thrown away
+        except ObjectNotFound:  # its database was deleted
             return False
         state = run.state
         if run.run_count != attempt or state is None or not (state.is_running() or state.is_pending()):
@@ -189,7 +190,7 @@ def _end(name: str, lease: Lease, home: Home) -> list[str]:
 
 
 def _crash_flow_runs(home: Home, alive: set[str]) -> Iterator[str]:
-    """Mark the flow runs of dead processes as crashed, except those that another process goes on with."""
+    """Mark the flow runs of dead processes as crashed, except those that another process has resumed."""
     for path in sorted(home.leases.glob("*.flow")):
         flow = read_json(path)
         run, attempt, who = flow["flow_run_id"], flow["attempt"], flow["who"]
@@ -201,12 +202,12 @@ def _crash_flow_runs(home: Home, alive: set[str]) -> Iterator[str]:
 def _read(path: Path) -> Lease | None:
     try:
         return Lease(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # ended just now, or made by another version
+    except (OSError, ValueError, TypeError):  # just ended, or written by another version
         return None
 
 
 def _remove_unfinished(home: Home) -> list[str]:
-    """Remove the outputs of stages that were killed; their work folders stay, for the resume."""
+    """Remove the outputs of killed stages. Their work folders stay for the resume."""
     done = []
     for path in sorted(home.work.glob("*.output")):
         with file_lock(path.with_suffix(".lock"), wait=False) as free:
@@ -222,8 +223,8 @@ def _is_orphan(process: psutil.Process, home: Home) -> bool:
             return False
         environment = process.environ()
         launcher = int(environment.get(_LAUNCHER, "0"))
-        # The server is its launcher's own child until that dies; a reused id at worst spares an orphan.
+        # The server is its launcher's child until that dies. A reused id at worst spares an orphan.
         is_left = process.ppid() != launcher and not psutil.pid_exists(launcher)
-    except psutil.Error:  # it has ended, or belongs to somebody else
+    except psutil.Error:  # it has ended, or belongs to another user
         return False
     return launcher > 0 and is_left and environment.get("RLCORE_HOME") == str(home.root)

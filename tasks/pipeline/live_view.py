@@ -1,7 +1,7 @@
-"""A terminal's last lines while a run works: how far it is, how fast, where the reward is going, when it will end.
+"""Live view: progress, speed, reward and remaining time in the last lines of a terminal.
 
-The loops report through ``report_progress``, which logs a record that no other handler takes.
-Without a terminal there is no view and the plain lines stay as they are; a worker never opens one.
+The loops call ``report_progress``, which logs a record that no other handler takes. Without a terminal there is no view
+and the plain lines are unchanged; a worker never opens one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHARES = {"completion/truncated": "truncated", "reward/term/format": "formatted
 
 
 class LiveView(logging.Handler):
-    """The progress of the running loop, redrawn at each refresh, so that the clock advances."""
+    """Progress of the running loop, redrawn at each refresh, so that the clock advances."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -38,7 +38,7 @@ class LiveView(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         progress: Progress = record.__dict__["progress"]
         if self._shown is None or self._shown.label != progress.label or progress.done <= self._shown.done:
-            # The first turn's time is not known: speed is measured from its end on.
+            # The time of the first iteration is unknown: speed is measured from its end.
             self._rewards, self._started, self._first_done = [], time.monotonic(), progress.done
         self._shown = progress
         if "reward/mean" in progress.metrics:
@@ -67,14 +67,14 @@ class LiveView(logging.Handler):
 
 @contextmanager
 def live_view() -> Iterator[None]:
-    """Show the view on standard error while the block runs, where that is a terminal; other lines appear above it."""
+    """Show the view on standard error while the block runs, if that is a terminal. Other lines appear above it."""
     if not sys.stderr.isatty():
         yield
         return
     view, logger = LiveView(), logging.getLogger(PROGRESS_LOGGER)
     level, terminal = logger.level, sys.stderr
     with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4):
-        # Handlers that were made before hold the terminal itself; what they write must go through the view.
+        # Existing handlers hold the terminal itself; their output must go through the view.
         moved = _move_handlers(terminal, sys.stderr)
         logger.addHandler(view)
         logger.setLevel(logging.DEBUG)
@@ -104,7 +104,7 @@ def _point(handler: logging.StreamHandler[TextIO], stream: TextIO) -> None:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A sparkline of the last values in eight heights, scaled from their minimum to their maximum.
+    """Return a sparkline of the last values in eight heights, scaled from their minimum to their maximum.
 
     ``sparkline([0, 1, 2])`` is ``▁▅█``: 1 is half way, 0.5 * 7 = 3.5, rounded to the even block 4.
     """
@@ -116,13 +116,13 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def bar(done: int, total: int) -> str:
-    """A bar of fixed width."""
+    """Return a bar of fixed width."""
     full = round(_BAR * done / max(total, 1))
     return "━" * full + "─" * (_BAR - full)
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``3:20``, ``2:05:00``."""
+    """Format a duration: ``45 s``, ``3:20``, ``2:05:00``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""The memory plan of a run: what each stage needs beside what the device has, before anything is loaded."""
+"""Memory plan of a run: need of each stage and memory of the device, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = tru
 
 
 def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> tuple[Need, ...]:
-    """The memory that each training stage among ``stages`` needs, for the starting checkpoint's configuration."""
+    """Return the memory that each training stage among ``stages`` needs with this model configuration."""
     size = ModelSize.of(model)
     asked = [(name, kind_of(stage.kind).memory) for name, stage in config.stages.items() if name in stages]
     return tuple(load(memory)(name, config, size) for name, memory in asked if memory)
 
 
 def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> PretrainedConfig | None:
-    """The starting checkpoint's configuration; None where it is yet to be fetched."""
+    """Return the base's configuration; None if it must still be fetched."""
     if "import_sft" in refs:
         return _read(home.root / refs["import_sft"].uri / MODEL)
     if config.model.source == "scratch":
@@ -50,10 +50,10 @@ def _read(folder: Path) -> PretrainedConfig:
 
 
 def memory_lines(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Collection[str]) -> list[str]:
-    """The plan for people: a line for each of ``stages`` that trains.
+    """Return a line for each of ``stages`` that trains.
 
     Raises:
-        ConfigError: one of them cannot fit on the GPU.
+        ConfigError: a stage cannot fit on the GPU.
     """
     model = model_of(config, home, refs)
     if model is None:
@@ -63,10 +63,10 @@ def memory_lines(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef],
 
 
 def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[str]:
-    """Each need beside what the device has; ``total`` is None where that is not known.
+    """Compare each need with the device's memory; ``total`` is None if it is unknown.
 
     Raises:
-        ConfigError: a stage cannot fit on the GPU. On a CPU what is free changes, and a line says that it may not fit.
+        ConfigError: a stage cannot fit on the GPU. On a CPU, free memory changes, so a line warns instead.
     """
     if total is None:
         return [f"memory: {need}; memory of the device is unknown" for need in needs]

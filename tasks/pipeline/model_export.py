@@ -1,9 +1,9 @@
-"""Delivers a registered model: as a folder for other libraries, or served with the OpenAI protocol.
+"""Delivery of a registered model: as a folder for other libraries, or served with the OpenAI protocol.
 
     export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
 
-Both want :func:`rlcore.tasks.store.settings.configure_environment` to be called before.
+Call :func:`rlcore.tasks.store.settings.configure_environment` before both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rlcore.tasks.tracking.registry import download_model, read_version
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredVersion:
-    """A registered version with its files: ``folder`` is the checkpoint, ``tags`` have its ``name`` and ``version``."""
+    """Registered version with its files: ``folder`` is the checkpoint, ``tags`` have its ``name`` and ``version``."""
 
     tags: Mapping[str, str]
     folder: Path
@@ -36,13 +36,11 @@ class RegisteredVersion:
 
 @contextmanager
 def open_registered(home: Home, model: str) -> Iterator[RegisteredVersion]:
-    """The version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names, its files verified by their digest.
+    """Open the version that ``tiny-grpo@champion`` or ``tiny-grpo/3`` names, its files verified by their digest.
 
-    They are those of the stage that made it; where this home has them no more, the registry's, for as long as this is
-    open.
-
+    They are the artifact of its stage, or if this state directory lacks it, a download that is removed at the end.
     Raises:
-        ModelError: there is no such version, or its files are nowhere.
+        ModelError: there is no such version, or its files are gone.
     """
     tags = read_version(home, model)
     stored = home.root / tags["artifact"] if tags.get("artifact") else None
@@ -54,15 +52,14 @@ def open_registered(home: Home, model: str) -> Iterator[RegisteredVersion]:
 
 
 def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", gguf: bool = False) -> Path:
-    """Write a registered model into ``folder``, as transformers, vLLM and the hubs take it; returns the folder.
+    """Write a registered model into ``folder`` for transformers, vLLM and model hubs; return the folder.
 
-    Safetensors in ``dtype`` with merged adapters, the tokenizer and its chat template, the generation configuration
-    with the EOS ids, and the model card as README.md.
-
+    Safetensors in ``dtype`` with merged LoRAs, the tokenizer and its chat template, the generation configuration with
+    the EOS ids, and the model card as README.md.
     Raises:
-        ConfigError: ``gguf`` was asked for.
+        ConfigError: ``gguf`` was requested.
         ModelError: there is no such model, or it is a reward model.
-        StorageError: ``folder`` is not empty, or the disk refuses; then there is no folder.
+        StorageError: ``folder`` is not empty, or the disk is full; then no folder is left.
     """
     if gguf:
         raise ConfigError(
@@ -81,7 +78,7 @@ def _errors(home: Home, tags: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _card(home: Home, registered: RegisteredVersion) -> str:
-    """The model card, brought up to date; for a model that another home made, the card beside its files."""
+    """Return the updated model card; for a model of another state directory, the card stored with its files."""
     records = read_records(home)
     record = next((each for each in records if each.key == registered.tags.get("stage_key")), None)
     if record is not None:

@@ -1,4 +1,4 @@
-"""Registration of models: after the stage, under the run's name, also where the stage came from the cache."""
+"""Registration of models under the run's name, after the stage, also if the stage was cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def register(
 ) -> None:
     """Register the stage's model as a version of ``<preset>-<stage.registered_as>``, unless it is registered already.
 
-    The version's tags and card are made from the stage's record, whichever run registers it.
+    Tags and card of the version come from the stage's record, whichever run registers it.
     """
     name = f"{preset}-{stage.registered_as}"
     record = run.cache.find(stage.name, ref.stage_key)
@@ -37,7 +37,7 @@ def register(
     records = read_records(run.home)
     cards = write_cards(run.home, records, record, name=name, tags=tags)
     folder = run.store.path(ref)
-    # The times of an attempt that was killed stand in the run's curves already; they are no facts of a model.
+    # Seconds of a killed attempt are in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_machine_dependent(metric)}
     with scratch_folder(run.home.work) as temporary:
         tags |= {PAST: note_past(run.home, records, record, temporary / PAST)}
@@ -48,7 +48,7 @@ def register(
 
 
 def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:
-    """Add to the cards of the stages' models the results that came after their registration."""
+    """Add results that followed the registration to the cards of the stages' models."""
     made = [(f"{preset}-{stage.registered_as}", refs[stage.name].sha256) for stage in stages if stage.registered_as]
     found = [find_by_sha256(run.tracker, name, sha256) for name, sha256 in made]
     refresh_cards(run.home, run.tracker, [version for version in found if version is not None])

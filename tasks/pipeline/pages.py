@@ -1,8 +1,8 @@
-"""Pages and plots of stages: drawn from their artifacts by the page functions of their kinds, after the stage.
+"""Pages and plots of stages, rendered from their artifacts after the stage.
 
-No key counts how a page is drawn. It lies beside the artifacts, in ``pages/<preset>/<stage>/<digest>/``, and is drawn
-when it is not there yet, also for a stage that came from the cache under another preset's name; and drawn anew when
-the code that draws or an artifact that the stage was made from has changed: a comparison tells of its inputs.
+Rendering is not in the cache key. A page is in ``pages/<preset>/<stage>/<digest>/``. It is rendered if it is missing,
+also for a stage cached under another preset's name, and again if the rendering code or an artifact among the stage's
+inputs has changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_bytes
 from rlcore.tasks.tracking.runs import RunTracker
 
-_DIGITS = 12  # of the artifact's digest, in the name of a page's folder
+_DIGITS = 12  # characters of the artifact's digest in the name of a page's folder
 
 
 def page_folder(home: Home, preset: str, stage: str, ref: ArtifactRef) -> Path:
@@ -33,31 +33,31 @@ def is_drawn(draw: Draw, result: Result, folder: Path) -> bool:
 
 
 def _mark(folder: Path) -> Path:
-    """The file that says what ``folder`` was drawn from."""
+    """Return the file that records the inputs of the pages in ``folder``."""
     return folder.with_suffix(".code")
 
 
 def _drawn_from(draw: Draw, result: Result) -> str:
-    """Digest of the code that draws, and the artifacts of the inputs: their folders are called by their digests."""
+    """Return a digest of the rendering code and the inputs' artifacts, whose folders are named by digests."""
     return "\n".join([closure_digest(draw.__module__), *(path.name for _, path in sorted(result.inputs.items()))])
 
 
 def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> None:
-    """Draw into ``folder``, log what is there to the pipeline's run, and show the page on the flow run's."""
+    """Render into ``folder``, log the files to the pipeline's run, and show the page on the flow run's."""
     unfinished = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
     unfinished.mkdir(parents=True)
     page = draw(result, unfinished)
-    shutil.rmtree(folder, ignore_errors=True)  # of code that drew otherwise
+    shutil.rmtree(folder, ignore_errors=True)  # rendered by other code
     unfinished.rename(folder)
     run.log_artifacts(folder, f"pages/{result.stage}")
-    # The mark is the last, so that a call that was killed is done again.
+    # The mark is last, so that a killed call is repeated.
     write_bytes(_drawn_from(draw, result).encode(), _mark(folder))
     if page:
         report_markdown(result.stage, page)
 
 
 def show_refusal(draw: Draw, result: Result, folder: Path) -> None:
-    """Draw the page of a gate that refused into ``folder``; no page if the stage failed before it wrote its report."""
+    """Render the page of a failed gate into ``folder``; no page if the stage failed before it wrote its report."""
     if (result.data / f"{result.stage}.json").is_file():
         report_markdown(result.stage, draw(result, folder))

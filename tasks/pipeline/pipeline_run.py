@@ -1,4 +1,4 @@
-"""The MLflow run of a pipeline: one for all attempts at the same command, with a lease from before its first moment."""
+"""MLflow run of a pipeline: one for all attempts at the same command, with a lease that precedes it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 def open_pipeline(
     home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]
 ) -> Iterator[RunTracker]:
-    """The MLflow run of a pipeline while it runs; before that, what dead processes have left is healed.
+    """Open the MLflow run of a pipeline after recovering from dead processes.
 
-    At the end no run of it is said to run. Where MLflow cannot be told, on a full disk, the next start tells it.
+    At the end none of its runs is shown as running. If MLflow is unreachable or the disk full, the next start updates
+    it.
     """
     flow_run = current_flow_run()
     flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)
@@ -48,22 +49,22 @@ def open_pipeline(
 
 
 def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTracker]) -> bool:
-    """End what MLflow still shows as running; whether it could be told. ``runs``: what was opened, if that far."""
+    """End what MLflow still shows as running; return True on success. ``runs``: the opened runs, if any."""
     if not all(run.is_over for run in runs):
         return False
     try:
         for run in tracker.find_runs(experiment, LEASE_TAG, lease):
             tracker.kill_runs(run)
-    except Exception as error:  # noqa: BLE001 - what ended the run is what is raised
+    except Exception as error:  # noqa: BLE001 - the error that ended the run is the one to raise
         logger.warning("MLflow could not be told that this run has ended: %.200s; the next start tells it", error)
         return False
     return True
 
 
 def is_unfinished(home: Home, tracker: Tracker, experiment: str, config: RunConfig, targets: Collection[str]) -> bool:
-    """True if the last attempt at this very pipeline was killed or failed: what follows its results may be missing.
+    """Return True if the last attempt at this pipeline was killed or failed, so that later work may be missing.
 
-    What dead processes have left is healed first.
+    It first recovers from dead processes.
     """
     with startup_lock(home):
         pass
@@ -80,10 +81,10 @@ def open_pipeline_run(
     lease: str,
     flow_run: FlowRun | None = None,
 ) -> RunTracker:
-    """The pipeline's MLflow run: that of an attempt that was killed, or a new one.
+    """Open the pipeline's MLflow run: the one of a killed attempt, or a new one.
 
-    The same values of the preset and the same targets are the same pipeline. A later attempt of a Prefect flow run goes
-    on with the first attempt's, however that ended.
+    Equal preset values and targets are the same pipeline. A later attempt of a Prefect flow run continues the run of
+    the first attempt, however that ended.
     """
     pipeline = _digest(config, targets)
     attempt_of = f"{flow_run.flow_run_id}/{pipeline}" if flow_run else ""

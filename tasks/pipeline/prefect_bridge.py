@@ -1,7 +1,7 @@
-"""The one place that knows how tasks and flows are run: by Prefect, or inline as plain functions.
+"""Bridge to Prefect: tasks and flows run under Prefect, or inline as plain functions.
 
-A task is a Prefect task exactly when it is called within a Prefect flow run; anywhere else (the inline engine, a test,
-a notebook) it is the function itself. So the inline engine imports nothing of Prefect and talks to no API.
+A task is a Prefect task exactly if it is called within a Prefect flow run. Elsewhere (inline engine, test, notebook) it
+is the function itself. The inline engine therefore imports no Prefect and calls no API.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PROGRESS_LOGGER = "rlcore.progress"  # its records are below the level that other handlers take
-_PROGRESS_SECONDS = 5.0  # an update costs 15 to 300 ms, so a fast loop must not pay for it at every turn
+PROGRESS_LOGGER = "rlcore.progress"  # its records are below the level of other handlers
+_PROGRESS_SECONDS = 5.0  # an update costs 15 to 300 ms, too much for each turn of a fast loop
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowRun:
-    """The Prefect flow run that is running. ``attempt`` counts from 1; ``url`` is empty without a user interface."""
+    """Running Prefect flow run. ``attempt`` counts from 1; ``url`` is empty without a user interface."""
 
     flow_run_id: str
     name: str
@@ -47,7 +47,7 @@ class FlowRun:
 
 
 def call_flow(flow: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a flow with the engine that ``RLCORE_ENGINE`` names; inline runs its function alone.
+    """Run a flow with the engine that ``RLCORE_ENGINE`` names; inline calls its function.
 
     Raises:
         Interruption: Ctrl-C or SIGTERM.
@@ -65,9 +65,9 @@ def call_flow(flow: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a task. ``run_name`` is a template over its arguments: ``"iteration {iteration}"``.
 
-    Arguments and results are not stored, hashed, copied or searched by Prefect, so they may be live objects or large
-    batches: stages keep their own results (:mod:`rlcore.tasks.pipeline.stages`). There are no retries, because a failed
-    attempt may have changed what it was given.
+    Prefect does not store, hash, copy or search arguments and results, so they may be live objects or large batches:
+    stages store their results (:mod:`rlcore.tasks.pipeline.stages`). There are no retries, because a failed attempt may
+    have changed its arguments.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -96,7 +96,7 @@ def run_as_task(name: str, number: int, work: Callable[[], R]) -> R:
 
 
 def current_flow_run() -> FlowRun | None:
-    """The flow run that this code runs in, or None under the inline engine."""
+    """Return the current flow run, or None under the inline engine."""
     if not _in_flow_run():
         return None
     from prefect.context import FlowRunContext
@@ -113,7 +113,7 @@ def current_flow_run() -> FlowRun | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of a loop, as records of the logger ``PROGRESS_LOGGER`` carry it in ``progress``."""
+    """Progress of a loop, as records of the logger ``PROGRESS_LOGGER`` carry it in ``progress``."""
 
     label: str
     done: int
@@ -122,7 +122,7 @@ class Progress:
 
 
 def report_progress(label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-    """Show how far a loop is: in a live view, and on the flow run's page at most every five seconds and at the end."""
+    """Show a loop's progress in the live view, and on the flow run's page every five seconds and at the end."""
     progress = Progress(label=label, done=done, total=total, metrics=metrics or {})
     logging.getLogger(PROGRESS_LOGGER).debug("%s: %d of %d", label, done, total, extra={"progress": progress})
     if not _in_flow_run():
@@ -138,14 +138,14 @@ def report_progress(label: str, done: int, total: int, metrics: Mapping[str, flo
 
 
 def stage_logger(logger: logging.Logger, stage: str) -> Callable[[str], None]:
-    """Return a function that logs a sentence of a stage, from any thread.
+    """Return a function that logs lines of a stage from any thread.
 
-    The flow run, on whose page the log stands too, is known to the thread that this is called in, and to no other.
+    Only the calling thread knows the flow run, whose page also shows the log.
     """
     here = copy_context()
 
     def say(text: str) -> None:
-        here.copy().run(logger.info, "%s: %s", stage, text)  # a copy: two threads cannot be in one context
+        here.copy().run(logger.info, "%s: %s", stage, text)  # a copy: two threads cannot share a context
 
     return say
 
@@ -187,9 +187,9 @@ def report_link(label: str, url: str) -> None:
 
 
 def emit_event(event: str, resource: Mapping[str, str], text: str) -> None:
-    """Emit an event that automations may react to; ``resource`` has labels, ``prefect.resource.id`` among them.
+    """Emit an event for automations; ``resource`` has labels, ``prefect.resource.id`` among them.
 
-    Prefect adds what it belongs to: flow run, flow, deployment, tags. It is sent in the background.
+    Prefect adds flow run, flow, deployment and tags. The event is sent in the background.
     """
     run = current_flow_run()
     if run is not None:
@@ -200,7 +200,7 @@ def emit_event(event: str, resource: Mapping[str, str], text: str) -> None:
 
 @contextmanager
 def _as_far_as_the_server_answers() -> Iterator[None]:
-    """Ignore a Prefect server that is down: a page entry is not a result, and must not end hours of work."""
+    """Ignore a Prefect server that is down: a missing page entry must not end hours of work."""
     from httpx import HTTPError
 
     try:
@@ -213,7 +213,7 @@ _shown: dict[tuple[str, str], tuple[UUID, float]] = {}  # (flow run, label) to (
 
 
 class _Call:
-    """A call that Prefect cannot look into: it walks through dataclasses and lists to find futures."""
+    """Call whose arguments Prefect does not search for futures in dataclasses and lists."""
 
     __slots__ = ("label", "work")
 
@@ -238,7 +238,7 @@ def _prefect_task(name: str) -> Task[..., Any]:
 
 
 def _references(values: Iterable[Any]) -> list[ArtifactRef]:
-    """The references among arguments: Prefect draws an arrow from the task that returned each."""
+    """Return the artifact references among arguments: Prefect draws an arrow from the task that returned each."""
     found: list[ArtifactRef] = []
     for value in values:
         if isinstance(value, ArtifactRef):

@@ -1,7 +1,7 @@
-"""Prefect's server behind a check of the Host header, of which it has none: ``python -P prefect_server.py HOST PORT``.
+"""Prefect's server with a check of the Host header, which it lacks: ``python -P prefect_server.py HOST PORT``.
 
-A page on the internet may let its own name mean 127.0.0.1, and is then, to the browser, of one origin with this server.
-The name still stands in the request. A script that needs Prefect alone: the servers' image has none of our code.
+A web page may resolve its own name to 127.0.0.1 and then has, for the browser, the same origin as this server (DNS
+rebinding). The request still carries that name. This script imports Prefect alone: the servers' image has no rlcore.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import uvicorn
 from prefect.server.api import server
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-HOSTS = "RLCORE_PREFECT_HOSTS"  # the names by which it may be reached, with commas between; any port
+HOSTS = "RLCORE_PREFECT_HOSTS"  # allowed host names, separated by commas; any port
 _LOCAL = "127.0.0.1,localhost"
 
 
 def guarded() -> TrustedHostMiddleware:
-    """The whole server: API, page, services. A request for another host is answered with 400."""
+    """Guard the whole server: API, page, services. A request for another host is answered with 400."""
     hosts = [name.strip() for name in (os.environ.get(HOSTS) or _LOCAL).split(",")]
     return TrustedHostMiddleware(server.create_app(final=True), allowed_hosts=hosts, www_redirect=False)
 

@@ -1,6 +1,6 @@
-"""Preflight: checks everything that can be checked before work; all errors together, each with its full key.
+"""Preflight: all checks that are possible before a run. Errors are reported together, each with its full key.
 
-Rewards are built and data sets, files, templates and registered models looked for; nothing is trained or downloaded.
+It builds rewards and looks for datasets, files, templates and registered models. It trains and downloads nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightContext:
-    """The facts of a run before work: its preset, its home, and the existing artifacts of its stages."""
+    """Facts of a run before it starts: its preset, state directory, and existing artifacts of its stages."""
 
     config: RunConfig
     home: Home
@@ -59,36 +59,34 @@ class PreflightContext:
 
     @cached_property
     def model(self) -> PretrainedConfig | None:
-        """The starting checkpoint's configuration; None where it is yet to be fetched, or cannot be read."""
+        """Return the base's configuration; None if it must still be fetched or cannot be read."""
         try:
             return model_of(self.config, self.home, self.refs)
-        except (OSError, ValueError):  # a damaged folder, which the import names
+        except (OSError, ValueError):  # a damaged folder, which the import reports
             return None
 
     @cached_property
     def tokenizer(self) -> ChatTokenizer | None:
-        """The tokenizer of the run, as far as it can be had before the import."""
+        """Return the run's tokenizer if it is available before the import."""
         model = self.config.model
         known = self.home.root / self.refs["import_sft"].uri / MODEL if "import_sft" in self.refs else Path(model.path)
         if "import_sft" not in self.refs and (model.source != "folder" or model.chat_template):
             return None
         try:
             return ChatTokenizer.load(known)
-        except (RlcoreError, OSError):  # which the import says in full
+        except (RlcoreError, OSError):  # which the import reports in detail
             return None
 
 
 def preflight(
     config: RunConfig, home: Home, targets: Collection[str] | None, refs: Mapping[str, ArtifactRef] | None
 ) -> list[str]:
-    """Lines for people: unusual values, the memory plan, the disk. ``targets`` None: all that a preset describes.
+    """Return human-readable lines: unusual values, memory plan, disk. ``targets`` None: all stages of the preset.
 
-    The graph of ``config`` may have errors of its own, which are named with the others if ``targets`` is None.
-    ``refs``: the artifacts of the stages that are not run again; None where nobody has looked, which takes as long as
-    to read all sources: then memory and disk are left out.
-
+    Errors in the graph of ``config`` are reported with the others if ``targets`` is None. ``refs``: the artifacts of
+    the stages that do not run again. If None, skip memory and disk: computing it reads all sources.
     Raises:
-        ConfigError: with every error, one a line, and what is unusual beside them.
+        ConfigError: with each error on a line, followed by unusual values.
     """
     context = PreflightContext(config=config, home=home, refs=refs or {})
     stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else required_by(config, targets)
@@ -106,7 +104,7 @@ def preflight(
     ]
     odd = unusual_values(config, stages)
     lines = [*odd, *(() if errors else unmeasured_line(config, data))]
-    if not errors and refs is not None:  # the sizes are those that are meant
+    if not errors and refs is not None:  # only sizes of a valid preset are meaningful
         new = [name for name in stages if name not in refs]
         errors = collect_error("memory", lambda: lines.extend(_memory(context, stages)))
         errors += collect_error("disk", lambda: lines.append(disk_summary(config, context.model, new, home.root)))
@@ -148,7 +146,7 @@ def _evaluates(config: RunConfig, target: str) -> bool:
 
 
 def _engine_of(config: RunConfig, path: str, section: SamplingConfig | EvaluationConfig) -> Iterator[str]:
-    """The engine of a section: its own, or the run's."""
+    """Return the engine of a section: its own, or the run's."""
     return _engine(f"{path}.engine" if section.engine else "engine", config.engine_of(section))
 
 
@@ -182,7 +180,7 @@ def _stage(context: PreflightContext, name: str) -> Iterator[str]:
 
 
 def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
-    """What tools need."""
+    """Check the requirements of tools."""
     if episodes.search_corpus and not Path(episodes.search_corpus).is_file():
         yield f"{path}.search_corpus = {episodes.search_corpus!r}: no such file"
     if "python" in episodes.tools and shutil.which("bwrap") is None:
@@ -190,7 +188,7 @@ def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
 
 
 def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
-    """Programs of a policy are judged in a sandbox, unless a term does without."""
+    """Check the sandbox, which verifies programs of a policy unless a reward term needs none."""
     for place, term in enumerate(terms):
         is_walled = term.kind == "code" and term.options.get("backend", "bubblewrap") == "bubblewrap"
         if is_walled and shutil.which("bwrap") is None:
@@ -198,7 +196,7 @@ def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
 
 
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
-    """The files that functions of one's own read."""
+    """Check the files that custom functions read."""
     for key, term in parts_of_stages.terms_of(stage).items():
         for number, file in enumerate(term.files):
             if not Path(file).is_file():
@@ -223,7 +221,7 @@ def _data(config: RunConfig, name: str) -> list[str]:
 
 
 def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
-    """Check the file, or the place on a hub, that an adapter reads."""
+    """Check the file or hub dataset that an adapter reads."""
     if source.startswith(HUB):
         return collect_error(key, lambda: hub_parts(source))
     if Path(source).is_file():
@@ -234,14 +232,14 @@ def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
 def _evaluation(config: RunConfig) -> Iterator[str]:
     terms = tuple(verifier.term for verifier in config.evaluation.verifiers)
     for error in reward_errors(terms, "evaluation.verifiers"):
-        if "named twice" not in error:  # which of them decide on a data set, the graph has checked
+        if "named twice" not in error:  # the graph has checked which of them decide on a dataset
             yield error
     yield from _sandbox("evaluation.verifiers", terms)
     yield from _engine_of(config, "evaluation", config.evaluation)
 
 
 def _start(context: PreflightContext, name: str) -> Iterator[str]:
-    """Registered models that a stage starts from or measures KL to: are they there, with the run's tokenizer?"""
+    """Check that registered models for start or reference policy exist and have the run's tokenizer."""
     stage: StageConfig = context.config.stages[name]
     named = (
         (parts_of_stages.start_key(stage), parts_of_stages.named_start(stage)),
@@ -260,7 +258,7 @@ def _registered(context: PreflightContext, key: str, uri: str) -> Iterator[str]:
         return
     folders = list(
         context.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
-    )  # none where another home made it
+    )  # None if another state directory made it
     if folders and context.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(context.tokenizer):
         yield (
             f"{key}: this model has another tokenizer than the run's; take a model of the same family, or make "

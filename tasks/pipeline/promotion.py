@@ -1,4 +1,4 @@
-"""Applies a verdict to the registry, and finds the champion that the next one is judged against."""
+"""Promotion: apply a decision to the registry, and find the champion for the next one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 
 def registered_name(config: RunConfig) -> str:
-    """The registered model that the challenger's stage adds versions to."""
+    """Return the registered model that the challenger's stage adds versions to."""
     return model_name(config.name, config.section("promotion", PromotionConfig))
 
 
 def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
-    """The champion that the challenger is judged against, or None before the first promotion.
+    """Return the champion that the challenger is compared with, or None before the first promotion.
 
     Raises:
-        PromotionError: there was a champion, and no version is it now.
+        PromotionError: there was a champion, and now no version is champion.
     """
     tracker, name = open_tracker(home), registered_name(config)
     champion = registry.find_version(tracker, name, CHAMPION)
@@ -43,10 +43,10 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
 
 
 def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
-    """Apply the verdict to the registry; returns a sentence about it. A repeated call changes nothing.
+    """Apply the decision to the registry and return a sentence about it. A repeated call changes nothing.
 
     Raises:
-        PromotionError: the champion is no longer the one that was judged against, or the version was rolled back.
+        PromotionError: the champion has changed since the comparison, or the version was rolled back.
     """
     name, challenger = registered_name(config), config.section("promotion", PromotionConfig).challenger
     tracker = open_tracker(home)
@@ -75,7 +75,7 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
 
 
 def _refuse(tracker: Tracker, version: ModelVersion, judged: Mapping[str, str]) -> None:
-    """Leave the champion in its place, and say at the challenger what has become of it."""
+    """Leave the champion unchanged and record the rejection at the challenger."""
     is_new = registry.read_tags(tracker, version).get("verdict_artifact") != judged["verdict_artifact"]
     registry.set_tags(tracker, version, judged)
     registry.set_alias(tracker, version, CHALLENGER)

@@ -1,8 +1,8 @@
-"""Holds what Prefect says of a work pool's runs against what is true: which of their processes live.
+"""Reconciliation: correct Prefect's records of a work pool's runs by the processes that live.
 
-After SIGKILL, a power cut or hours without a server, Prefect's records are wrong, and nothing in it mends them. A run
-lives while its lease is held (``leases``), or while the process that a worker has started for it is
-there. :func:`watch` looks at once and then every few seconds, beside the worker of this machine (``infra/worker.py``).
+After SIGKILL, a power cut or hours without a server, Prefect's records are wrong and stay so. A run lives while its
+lease is held (``leases``), or while the process that a worker started for it exists. :func:`watch` checks immediately
+and then every few seconds, next to the worker of this machine (``infra/worker.py``).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HEAL = "heal"  # the tag of runs that go on after a crash
-CRASHES = 3  # after which a run goes on; a fourth crash has a cause that a restart does not mend
+HEAL = "heal"  # tag of runs that resume after a crash
+CRASHES = 3  # attempts before a run stays crashed: a fourth crash has a cause that a restart does not remove
 LOOK_SECONDS = 10.0
-SETTLED_SECONDS = 20.0  # a worker starts a run's process, or notes its end, within this time
-_SUBMITTED_SECONDS = 600.0  # within which a worker of another kind says where it has started a run
-_FORGOTTEN = timedelta(days=7)  # a crash of longer ago is left to people
-_PROCESS = "process"  # the kind of worker whose runs are processes of its machine
-_ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process, and of all that it starts
-_ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # what a worker starts
+SETTLED_SECONDS = 20.0  # a worker starts a run's process, or records its end, within this time
+_SUBMITTED_SECONDS = 600.0  # within which a worker of another kind records where it has started a run
+_FORGOTTEN = timedelta(days=7)  # earlier crashes are left to the user
+_PROCESS = "process"  # kind of worker whose runs are processes of its machine
+_ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process and its children
+_ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # command that a worker starts
 
 Verdict = Literal["", "goes on", "has crashed", "runs", "is cancelled"]
 
@@ -44,7 +44,7 @@ Verdict = Literal["", "goes on", "has crashed", "runs", "is cancelled"]
 class Record:
     """Prefect's record of a run: ``count``: number of starts; ``seconds``: time in this state.
 
-    ``ours``: the worker of this machine took it, so its process is here or nowhere.
+    ``ours``: the worker of this machine took it, so its process is here or does not exist.
     """
 
     state: str
@@ -55,15 +55,15 @@ class Record:
 
 
 def judge(record: Record, *, lives: bool) -> Verdict:
-    """Return the state that the record should have; empty if it is right, or may still become right by itself."""
+    """Return the state that the record should have; empty if it is correct or may still become so."""
     if record.seconds < SETTLED_SECONDS and (lives or record.state != "CRASHED"):
         return ""
-    if record.state == "CANCELLING":  # after a server was away, Prefect's worker no longer hears of it
+    if record.state == "CANCELLING":  # after a server was unreachable, Prefect's worker misses its end
         return "is cancelled" if record.ours else ""
     if lives:
         return "runs" if record.state == "CRASHED" else ""
     if record.state == "CRASHED":
-        # A run that crashed before it began (count 0) cannot even be loaded.
+        # A run that crashed before it began (count 0) cannot be loaded.
         is_due = record.heals and 1 <= record.count <= CRASHES and record.seconds < _FORGOTTEN.total_seconds()
         return "goes on" if is_due else ""
     if not record.ours:
@@ -72,29 +72,29 @@ def judge(record: Record, *, lives: bool) -> Verdict:
 
 
 def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
-    """Reconcile for ever. After a look that failed, for want of a server or else, comes the next."""
+    """Reconcile for ever. A failed pass, for example without a server, is followed by the next."""
     from prefect.client.orchestration import get_client
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
     started = datetime.now(UTC)
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # else a look could take minutes
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # otherwise a pass could take minutes
         while True:
             try:
                 with get_client(sync_client=True) as client:
                     for line in reconcile(client, home, pool=pool, worker=worker, started=started):
                         logger.warning("%s", line)
-            except Exception as error:  # noqa: BLE001 - whatever it is, runs that die later have to be found
+            except Exception as error:  # noqa: BLE001 - whatever it is, later dead runs must be found
                 logger.warning("the runs were not looked at: %s: %s", type(error).__name__, error)
             time.sleep(LOOK_SECONDS)
 
 
 def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, started: datetime) -> Iterator[str]:
-    """Put right what Prefect says of the runs of a pool; one line for each that was wrong.
+    """Correct Prefect's records of the runs of a pool; return one line per correction.
 
-    ``worker`` began at ``started``: what it has taken before that, an earlier one of its name has left.
+    ``worker`` began at ``started``: an earlier worker of its name left the runs that it took before.
     """
     unsettled = list(_unsettled(client, pool))
-    living = living_runs(home) if unsettled else {}  # one that has ended since has told its end before
+    living = living_runs(home) if unsettled else {}  # a run that has ended since reported its end before
     for run in unsettled:
         verdict = judge(_record(run, worker, started), lives=str(run.id) in living)
         now = client.read_flow_run(run.id).state if verdict else None
@@ -107,26 +107,26 @@ def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, 
 
 
 def living_runs(home: Home) -> Mapping[str, psutil.Process | None]:
-    """The flow runs whose lease is held or whose process is on this machine, with the process if it is."""
+    """Return the flow runs with a held lease or a process on this machine, with the process if there is one."""
     leased: dict[str, psutil.Process | None] = {lease.flow_run_id: None for lease in held_leases(home)}
     return leased | {run: process for process in psutil.process_iter() if (run := _flow_run_of(process))}
 
 
 def _flow_run_of(process: psutil.Process) -> str:
-    """The id of the run whose own process this is; empty for any other, also for what a run has started.
+    """Return the id of the run that this process executes; empty for others, also for children of a run.
 
-    A worker makes the run's process the leader of a session. What it forks has its command line, but is no leader.
+    A worker makes the run's process the leader of a session. Forks have its command line but are no leader.
     """
     try:
         if not any(engine in process.cmdline() for engine in _ENGINES) or os.getsid(process.pid) != process.pid:
             return ""
         return str(process.environ().get(_ID, ""))
-    except (psutil.Error, OSError):  # it has ended, or belongs to somebody else
+    except (psutil.Error, OSError):  # it has ended, or belongs to another user
         return ""
 
 
 def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
-    """The runs of a pool that have begun and not ended, and those that crashed last."""
+    """Return the runs of a pool that have begun and not ended, and the most recent crashes."""
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
     from prefect.client.schemas.sorting import FlowRunSort
@@ -140,14 +140,14 @@ def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
 
 
 def _record(run: FlowRun, worker: str, started: datetime) -> Record:
-    assert run.state is not None  # of its state the server was asked
+    assert run.state is not None  # the server was queried for this state
     taken_by = run.labels.get("prefect.worker.name")
-    # One that crashed may be in its last seconds; if it is dead, nothing waits for it to settle.
+    # A crashed run may be in its last seconds; if it is dead, there is nothing to wait for.
     is_left = taken_by == worker and run.state.timestamp < started and not run.state.is_crashed()
     seconds = (datetime.now(UTC) - run.state.timestamp).total_seconds()
     if run.labels.get("prefect.worker.type", _PROCESS) == _PROCESS:
         is_ours = taken_by in (None, worker)
-    else:  # a Job is looked after by Prefect's own worker, unless that died before it had made one
+    else:  # Prefect's own worker handles a Job, unless it died before creating one
         is_ours = run.infrastructure_pid is None and run.state.is_pending() and seconds > _SUBMITTED_SECONDS
     return Record(
         state=run.state.type.value,

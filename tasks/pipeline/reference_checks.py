@@ -1,6 +1,6 @@
-"""Finds data sets without references, from their first rows, and what a preset cannot do with them.
+"""Datasets without reference answers, found from their first rows, and settings that need them.
 
-Rewards such as a reward model, a judge or a format need none. A verifier does, and so does whatever hangs on accuracy.
+A reward model, a judge or a format reward needs none. A verifier does, and so does any use of accuracy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROMOTING = ("promote", "reward_gate", "drift")
 
 
 def reference_errors(config: RunConfig, stages: Collection[str], data: Collection[str]) -> Iterator[str]:
-    """A verifier as a reward on data without references."""
+    """Yield verifiers as rewards on data without reference answers."""
     bare = without_references(config, data)
     for name in stages:
         stage = config.stages[name]
@@ -41,7 +41,7 @@ def reference_errors(config: RunConfig, stages: Collection[str], data: Collectio
 
 
 def promotion_reference_errors(config: RunConfig) -> Iterator[str]:
-    """A promotion by accuracy, where accuracy cannot be measured."""
+    """Yield promotions by accuracy if accuracy cannot be measured."""
     names = evaluated_data(config)
     if config.promotion and config.promotion.win_rate:
         return
@@ -53,20 +53,20 @@ def promotion_reference_errors(config: RunConfig) -> Iterator[str]:
 
 
 def unmeasured_line(config: RunConfig, data: Collection[str]) -> list[str]:
-    """A sentence where evaluations will report no accuracy."""
+    """Yield a sentence if evaluations cannot report accuracy."""
     names = [name for name in evaluated_data(config) if name in data]
     bare = [name for name in names if name in without_references(config, names)]
     return [f"evaluation: no accuracy on {', '.join(bare)}, whose rows have no references"] if bare else []
 
 
 def without_references(config: RunConfig, names: Collection[str]) -> set[str]:
-    """Those of the data sets whose first rows can be read, and have no reference."""
+    """Return the datasets whose first rows can be read and have no reference answer."""
     found = {name: _references(config.data[name]) for name in names if config.data[name].has_prompts}
     return {name for name, references in found.items() if references and not any(references)}
 
 
 def _references(data: DatasetConfig) -> list[str]:
-    """The references of the first rows of a file; empty where there is no file, or none of its rows can be read."""
+    """Return the reference answers of a file's first rows; empty if it does not exist or none can be read."""
     path = Path(data.path)
     if not data.path or data.path.startswith("hub:") or not path.is_file():
         return []
@@ -75,14 +75,14 @@ def _references(data: DatasetConfig) -> list[str]:
             return []
         read = row_function(data.adapter, "prompts")
         rows = list(islice(_rows(path), ROWS_LOOKED_AT))
-    except (ContractError, OSError, ValueError):  # what the gate will say in full
+    except (ContractError, OSError, ValueError):  # the gate reports the details
         return []
     found = [row for values in rows for row in _converted(read, values)]
     return [str(row["reference"]).strip() for row in found if "reference" in row]
 
 
 def _converted(read: RowFn, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """The contract's rows of a source row; none where the gate will refuse it."""
+    """Return the contract rows of a source row; none if the gate will reject it."""
     try:
         return read(values)
     except RowError:

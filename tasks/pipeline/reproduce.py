@@ -1,8 +1,8 @@
-"""Reproduces a registered version: finds what it was made from, checks that all of it exists, compares the files.
+"""Reproduction of a registered version: find its inputs, check that they exist, rerun, compare files.
 
-A version is reproduced from the records of its stages: their sections of the preset, seeds and digests. A model that
-its run started from (an earlier champion) is taken as it is; to reproduce that one too, name it. The model's own files
-are compared, not the whole artifact: that of RL also has a history with times, which differ in every run.
+A version is reproduced from the records of its stages: preset sections, seeds and digests. The model that its run
+started from, such as an earlier champion, is used unchanged; reproduce it by its own name. Only the model's files are
+compared: the artifact of RL also has a history with times, which differ in every run.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.lineage import is_import, read_records
 from rlcore.tasks.tracking.registry import ModelVersion, read_version
 
-_CARD = "model_card.json"  # of an imported model
-_NAMED = ("data", "stages")  # sections of which a stage has declared a part
+_CARD = "model_card.json"  # record of an imported model
+_NAMED = ("data", "stages")  # sections of which a stage selects a part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A registered version and the records of the stages that it was made by, its own last."""
+    """Registered version and the records of the stages that made it, its own last."""
 
     version: ModelVersion
     tags: Mapping[str, str]
@@ -51,12 +51,12 @@ class Origin:
 
     @property
     def record(self) -> Record:
-        """The record of the version itself."""
+        """Record of the version itself."""
         return self.chain[-1]
 
     @property
     def start(self) -> ModelVersion | None:
-        """The registered version that its run started from, if that was one."""
+        """Registered version that its run started from, or None."""
         record = next((each for each in self.chain if is_import(each)), None)
         if record is None:
             return None
@@ -66,10 +66,10 @@ class Origin:
 
 
 def find_origin(home: Home, model: str) -> Origin:
-    """The records behind ``tiny-grpo@champion`` or ``tiny-grpo/3``.
+    """Find the records behind ``tiny-grpo@champion`` or ``tiny-grpo/3``.
 
     Raises:
-        ModelError: no such version, or this home lacks a record of how it was made.
+        ModelError: no such version, or this state directory lacks a record of how it was made.
     """
     tags = read_version(home, model)
     version = ModelVersion(
@@ -88,15 +88,15 @@ def find_origin(home: Home, model: str) -> Origin:
 
 
 def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
-    """The configuration of that run: the recorded sections, and ``preset`` where none of its stages looked.
+    """Return the configuration of that run: the recorded sections, and ``preset`` for those that no stage read.
 
-    It asks for the device, the precision and the number of threads that made the version.
+    It requests the device, precision and number of threads that made the version.
     """
     document = to_dict(preset)
     for record in origin.chain:
         stage, known = _name(record), dict(record.ingredients["config"])
         known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
-        known = translated(known, kinds_in(known))  # as a record of an earlier version needs it
+        known = translated(known, kinds_in(known))  # records of earlier versions lack it
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
         document["data"] |= known.get("data", {})
         document["stages"] |= known["stages"] if stage in document["stages"] else {}
@@ -111,7 +111,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
 
 
 def with_date(home: Home, origin: Origin, config: RunConfig) -> RunConfig:
-    """The configuration with the day that the base model's chat template wrote, where it was that of the import."""
+    """Return the configuration with the date in the base's chat template, if it was the import's date."""
     for record in origin.chain:
         path = home.root / record.ref.uri / MODEL / _CARD
         if path.is_file() and (day := read_json(path).get("template_date")):
@@ -120,7 +120,7 @@ def with_date(home: Home, origin: Origin, config: RunConfig) -> RunConfig:
 
 
 def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> tuple[list[str], list[str]]:
-    """Before any work: what is missing, so that nothing can be run, and what has changed."""
+    """Return what is missing, which prevents a run, and what has changed."""
     gone, changed = [], []
     store = ArtifactStore(home.root)
     by_name = {stage.name: stage for stage in table}
@@ -153,10 +153,10 @@ def machines(origin: Origin, config: RunConfig) -> list[str]:
 
 @contextmanager
 def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> Iterator[Home]:
-    """A new home below ``home``, with a tracking database of its own; it already has what the run starts from.
+    """Make a state directory below ``home`` with its own tracking database and the artifacts that the run starts from.
 
-    It stays, unless a kill ends the block: then it goes with the next command. Each has a name of its own: MLflow keeps
-    a database open that was removed, and would go on with that.
+    It stays, unless the block is killed: then the next command removes it. Each has a unique name: MLflow keeps a
+    removed database open and would continue to use it.
     """
     prefix = f"reproduce-{origin.version.name}-{origin.version.version}-"
     scratch = Home(Path(tempfile.mkdtemp(prefix=prefix, dir=home.work)))
@@ -180,7 +180,7 @@ def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: Run
 
 
 def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, ArtifactRef]) -> list[str]:
-    """The stages and files that differ, in the order of the stages; empty when the model's files are identical."""
+    """Return the stages and files that differ, in the order of the stages; empty if the model's files are identical."""
     lines = []
     for record in origin.chain:
         name = _name(record)
@@ -193,7 +193,7 @@ def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, Artifa
 
 
 def _collect(home: Home, records: Sequence[Record], record: Record, chain: dict[str, Record]) -> None:
-    """Parents first; a model that was imported from the registry has none that are asked for."""
+    """Collect records, parents first; a model imported from the registry ends the search."""
     for stage, sha256 in record.ingredients["inputs"].items():
         if stage in chain:
             continue
@@ -206,7 +206,7 @@ def _collect(home: Home, records: Sequence[Record], record: Record, chain: dict[
 
 
 def _link_artifact(home: Home, scratch: Home, record: Record, stage: Stage, config: RunConfig) -> None:
-    """An artifact of ``home`` in the scratch home, under the key that the stage has now."""
+    """Link an artifact of ``home`` into the scratch directory, under the key that the stage has now."""
     target = scratch.root / record.ref.uri
     if not target.exists():
         shutil.copytree(home.root / record.ref.uri, target)
@@ -216,7 +216,7 @@ def _link_artifact(home: Home, scratch: Home, record: Record, stage: Stage, conf
 
 
 def _files(home: Home, ref: ArtifactRef) -> dict[str, str]:
-    """Digests by path: of the model's files where the artifact has a model, else of all; empty if it is gone."""
+    """Return digests by path: of the model's files if the artifact has a model, else of all; empty if it is gone."""
     path = home.root / ref.uri / MANIFEST
     if not path.is_file():
         return {}

@@ -1,7 +1,7 @@
 """Inputs of a champion, and their comparison with the present inputs.
 
-The last accepted data are those that the champion was trained on. Their sketches lie beside the champion's version in
-MLflow, so a promotion accepts data, a refusal does not, and a roll-back takes the acceptance back.
+The last accepted data are the champion's training data. Their sketches are stored with its version in MLflow. Thus a
+promotion accepts data, a rejection does not, and a rollback withdraws the acceptance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Result = Literal["unchanged", "judged"]
 
 @dataclass(frozen=True, kw_only=True)
 class Retraining:
-    """The outcome of a retraining: nothing to do, or a verdict. ``page``: Markdown; ``outcome``: a sentence."""
+    """Result of a retraining: nothing to do, or a decision. ``page``: Markdown; ``outcome``: a sentence."""
 
     result: Result
     outcome: str
@@ -50,16 +50,16 @@ class Retraining:
 
 
 def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
-    """Return the inputs of the champion, from the account in MLflow.
+    """Return the inputs of the champion from its record in MLflow.
 
     Raises:
-        DataError: there is no such account, or it is damaged.
+        DataError: the record is missing or damaged.
     """
     return read_past(home, open_tracker(home), champion)
 
 
 def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: Path) -> str:
-    """Write into ``folder`` what a stage's result was made from, as far as the home has it; the account's digest."""
+    """Write the known inputs of a stage's result into ``folder``; return the record's digest."""
     artifacts = nearest(ancestry(home, records, record))
     kept, paired = dict[str, str](), list[str]()
     for name, sha256 in sorted(artifacts.items()):
@@ -77,18 +77,18 @@ def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: P
 
 
 def _prompts_of(snapshot: Path) -> pd.DataFrame:
-    """The prompts that pairs train on, by the beginnings of their hashes, each once."""
+    """Return the prompts of training pairs, each once, as prefixes of their hashes."""
     columns = read_column(snapshot / "train.parquet", "messages")
     found = {prompt_hash(messages)[:SEEN_DIGITS] for some in columns for messages in some}
     return pd.DataFrame({"prompt": sorted(found)})
 
 
 def remember(home: Home, model: str) -> tuple[str, ...]:
-    """Write the account of a version that has none, from what this home has; the stages whose data are in it.
+    """Write the missing record of a version from this state directory; return the stages whose data it names.
 
     Raises:
-        ModelError: there is no such version, or this home did not make it.
-        DataError: data that it was trained on are gone.
+        ModelError: there is no such version, or this state directory did not make it.
+        DataError: its training data are gone.
     """
     tags, _ = find_lineage(home, model)
     tracker, records = open_tracker(home), read_records(home)
@@ -111,12 +111,12 @@ def remember(home: Home, model: str) -> tuple[str, ...]:
 
 
 def _named(text: str) -> dict[str, str]:
-    """The digests of ``prompts:ab,pairs:cd`` by their stages, as the tags of a version have them."""
+    """Parse the digests in ``prompts:ab,pairs:cd``, as a version's tags have them, by stage."""
     return dict(each.rsplit(":", 1) for each in text.split(",") if each)
 
 
 def nearest(root: Ancestor) -> dict[str, str]:
-    """The artifact of each stage that is the fewest steps above ``root``, by the stage's name."""
+    """Return the artifact of each stage that is the fewest steps above ``root``, by the stage's name."""
     found: dict[str, str] = {}
     level: tuple[Ancestor, ...] = (root,)
     while level:
@@ -127,16 +127,14 @@ def nearest(root: Ancestor) -> dict[str, str]:
 
 
 def recipe_of(home: Home, ingredients: KeyInputs) -> str:
-    """Digest of everything that a run is made from, except its starting checkpoint.
+    """Return a digest of all inputs of a run except its starting checkpoint.
 
-    Datasets count by the digest of their rows: a copy of the same rows under another name is the same data. The machine
-    does not count: another machine's rounding is no reason to continue the training of a champion.
+    Datasets count by the digest of their rows: equal rows under another name are the same data. The machine does not
+    count: rounding is no reason to continue the training of a champion.
     """
     arguments = dict(ingredients["arguments"])
     start = arguments.pop("start", "")
-    if (
-        start and arguments.get("reference") == start
-    ):  # a run that measures KL to its start does so from a champion, too
+    if start and arguments.get("reference") == start:  # a run that measures KL to its start also starts from a champion
         del arguments["reference"]
     inputs = {name: _content(home, name, sha) for name, sha in ingredients["inputs"].items() if name != start}
     return key_of({**ingredients, "inputs": inputs, "arguments": arguments, "machine": {}})
@@ -148,7 +146,7 @@ def _content(home: Home, stage: str, sha256: str) -> str:
 
 
 def page_of(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> str:
-    """The pages of a retraining's stages, as far as they were drawn under that name: drift, reward model, verdict."""
+    """Join the pages of a retraining's stages, as far as they exist: drift, reward model, decision."""
     files = {"drift": "drift.md", "reward_gate": "reward_gate.md", "promote": "verdict.md"}
     folders = {stage: page_folder(home, preset, stage, refs[stage]) for stage in files if stage in refs}
     paths = [folder / files[stage] for stage, folder in folders.items()]

@@ -1,4 +1,4 @@
-"""Stages in order: what a run would do and why, and the run itself."""
+"""Execution of stages in order, and the plan of a run with reasons."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import RunTracker, open_tracker
 
 logger = logging.getLogger(__name__)
-START = "import_sft"  # the stage that makes the starting checkpoint
+START = "import_sft"  # the stage that makes the base
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """The planned action for a stage.
+    """Planned action for a stage.
 
-    ``cached``: its result is there and intact. ``run``: it will be computed, ``reason`` says why. ``depends``: a stage
-    before it runs, and this one runs only if that gives another result than the one known.
+    ``cached``: its result exists and is intact. ``run``: it will be computed for ``reason``. ``depends``: an upstream
+    stage runs, and this one runs only if that result changes.
     """
 
     stage: str
@@ -43,10 +43,10 @@ class PlanRow:
 
 
 def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Stage, ...]:
-    """The targets and everything that they need, each after its inputs, otherwise as given.
+    """Return the targets and everything that they need, each after its inputs, otherwise in the given order.
 
     Raises:
-        ConfigError: two stages of one name, an unknown name, or stages that need each other.
+        ConfigError: two stages of one name, an unknown name, or stages that depend on each other.
     """
     known = {stage.name: stage for stage in stages}
     if len(known) != len(stages):
@@ -71,21 +71,21 @@ def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Sta
 
 
 def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:
-    """Return the plan of :func:`run_pipeline`, stage by stage; nothing is run, and files are verified by hashing."""
+    """Return the plan of :func:`run_pipeline`. Nothing runs; files are verified by hashing."""
     return _look_up(stages, config, targets, home=home)[0]
 
 
 def cached_refs(
     stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
 ) -> Mapping[str, ArtifactRef]:
-    """The artifacts of the stages that :func:`run_pipeline` would not run now, by the stage's name; nothing is run."""
+    """Return the artifacts of the stages that :func:`run_pipeline` would not run now, by name. Nothing runs."""
     return _look_up(stages, config, targets, home=home)[1]
 
 
 def recorded_refs(
     stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
 ) -> Mapping[str, ArtifactRef]:
-    """As :func:`cached_refs`, from the records alone: no file is read, so damaged files are not noticed."""
+    """Return :func:`cached_refs` from the records alone: no file is read, so damaged files are not noticed."""
     cache, known = StageCache(home.cache), dict[str, ArtifactRef]()
     for stage in order_stages(stages, targets):
         if all(name in known for name in stage.inputs):
@@ -95,14 +95,14 @@ def recorded_refs(
 
 
 def format_plan(rows: Iterable[PlanRow]) -> str:
-    """The plan as lines for people."""
+    """Format the plan as human-readable lines."""
     rows = tuple(rows)
     width = max((len(row.stage) for row in rows), default=0)
     return "\n".join(f"{row.stage:<{width}}  {row.state:<7}  {row.reason}".rstrip() for row in rows)
 
 
 class Report(Protocol):
-    """The report of a finished run; ``started``: its start, in the time format of stage records."""
+    """Report of a finished run; ``started`` is in the time format of stage records."""
 
     def __call__(
         self, run: PipelineRun, config: RunConfig, refs: Mapping[str, ArtifactRef], *, started: str
@@ -118,15 +118,13 @@ def run_pipeline(
     experiment: str,
     report: Report | None = None,
 ) -> Mapping[str, ArtifactRef]:
-    """Run what the targets need, in order; returns every stage's artifact by name. ``report`` is written at the end.
+    """Run the targets' stages in order and write ``report``; return the artifacts by stage name.
 
-    When the starting checkpoint is there, what the stages need is held against the device's memory.
-
-    Under Prefect each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the
-    pipeline, with one run below it for every stage that was computed.
-
+    Once the base exists, the needs of the stages are compared with the device's memory. Under Prefect each stage is a
+    task of the flow run. The MLflow experiment ``experiment`` gets one run for the pipeline, with a child run for each
+    computed stage.
     Raises:
-        ConfigError: a stage needs more than the GPU has.
+        ConfigError: a stage needs more memory than the GPU has.
     """
     ordered, machine = order_stages(stages, targets), _machine(config)
     tracker = open_tracker(home)
@@ -153,8 +151,11 @@ def run_pipeline(
 
 
 def _machine(config: RunConfig) -> str:
-    """The machine in words, which are logged, with a warning where it computes slowly."""
-    from rlcore.hardware.machine import find_machine, slow_dtype_warning  # brings torch: refusing a command needs none
+    """Log and return the machine as text, with a warning if it computes slowly."""
+    from rlcore.hardware.machine import (
+        find_machine,
+        slow_dtype_warning,
+    )  # brings torch
 
     found = find_machine(config.hardware)
     machine = describe_machine(to_dict(found))
@@ -165,7 +166,9 @@ def _machine(config: RunConfig) -> str:
 
 
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
-    from rlcore.tasks.pipeline.memory_plan import memory_lines  # torch: a plan of cached stages does without
+    from rlcore.tasks.pipeline.memory_plan import (
+        memory_lines,
+    )  # brings torch
 
     for line in memory_lines(config, home, refs, stages):
         logger.info("%s", line)
@@ -184,7 +187,7 @@ def _run_stage_task(
 def _publish(
     stage: Stage, config: RunConfig, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], run: PipelineRun
 ) -> None:
-    """Register the model and draw the page of a stage, under the preset's name, where that is not done yet."""
+    """Register the model and render the page of a stage under the preset's name, unless done before."""
     if stage.registered_as:
         register(stage, ref, inputs, preset=config.name, run=run)
     folder = page_folder(run.home, config.name, stage.name, ref)

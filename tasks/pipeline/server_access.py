@@ -1,6 +1,6 @@
-"""Access to the Prefect and MLflow servers that we start: one user with a password, and pages of their own origin.
+"""Access to the Prefect and MLflow servers of rlcore: one user with a password, and pages of the same origin.
 
-Left as they are, both serve anybody: any page in a browser on this machine could start flows, which run commands.
+By default both serve everybody: any page in a browser on this machine could start flows, which run commands.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rlcore.tasks.store.passwords import write_private
 
 USER = "rlcore"
 HOST = "127.0.0.1"
-WEB, SESSIONS = "web", "mlflow_sessions"  # names of passwords: the user's, and the key of MLflow's own forms
+WEB, SESSIONS = "web", "mlflow_sessions"  # names of passwords: the user's, and the key of MLflow's forms
 _NAMES = (HOST, "localhost")
 _SCRIPT = Path(__file__).with_name("prefect_server.py")
-_CACHE_SECONDS = 60  # for which MLflow knows a password again; each check of one costs it tens of milliseconds
+_CACHE_SECONDS = 60  # seconds for which MLflow caches a password check, which costs tens of milliseconds
 
 
 def client_variables(password: str) -> dict[str, str]:
@@ -29,29 +29,29 @@ def client_variables(password: str) -> dict[str, str]:
 
 
 def prefect_command(port: int) -> list[str]:
-    """The command line of Prefect's server. ``-P``: what lies beside the script, or in this folder, is no library."""
+    """Return the command line of Prefect's server. ``-P``: files in this folder shadow no library."""
     return [sys.executable, "-P", str(_SCRIPT), HOST, str(port)]
 
 
 def prefect_variables(port: int, password: str) -> dict[str, str]:
-    """The environment of Prefect's server: who is let in, and which pages may ask."""
+    """Return the environment of Prefect's server: allowed users and origins."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": f"{USER}:{password}",
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in _NAMES),
         "RLCORE_PREFECT_HOSTS": ",".join(_NAMES),
-        # The page in the browser asks this address, which would be the default port otherwise.
+        # The page in the browser calls this address instead of the default port.
         "PREFECT_SERVER_UI_API_URL": f"http://{HOST}:{port}/api",
     }
 
 
 def mlflow_command(port: int, *options: str) -> list[str]:
-    """The command line of MLflow's server, which asks for a password."""
+    """Return the command line of MLflow's server with password protection."""
     address = ("--host", HOST, "--port", str(port), "--workers", "1")
     return [sys.executable, "-m", "mlflow", "server", *address, "--app-name", "basic-auth", *options]
 
 
 def mlflow_variables(folder: Path, port: int, passwords: Mapping[str, str]) -> dict[str, str]:
-    """The environment of MLflow's server, which keeps its users in ``folder``."""
+    """Return the environment of MLflow's server, which stores its users in ``folder``."""
     settings = folder / "mlflow-users.ini"
     lines = (
         "[mlflow]",
@@ -67,5 +67,5 @@ def mlflow_variables(folder: Path, port: int, passwords: Mapping[str, str]) -> d
         "MLFLOW_FLASK_SERVER_SECRET_KEY": passwords[SESSIONS],
         "MLFLOW_SERVER_ALLOWED_HOSTS": ",".join(f"{name}:{port}" for name in _NAMES),
         "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": ",".join(f"http://{name}:{port}" for name in _NAMES),
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for scorers and traces, which we have none of
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # processes for scorers and traces, which are not used
     }

@@ -1,11 +1,10 @@
-"""A registered model behind an OpenAI-compatible address, with its own chat template and EOS ids, until it is ended.
+"""Server of a registered model at an OpenAI-compatible address, with its chat template and EOS ids.
 
-    serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)   # until Ctrl-C; gives the exit code
+    serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)   # until Ctrl-C; returns the exit code
 
-``configure_environment`` is to be called before. The front (``front``) is the
-same whatever computes: vLLM where its environment is there, behind a loopback port with a key of its own, else the
-built-in engine. MLflow's own server, ``mlflow models serve -m models:/tiny-grpo@champion --env-manager local``, works
-too; it has an address of its own kind, and asks for no password.
+Call ``configure_environment`` before. The front (``front``) is the same for both engines: vLLM if its environment exists,
+behind a loopback port with its own key, else the built-in engine. MLflow's server, ``mlflow models serve -m
+models:/tiny-grpo@champion --env-manager local``, works too, but has another protocol and no password.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from rlcore.text.tokenization import ChatTokenizer
 ServingEngine = Literal["auto", "vllm", "native"]
 TOKEN = "RLCORE_SERVE_TOKEN"
 _ENVIRONMENT = Path(".venv-engine", "bin", "python")  # as `make engine` makes it
-_UNBOUNDED = 1 << 17  # positions of a model that has no bound of its own
+_UNBOUNDED = 1 << 17  # positions of a model without a limit
 
 
 def serve_model(
@@ -62,16 +61,15 @@ def serve_model(
     allow_host: Sequence[str] = (),
     limits: Limits | None = None,
 ) -> int:
-    """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; returns the exit code.
+    """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; return the exit code.
 
-    Requests call it by its registered name, ``tiny-grpo``, and bring the token: that of ``RLCORE_SERVE_TOKEN``, else
-    one that is drawn and written once. ``python``: the interpreter of vLLM's environment, where it is neither this one
-    nor ``.venv-engine``. ``allow_host``: names by which others reach this machine.
-
+    Requests name it by its registered name, ``tiny-grpo``, and carry a token: ``RLCORE_SERVE_TOKEN``, else one that is
+    generated and stored once. ``python``: the interpreter of vLLM's environment, if it is neither this one nor
+    ``.venv-engine``. ``allow_host``: names by which others reach this machine.
     Raises:
-        ConfigError: there is no such engine here, or the token is none.
+        ConfigError: there is no such engine here, or the token is invalid.
         ModelError: there is no such model, or it is a reward model.
-        ServiceError: nothing can listen there, or vLLM does not start.
+        ServiceError: the address cannot be used, or vLLM does not start.
     """
     token, interpreter = _token(), _vllm_python(python)
     if engine == "vllm" and not interpreter:
@@ -95,28 +93,30 @@ def serve_model(
 
 
 def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager: bool) -> list[str]:
-    """vLLM's server on a checkpoint, on the loopback address. It computes in the precision of the weights; by itself it
-    would round float32. ``eager``: it compiles nothing, which takes minutes on a CPU.
+    """Return the command line of vLLM's server on a checkpoint, on the loopback address.
+
+    It computes in the precision of the weights; by default it would round float32. ``eager``: skip compilation, which
+    takes minutes on a CPU.
     """
     options = {
         "model": registered.folder,
         "served-model-name": registered.tags["name"],
         "host": "127.0.0.1",
         "port": port,
-        "generation-config": "vllm",  # the checkpoint's may filter what is sampled; EOS ids come with each request
+        "generation-config": "vllm",  # the checkpoint's may filter the distribution; EOS ids come with each request
         "dtype": read_json(registered.folder / "config.json").get("dtype") or "auto",
     }
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    # On a CPU vLLM 0.32 crashes if requests have seeds and a prompt may be spread over several steps.
+    # On a CPU vLLM 0.32 crashes if requests have seeds and a prompt may be split over several steps.
     switches = ["--disable-uvicorn-access-log", *(["--enforce-eager", "--no-enable-chunked-prefill"] if eager else [])]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
 
 
 def _token() -> str:
-    """The token that requests bring.
+    """Return the token that requests must carry.
 
     Raises:
-        ConfigError: it could not stand in a header.
+        ConfigError: it is not valid in a header.
     """
     given = os.environ.get(TOKEN)
     if given is None:
@@ -147,7 +147,7 @@ def _engine(
     """Return the engine, and its process if it has one."""
     if not interpreter:
         device, dtype = choose_device_and_dtype(HardwareConfig())
-        # A tokenizer is not for two threads at once: this one writes, the front's reads.
+        # A tokenizer is not thread-safe: this one writes, the front's reads.
         tokenizer = ChatTokenizer.load(registered.folder)
         yield NativeEngine(load_policy(registered.folder, device=device, dtype=dtype), tokenizer), None
         return
@@ -172,7 +172,7 @@ def _engine(
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """SIGTERM ends what is inside as an exception does; the server has handlers of its own while it serves."""
+    """Turn SIGTERM into an exception; the server installs its own handlers while it serves."""
     previous = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
@@ -203,6 +203,6 @@ def _free_port() -> int:
 
 
 def _variables(python: str) -> dict[str, str]:
-    """This process's; the model is here, so nobody asks a hub for anything. Ours are no modules of another python."""
+    """Return this process's environment for vLLM: offline, because the model is local, and without rlcore's modules."""
     kept = {name: value for name, value in os.environ.items() if python == sys.executable or name != "PYTHONPATH"}
     return kept | {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1", "VLLM_NO_USAGE_STATS": "1"}

@@ -1,4 +1,4 @@
-"""Checks of sizes before work: texts against the model's positions, and a run's files against the free disk."""
+"""Size checks before a run: texts against the model's positions, files against the free disk."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rl_of, sampling_of
 
-_COPIES = 2  # of each checkpoint that is made: the artifact, and the registered model
-_CHECKPOINTS = 3  # of an RL run while it works: the newest two, and one that is being written
-_LEARNER_BYTES = 12  # of a weight in those: float32 and Adam's two moments
-_WEIGHT_BYTES = 4  # of a weight that is saved, at most
-_ROLLOUT_BYTES = 24  # of a token in a table: its id, its log-probability, its mask, its text
+_COPIES = 2  # copies of each checkpoint: the artifact and the registered model
+_CHECKPOINTS = 3  # of a running RL stage: the newest two, and one being written
+_LEARNER_BYTES = 12  # bytes per weight in those: float32 and Adam's two moments
+_WEIGHT_BYTES = 4  # bytes per saved weight, at most
+_ROLLOUT_BYTES = 24  # bytes per token in a table: id, log-probability, mask, text
 
 
 def position_errors(
@@ -32,7 +32,7 @@ def position_errors(
     *,
     is_evaluated: bool,
 ) -> Iterator[str]:
-    """The settings that allow a row and its answer to be longer than the model's positions."""
+    """Yield the settings that allow a row and its completion to exceed the model's positions."""
     positions = max_positions(model) if model else None
     if positions is None:
         return
@@ -57,7 +57,7 @@ def position_errors(
 
 
 def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> int:
-    """Bytes that a run writes, about: checkpoints with their copies, those of RL while it works, and all rollouts."""
+    """Estimate the bytes that a run writes: checkpoints with copies, those of running RL, and all rollouts."""
     parameters: int = ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
     made: int = 1 + sum(stage.produces in ("checkpoint", "reward_model") for stage in own)
@@ -68,7 +68,7 @@ def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str
 
 
 def _working(rl: RlConfig, parameters: int) -> int:
-    """Bytes of the checkpoints that a run keeps while it works; those of adapters are small beside all else."""
+    """Estimate the bytes of the checkpoints of running stages; LoRA checkpoints are negligible."""
     if rl.update.lora.rank:
         return 0
     has_trunk = resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate"
@@ -76,10 +76,10 @@ def _working(rl: RlConfig, parameters: int) -> int:
 
 
 def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
-    """A sentence: what ``stages`` write, and what is free on the disk of ``folder``; empty if unknown.
+    """Compare the bytes that ``stages`` write with the free disk of ``folder``; empty if unknown.
 
     Raises:
-        StorageError: it is more than what is free.
+        StorageError: they exceed the free disk.
     """
     if model is None or not stages:
         return ""
@@ -94,6 +94,6 @@ def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Coll
 
 
 def free_bytes(folder: Path) -> int:
-    """Free bytes on the disk of a folder, which need not exist yet."""
+    """Return the free bytes on the disk of a folder, which need not exist yet."""
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
     return shutil.disk_usage(there).free

@@ -1,7 +1,7 @@
-"""A stage's run in MLflow, and its result, between attempts: a kill at any moment doubles neither.
+"""MLflow run and result of a stage across attempts: a kill at any moment duplicates neither.
 
-The run of a key goes on until the key has a result. The result is noted in the work folder before the store has it, so
-that a kill behind the last step costs no step again, and the artifact stays the same one.
+The MLflow run of a key continues until the key has a result. The result is recorded in the work folder before the store
+has it. A kill after the last step thus costs no step again, and the artifact stays the same.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class PipelineRun:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutput:
-    """The result of a step: its artifact, and the metrics that sum it up."""
+    """Result of a step: its artifact and summary metrics."""
 
     ref: ArtifactRef
     metrics: Mapping[str, float]
 
     def note(self, work: Path) -> None:
-        """Write it into the work folder."""
+        """Write the result into the work folder."""
         write_json(asdict(self), work / _RESULT)
 
 
 def recover_result(work: Path, store: ArtifactStore) -> StepOutput | None:
-    """The result of an attempt that was killed when the store had it already, and no record yet."""
+    """Return the result of a killed attempt if the store already has it, although no record exists."""
     if not (work / _RESULT).exists():
         return None
     try:
@@ -61,9 +61,9 @@ def recover_result(work: Path, store: ArtifactStore) -> StepOutput | None:
 
 
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
-    """The stage's MLflow run: that of an attempt that gave no result, so that its curves continue, or a new one.
+    """Open the stage's MLflow run: the one of an attempt without result, so that its curves continue, or a new one.
 
-    A run that is said to run may be another home's, on the same server: only one that was killed is taken up.
+    A run shown as running may belong to another state directory on the same server: only killed ones are continued.
     """
     known = work / _RUN
     parent = run.parent.run_id
@@ -79,7 +79,7 @@ def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTra
 
 
 def log_cache_hit(stage: str, ref: ArtifactRef, run: PipelineRun) -> None:
-    """Note at the pipeline's run that a stage came from the cache, unless an attempt at this very run has made it."""
+    """Record at the pipeline's run that a stage was cached, unless an attempt at this run made it."""
     if run.parent.known_tags.get(f"stage.{stage}") != f"run:{ref.mlflow_run_id}":
         run.parent.set_tags({f"stage.{stage}": f"cached:{ref.mlflow_run_id}"})
 
@@ -87,7 +87,7 @@ def log_cache_hit(stage: str, ref: ArtifactRef, run: PipelineRun) -> None:
 def log_result(
     finished: StepOutput, context: StageContext, *, machine: Mapping[str, object], with_packages: bool
 ) -> None:
-    """Note at the stage's run what came of it, and for a model the installed packages."""
+    """Log the result to the stage's run, and for a model the installed packages."""
     tracker, ref = context.tracker, finished.ref
     tracker.log_summary(finished.metrics)
     tags = {"sha256": ref.sha256, "artifact": ref.uri, "stage_key": ref.stage_key, "code": code_version()}
@@ -99,9 +99,9 @@ def log_result(
 
 
 def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
-    """A stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
+    """Return a stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
 
-    The stage's own settings lose their ``stage``: the learning rates of two RL stages are one column.
+    The stage's own settings lose the prefix ``stage``: the learning rates of two RL stages are one column.
     """
     own = section.get("stage")
     others = {name: value for name, value in section.items() if name != "stage"}
@@ -109,7 +109,7 @@ def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def logged(ingredients: KeyInputs) -> Mapping[str, object]:
-    """Return the ingredients of a stage that are parameters of its MLflow run."""
+    """Return the key inputs of a stage that are parameters of its MLflow run."""
     machine = {name: value for name, value in ingredients["machine"].items() if value}
     found = {**parameters(ingredients["config"]), "seed": ingredients["seed"]}
     return found | {"machine": machine} if machine else found

@@ -1,8 +1,8 @@
-"""A stage: a named step from artifacts to one artifact. It runs only when the cache has no result for its key.
+"""Pipeline stages: cached functions from artifacts to one artifact.
 
-A step writes into a temporary folder, which becomes its artifact when the step is done. What it needs again after a
-kill (checkpoints) is in its work folder, which is removed at success. The order on disk is: artifact, record in the
-cache, end of the work folder. So a kill at any moment costs at most the work of one stage.
+A stage writes to a temporary folder, which becomes the artifact on success. Its work folder survives a crash and holds
+what a resumed run needs, such as checkpoints. The artifact is stored first, then the cache record; then the work folder
+is removed. A crash therefore loses at most the work of one stage.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
-    """Everything that the stage's result depends on, as JSON values."""
+    """Return everything that determines the stage's result, as JSON values."""
     module, arguments = function_of(stage.run)
     sections = stage.sections(config)
     counted, machine = _with_machine(sections)
@@ -69,24 +69,24 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The configuration in a stage's key: its sections, and the machine in place of the settings of ``hardware``.
+    """Return the configuration for a stage's key: its sections, with the detected machine in place of ``hardware``.
 
-    So ``auto`` counts as the value that was chosen. Without ``hardware`` the machine is empty.
+    Thus ``auto`` counts as its resolved value. Without ``hardware`` the machine is empty.
     """
     counted = sections.for_key()
     if "hardware" not in counted:
         return counted, {}
-    from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch: refusing a command needs none
+    from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch, which rejecting a command does not need
 
     kept = {name: value for name, value in counted["hardware"].items() if name not in CHOSEN}
     return {**counted, "hardware": kept}, to_dict(find_machine(sections.hardware))
 
 
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
-    """The stage's artifact: from the cache when it is there and intact, else computed.
+    """Return the stage's artifact, running the stage if it is not cached.
 
-    Two processes that want the same result at once compute it once. When the function raises, the error goes on
-    unchanged; results of earlier stages and the work folder stay.
+    A file lock makes concurrent processes compute a result once. Errors of the stage propagate; earlier results and the
+    work folder are kept.
     """
     ingredients = key_inputs(stage, config, inputs)
     key = key_of(ingredients)
@@ -94,7 +94,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
     with file_lock(run.home.work / f"{key}.lock"):
         record = run.cache.find(stage.name, key)
         if record is not None and not run.store.errors(record.ref):
-            shutil.rmtree(run.home.work / key, ignore_errors=True)  # of a process that was killed behind its record
+            shutil.rmtree(run.home.work / key, ignore_errors=True)  # left by a killed process
             log_cache_hit(stage.name, record.ref, run)
             logger.info("%s: cached seconds=%.1f", stage.name, time.perf_counter() - started)
             return record.ref
@@ -109,7 +109,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
 def _compute(
     stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun, ingredients: KeyInputs
 ) -> Record:
-    """Run the step in its folders and its own MLflow run, and move what it left into the store."""
+    """Run the step in its folders and MLflow run, and move its output into the store."""
     key, started = key_of(ingredients), time.perf_counter()
     with (
         emit_on_failure(config.name, stage.name),
@@ -150,7 +150,7 @@ def _compute(
 
 
 def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: ArtifactStore) -> None:
-    """The rows that a stage reads are those of the digest in its key; a model is held against its own seal."""
+    """Verify the digests of dataset inputs. Models are verified when they are loaded."""
     for name in stage.inputs:
         ref = inputs[name]
         if ref.kind == "dataset" and (errors := store.errors(ref)):
@@ -162,7 +162,7 @@ def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: Arti
 
 
 def _write_record(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:
-    """Write the record, so that the result counts as there, and tell those who wait for it."""
+    """Write the record, which completes the result, and emit its events."""
     is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
     run.cache.write(stage.name, record)
     shutil.rmtree(run.home.work / record.key)
@@ -172,7 +172,7 @@ def _write_record(record: Record, stage: Stage, config: RunConfig, run: Pipeline
 
 
 def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:
-    """Run the step. If a gate refuses, its page is shown before the error is raised."""
+    """Run the step. If a gate fails, show its page before the error is raised."""
     try:
         return stage.run(context)
     except RlcoreError:
@@ -191,17 +191,17 @@ def result_of(stage: Stage, config: RunConfig, data: Path, inputs: Mapping[str, 
 @contextmanager
 def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
     output, work = home.work / f"{key}.output", home.work / key
-    shutil.rmtree(output, ignore_errors=True)  # of a process that was killed; its work folder is what it left for us
+    shutil.rmtree(output, ignore_errors=True)  # left by a killed process, whose work folder has what can be resumed
     output.mkdir()
     work.mkdir(exist_ok=True)
     try:
         yield output, work
     finally:
-        shutil.rmtree(output, ignore_errors=True)  # gone already when it has become an artifact
+        shutil.rmtree(output, ignore_errors=True)  # already gone if it has become an artifact
 
 
 def _run_and_store(stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore) -> StepOutput:
-    """Run the step, and move what it left into the store; the work folder knows the result before the store has it."""
+    """Run the stage and store its folder. The work folder records the result first, so that a crash cannot lose it."""
     result = _run_step(stage, config, context)
     ref = store.seal(
         context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=context.stage_key

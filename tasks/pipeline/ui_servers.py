@@ -1,4 +1,4 @@
-"""The MLflow and Prefect user interfaces over one home, on the loopback address."""
+"""MLflow and Prefect user interfaces of a state directory, on the loopback address."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rlcore.tasks.store.passwords import passwords
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
 
-_PATIENCE = 5.0  # seconds between asking a server to end and killing it
+_PATIENCE = 5.0  # seconds between terminating a server and killing it
 
 
 def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
-    """Start both servers in the foreground and end both on Ctrl-C; returns the exit code then.
+    """Start both servers in the foreground; end both on Ctrl-C and return the exit code.
 
     Raises:
-        StorageError: nothing was run in this home yet, so there is nothing to look at.
+        StorageError: no command has run in this state directory yet.
         ConfigError: a port is taken, or both are the same.
         ServiceError: one of the servers ended by itself.
     """
@@ -54,7 +54,7 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
 def _servers(
     home: Home, known: Mapping[str, str], *, mlflow_port: int, prefect_port: int
 ) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:
-    """Command and added variables of each server, by its name."""
+    """Return command and added environment variables of each server, by name."""
     stores = ("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri())
     return {
         "MLflow": (mlflow_command(mlflow_port, *stores), mlflow_variables(_folder(home), mlflow_port, known)),
@@ -63,14 +63,14 @@ def _servers(
 
 
 def _folder(home: Home) -> Path:
-    """Return the folder of password and users of the interfaces; without it another password is drawn."""
+    """Return the folder of password and users of the interfaces; a missing password is generated."""
     folder = home.root / "interfaces"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def run_until_interrupt(commands: Mapping[str, tuple[Sequence[str], Mapping[str, str]]]) -> int:
-    """Run commands, by name, with variables added to the environment, until Ctrl-C; all have ended then.
+    """Run named commands with added environment variables until Ctrl-C. All have ended on return.
 
     Raises:
         ServiceError: one of them ended by itself.
@@ -78,7 +78,7 @@ def run_until_interrupt(commands: Mapping[str, tuple[Sequence[str], Mapping[str,
     servers: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name, (command, variables) in commands.items():
-            # In a session of its own: Ctrl-C is for this process, which then ends the server and its workers in order.
+            # In its own session: Ctrl-C reaches only this process, which then ends the server and its workers in order.
             servers[name] = subprocess.Popen(
                 command, env=os.environ | dict(variables), start_new_session=True, umask=0o077
             )
@@ -121,7 +121,7 @@ def _require_free(mlflow_port: int, prefect_port: int) -> None:
         raise ConfigError(f"both interfaces are to be on port {mlflow_port}", fix="give each a port of its own")
     for name, port in (("mlflow", mlflow_port), ("prefect", prefect_port)):
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does: one that just ended is free
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a released port is free
             try:
                 probe.bind((HOST, port))
             except (OSError, OverflowError) as error:

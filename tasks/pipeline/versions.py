@@ -1,7 +1,7 @@
-"""The versions of the libraries that a stage computes with: those that its code imports, and those of the user's code.
+"""Versions of the libraries that a stage computes with: imports of its code and of custom code.
 
-Which they are is read from the sources that the stage reaches, so no list of them is kept by hand. vLLM may live in an
-environment of its own: the interpreter that starts its servers is asked, or a server that runs.
+They are read from the sources that the stage reaches, so that no list is maintained. vLLM may be in another
+environment: the interpreter that starts its servers, or a running server, reports its version.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen
 UNKNOWN = "unknown"  # of a server that does not answer
 _SECONDS = 20.0
 _ASK = "from importlib.metadata import version; print(version('vllm'))"
-# What a library computes with that our sources do not name: the tokens, and the digits.
+# Libraries that determine tokens and digits, although no source imports them.
 _BENEATH = {"transformers": ("tokenizers",), "sympy": ("mpmath",)}
 
 
 def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN) -> Mapping[str, str]:
-    """The versions of Python and of what a stage's ``module`` uses, by the names that pip has; empty: not installed.
+    """Return the versions of Python and of the packages that a stage's ``module`` uses; empty: not installed.
 
-    ``chosen``: the rows of tables that are used with these sections.
+    ``chosen``: the rows of tables that these sections use.
     """
     names = {name for each in (module, *_own_modules(sections)) for name in libraries(each, chosen=chosen)}
     names -= idle_packages(sections)
@@ -45,7 +45,7 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    """The user's modules that the sections name: rewards, and the environments of episodes."""
+    """Return the custom modules that the sections name: rewards and environments."""
     stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
     named: list[EpisodeConfig | RewardTerm | None] = [
         sections.declared.get("episodes"),
@@ -68,7 +68,7 @@ def _sampling_of(sections: Sections) -> SamplingConfig | None:
 
 @cache
 def _installed(module: str) -> tuple[tuple[str, str], ...]:
-    """Return the installed packages that bring a module, with their versions."""
+    """Return the installed packages that provide a module, with their versions."""
     try:
         return ((_name(module), metadata.version(module)),)
     except metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def _name(package: str) -> str:
 
 @cache
 def _of_engine(python: str, urls: tuple[str, ...]) -> str:
-    """The version of vLLM that servers run."""
+    """Return the version of vLLM that servers run."""
     if urls:
         return " ".join(sorted({_of_server(url) for url in urls}))
     if not python:

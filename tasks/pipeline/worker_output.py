@@ -1,4 +1,4 @@
-"""The output of a run that a worker reads: the run outlives its reader."""
+"""Console output of a run under a worker: the run outlives its reader."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from prefect.logging.handlers import PrefectConsoleHandler
 
 
 class WorkerOutput(PrefectConsoleHandler):
-    """Prefect's handler for the console, with which a run survives its worker.
+    """Prefect's console handler, with which a run survives its worker.
 
-    ``infra/worker.py`` names it to the runs that it starts.
+    ``infra/worker.py`` sets it for the runs that it starts.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or drop it where nobody reads: rich would end the run there."""
+        """Write a record, or drop it if there is no reader, which would make rich end the run."""
         try:
             super().emit(record)
-        except SystemExit:  # rich has sent standard output to nowhere, and writes nothing more
+        except SystemExit:  # rich has closed standard output, and writes nothing more
             os.dup2(sys.stdout.fileno(), sys.stderr.fileno())

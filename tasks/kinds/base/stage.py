@@ -1,4 +1,4 @@
-"""The stages that import checkpoints: the starting one of a run, and those of the registry."""
+"""Stages that import checkpoints: the base of a run, and models of the registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IMPORTED = Stage(
 
 
 def start_stage(name: str, model: str) -> Stage:
-    """A registered model that a stage starts from or measures its KL to."""
+    """Return the stage that imports a registered model as starting point or reference policy."""
     return Stage(
         name=name,
         version=1,

@@ -1,4 +1,4 @@
-"""The starting checkpoint: from a hub, a folder, a GGUF, an MLflow registry, or made from scratch."""
+"""Import of a checkpoint: from a hub, a folder, a GGUF file, an MLflow registry, or made from scratch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlcore.text.tokenization import ChatTokenizer
 
 
 def run_import_sft(context: StageContext) -> StageResult:
-    """Verified safetensors with tokenizer, chat template and end-of-sequence ids; the card says what it is."""
+    """Import the base as verified safetensors with tokenizer, chat template and EOS ids."""
     config: ModelConfig = context.config.model
     if config.source == "registry":
         config = _downloaded(config, context.work)
@@ -32,10 +32,10 @@ def run_import_sft(context: StageContext) -> StageResult:
 
 
 def run_start(context: StageContext, *, model: str) -> StageResult:
-    """The registered model ``model``, which a stage starts from or measures KL to, as a checkpoint of the run.
+    """Import the registered model ``model`` as a starting point or reference policy of the run.
 
     Raises:
-        ModelError: its tokenizer is another one, so that the data sets, cut to tokens of the base's, do not fit it.
+        ModelError: its tokenizer differs from that of the base, by which the datasets are truncated.
     """
     folder = download_model(model, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
@@ -51,7 +51,7 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
 
 
 def registered_version(config: Sections, *, model: str) -> str:
-    """The version that ``models:/name@alias`` points at now, for the stage's key.
+    """Return the version that ``models:/name@alias`` names now, for the stage's key.
 
     Raises:
         ModelError: the registry has no such version.
@@ -60,7 +60,7 @@ def registered_version(config: Sections, *, model: str) -> str:
 
 
 def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
-    """A registry URI such as ``models:/tiny-policy/3`` or ``models:/tiny-policy@champion`` as a local folder."""
+    """Download a model such as ``models:/tiny-policy@champion`` and return the config of its folder."""
     if not config.path.startswith("models:/"):
         raise ModelError(
             f"{config.path!r} is not an MLflow model URI", where="model.path", fix="use models:/<name>/<version>"
@@ -70,15 +70,15 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
 
 
 def import_sections(config: RunConfig) -> Sections:
-    """Select the sections of an import; only a model from scratch is computed: its weights are drawn here."""
+    """Select the sections of an import. Only a model from scratch, whose weights are drawn, needs the machine."""
     hardware = ("hardware",) if config.model.source == "scratch" else ()
     return sections_of(config, "model", *hardware)
 
 
 def source_files(config: Sections) -> str:
-    """Digest of the checkpoint's source, for the stage's key; empty where the configuration determines it.
+    """Return a digest of the checkpoint's source, for the stage's key; empty if the configuration determines it.
 
-    An alias in a registry URI counts as the version that it points at now: moving it re-runs the import.
+    An alias in a registry URI counts as the version that it names now: moving the alias reruns the import.
     """
     model: ModelConfig = config.model
     if model.source != "registry":

@@ -1,4 +1,4 @@
-"""Checks of a benchmark stage before anything runs: the harness, the files of its tasks."""
+"""Checks of a benchmark stage before a run: the evaluation harness and the task files."""
 
 from __future__ import annotations
 

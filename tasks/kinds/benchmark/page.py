@@ -1,4 +1,4 @@
-"""The page of a benchmark: the mean of each task's metrics with its interval."""
+"""Page of a benchmark: the mean of each task's metrics with its interval."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlcore.tasks.store.storage import read_json
 
 
 def benchmark_page(result: Result, folder: Path) -> str:
-    """Writes ``benchmark.md``."""
+    """Write ``benchmark.md``."""
     page = render(read_json(result.data / "benchmark.json"), confidence=result.confidence)
     (folder / "benchmark.md").write_text(page, encoding="utf-8")
     return page
 
 
 def render(account: Mapping[str, Any], *, confidence: float) -> str:
-    """The page, as Markdown."""
+    """Render the page as Markdown."""
     lines = [
         f"Tasks of {plain(account['policy'])}.",
         "",

@@ -1,4 +1,4 @@
-"""The table of a preset for a benchmark."""
+"""Preset table of a benchmark stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkStage:
-    """Tasks of the language model evaluation harness, asked of ``policy``. It reads no dataset of the preset."""
+    """Tasks of the language model evaluation harness, run on ``policy``. The stage reads no dataset of the preset."""
 
     produces: ClassVar[Product] = "benchmark"
     consumes: ClassVar[Rows] = "prompts"

@@ -1,4 +1,4 @@
-"""The kind of benchmarks."""
+"""Stage kind ``benchmark``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a checkpoint on a benchmark's tasks: a figure for each document, and their means with intervals."""
+"""Benchmark of a checkpoint: scores of all documents, and their means with intervals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlcore.tasks.store.storage import write_json, write_table
 
 
 def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
-    """Ask the checkpoint of the stage ``policy``; the artifact has a record of each document and an account.
+    """Evaluate the checkpoint of the stage ``policy``. The artifact has a record of each document and a summary.
 
     Raises:
         ConfigError: the extra is not installed, or a file is no task.
@@ -57,7 +57,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
 
 
 def summarize(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[str, Any]]:
-    """For each task and metric the mean over the documents: Wilson's interval of a share, else a bootstrap."""
+    """Return each task's mean metrics: with Wilson's interval for a fraction, else a bootstrap over documents."""
     found = []
     for (task, metric), part in table.groupby(["task", "metric"], sort=False):
         values = part["value"].tolist()
@@ -72,7 +72,7 @@ def summarize(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict
 
 
 def metrics_of(found: list[dict[str, Any]]) -> dict[str, float]:
-    """The stage's metrics, by the glossary's names."""
+    """Return the stage's metrics by their glossary names."""
     return {
         f"benchmark/{each['task']}/{each['metric'].removesuffix(',none').replace(',', '.')}{end}": each[key]
         for each in found
@@ -81,7 +81,7 @@ def metrics_of(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def task_files(config: Sections) -> str:
-    """Digest of the files in the tasks' folder: names and contents.
+    """Return a digest of the names and contents of all files in the task folder.
 
     Raises:
         DataError: the folder has none.

@@ -1,4 +1,4 @@
-"""The page of the comparison: the checkpoints side by side, the cost of the RL runs, and the answers that changed."""
+"""Comparison page: accuracies of the checkpoints, cost of the RL runs, and answers that changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlcore.tasks.store.storage import read_json
 
 
 def comparison_page(result: Result, folder: Path) -> str:
-    """Writes ``comparison.md`` and its figures."""
+    """Write ``comparison.md`` and its figures."""
     inputs, compared, confidence = result.inputs, read_json(result.data / "comparison.json"), result.confidence
     histories: dict[str, History] = {name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()}
     answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
@@ -75,7 +75,7 @@ def render(
     *,
     confidence: float,
 ) -> str:
-    """The page, as Markdown. ``compared``: ``comparison.json``."""
+    """Render the page as Markdown. ``compared`` is the content of ``comparison.json``."""
     differences = {each: build(PairedDifference, found) for each, found in compared["differences"].items()}
     parts = [
         f"# {plain(name)}: results by stage",
@@ -99,13 +99,13 @@ def render(
 
 
 def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the first contrast of each compared checkpoint: with its start."""
+    """Return the first contrast of each compared checkpoint: the one with its start."""
     pairs = [name.split(" - ") for name in differences]
     return list({new: (new, old) for new, old in reversed(pairs)}.values())[::-1]
 
 
 def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: float) -> str:
-    """Accuracy with interval, pass@k where sampled, length."""
+    """Return rows of accuracy with interval, pass@k if sampled, and length."""
     lines = [
         f"| checkpoint | greedy accuracy | {format_level(confidence)} interval | problems | pass@1 | pass@k | length |",
         "|---|---|---|---|---|---|---|",
@@ -125,7 +125,7 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: 
 
 
 def difference_table(differences: Mapping[str, PairedDifference], *, confidence: float) -> str:
-    """Difference in points with its interval and p value."""
+    """Return rows of the difference in points with its interval and p value."""
     lines = [f"| contrast | difference | {format_level(confidence)} interval | p |", "|---|---|---|---|"]
     for name, paired in differences.items():
         d = paired.difference
@@ -134,7 +134,7 @@ def difference_table(differences: Mapping[str, PairedDifference], *, confidence:
 
 
 def cost_table(histories: Mapping[str, History]) -> str:
-    """Seconds by part, summed over the iterations."""
+    """Return rows of seconds by part, summed over the iterations."""
     names = ("rollout", "score", "update", "sync", "evaluate")
     lines = [
         "| run | iterations | " + " | ".join(f"{name} s" for name in names) + " |",
@@ -147,7 +147,7 @@ def cost_table(histories: Mapping[str, History]) -> str:
 
 
 def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5) -> str:
-    """A few problems that were wrong and are right now, with both answers."""
+    """List a few problems whose answers were wrong and are now right, with both answers."""
     both = before.merge(after, on="prompt_id", suffixes=("_before", "_after"))
     changed = both[~both["correct_before"] & both["correct_after"]].head(count)
     lines = ["| problem | before | after |", "|---|---|---|"]
@@ -159,7 +159,7 @@ def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5
 
 
 def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence: float) -> str:
-    """A reward model's held-out figures."""
+    """Render the held-out metrics of a reward model."""
     return (
         f"## {name} on held-out pairs\n\n"
         f"Accuracy {metrics['rm/eval_accuracy']:.3f} "

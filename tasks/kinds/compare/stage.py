@@ -1,4 +1,4 @@
-"""The comparison of the checkpoints of a run."""
+"""Stage that compares the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.presets.run import RunConfig
 
 
 def compare_stage(config: RunConfig) -> Stage:
-    """The comparison, which reads every evaluation and what else the kinds have to tell."""
+    """Return the comparison stage. It reads all evaluations, and results of the kinds that have more to compare."""
     evaluations = (f"evaluate_{name}" for name in checkpoints(config))
     told = (name for name in stage_order(config) if config.stages[name].is_compared)
     return Stage(

@@ -18,9 +18,9 @@ _EVALUATE = "evaluate_"
 def run_compare(
     context: StageContext, *, contrasts: tuple[tuple[str, str], ...], same_start_runs: tuple[tuple[str, ...], ...]
 ) -> StageResult:
-    """Figures with intervals and paired tests; ``report/comparison.py`` makes the page. No model computes anew.
+    """Compute differences with intervals and paired tests from stored answers. No model runs.
 
-    ``contrasts``: which checkpoints are compared, the new one first. ``same_start_runs``: RL stages of one start.
+    ``contrasts``: pairs of checkpoints, the new one first. ``same_start_runs``: RL stages with one starting checkpoint.
     """
     folders = evaluations_in(context.inputs)
     summaries = {name: read_json(folder / "summary.json") for name, folder in folders.items()}
@@ -44,11 +44,11 @@ def run_compare(
 
 
 def evaluations_in(folders: Mapping[str, Path]) -> dict[str, Path]:
-    """The evaluations among the artifacts of stages, by the checkpoint that was evaluated."""
+    """Return the evaluations among the artifacts of stages, keyed by the evaluated checkpoint."""
     return {name.removeprefix(_EVALUATE): each for name, each in folders.items() if name.startswith(_EVALUATE)}
 
 
 def greedy_answers(folder: Path) -> pd.DataFrame:
-    """The greedy answers of one checkpoint to the problems that have a reference, in the order of the problems."""
+    """Return a checkpoint's greedy answers to the problems with a reference answer, in the problems' order."""
     table = read_table(folder / "answers.parquet")
     return table[(table["mode"] == "greedy") & table["has_reference"]].sort_values("prompt_id").reset_index(drop=True)

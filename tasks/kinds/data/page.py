@@ -1,4 +1,4 @@
-"""The page of a prepared data set: how many rows are used, what warns, and which rows were set aside, and why."""
+"""Page of a prepared dataset: numbers of rows, warnings, and quarantined rows with reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcore.tasks.store.storage import read_json
 
 
 def data_page(result: Result, folder: Path) -> str:
-    """Writes ``data.md``."""
+    """Write ``data.md``."""
     document = read_json(result.data / "report.json")
     rules = tuple(RuleResult(**rule) for rule in document.pop("rules"))
     del document["passed"]
@@ -21,7 +21,7 @@ def data_page(result: Result, folder: Path) -> str:
 
 
 def render(report: GateReport) -> str:
-    """The account as Markdown."""
+    """Render the gate's report as Markdown."""
     parts = [
         f"**{report.summary}**",
         f"{report.lines_read:,} lines of {code(report.source)}, as {report.contract}; {report.merged:,} rows were "

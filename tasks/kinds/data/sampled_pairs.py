@@ -1,4 +1,4 @@
-"""Preference pairs without people: a policy answers, the verifier judges, a right answer beats a wrong one."""
+"""Preference pairs without human labels: a policy samples answers, and the verifier finds a right and a wrong one."""
 
 from __future__ import annotations
 
@@ -32,12 +32,11 @@ RIGHT, WRONG = 1.0, 0.0
 def write_sampled_pairs(
     context: StageContext, config: DatasetConfig, path: Path, *, policy: str, prompts: Sequence[str]
 ) -> None:
-    """As many pairs as the preset asks for, in contract columns, at most one per training prompt.
+    """Write as many pairs as the preset requests in contract columns, at most one per training prompt.
 
-    The checkpoint of the stage ``policy`` answers the data sets ``prompts``.
-
+    The checkpoint of the stage ``policy`` answers the datasets ``prompts``.
     Raises:
-        DataError: the policy was right every time or wrong every time.
+        DataError: all answers of the policy were right, or all were wrong.
     """
     checkpoint = context.inputs[policy] / MODEL
     tokenizer = ChatTokenizer.load(checkpoint)
@@ -82,7 +81,7 @@ def write_sampled_pairs(
 def sample_groups(
     sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int
 ) -> Iterator[list[Rollout]]:
-    """A group of completions per prompt, sampled as they are asked for."""
+    """Yield a group of completions per prompt, sampled lazily."""
     for start in range(0, len(prompts), PROMPTS_AT_A_TIME):
         chosen = prompts[start : start + PROMPTS_AT_A_TIME]
         for group in sampler.sample(chosen, params, seed=derive_seed(seed, "pairs", start)):
@@ -90,7 +89,7 @@ def sample_groups(
 
 
 def pair_of(group: Sequence[Rollout], grade: RewardFn, prefill: str) -> dict[str, object] | None:
-    """The first right answer of a group against its first wrong one; None where it has only one kind.
+    """Pair the first right answer of a group with its first wrong one; None if it has only one kind.
 
     The stored answers include ``prefill``, the text that the chat template writes before a completion.
     """

@@ -1,4 +1,4 @@
-"""Preference pairs that a policy of the run samples and the verifier judges; then the gate of every data set."""
+"""Preference pairs that a policy of the run samples and the verifier labels, then the data gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages that prepare datasets."""
+"""Stages that prepare datasets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlcore.tasks.steps.data import resolve_adapter
 
 
 def data_stage(name: str, config: RunConfig) -> Stage:
-    """The stage that prepares a data set. It refuses or drops prompts that other data sets hold out for evaluation."""
+    """Return the stage that prepares a dataset. It rejects or drops held-out prompts of other datasets."""
     data, asked = config.data[name], prompt_data(config)
     held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
     if resolve_adapter(data) == POLICY:

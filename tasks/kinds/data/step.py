@@ -1,4 +1,4 @@
-"""Datasets: read, gate, snapshot. One stage per dataset, so that a change of one does not redo the others."""
+"""Data preparation: read, gate, snapshot. Each dataset is a stage, so that changing one does not rerun the others."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ DATASET_KINDS: Mapping[str, DatasetKind] = {
 
 
 def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...], is_graded: bool) -> StageResult:
-    """Gate the data set ``name``; none of its prompts may be one that the stages ``held_out`` keep for evaluation.
+    """Gate the dataset ``name``. It must not contain prompts that the stages ``held_out`` keep for evaluation.
 
-    ``is_graded``: answers are compared with its references, which are tried first.
-
+    ``is_graded``: answers are compared with its reference answers, which the grader checks first.
     Raises:
-        DataError: the gate refuses it, or prompts that it evaluates on are trained on by one of ``held_out``.
+        DataError: the gate rejects it, or one of ``held_out`` has its evaluation prompts among the training rows.
     """
     folder = context.inputs["import_sft"] / MODEL
     config: DatasetConfig = context.config.data[name]
@@ -53,11 +52,11 @@ def prepare(
     held_out: tuple[str, ...],
     is_graded: bool = False,
 ) -> StageResult:
-    """Gate a data set into a snapshot; the prompts that the stages ``held_out`` evaluate on are kept out of it."""
+    """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
     use = Use(evaluated=evaluated_prompts(context, held_out), is_graded=is_graded)
     kind = DATASET_KINDS[config.contract]
     view = token_view(ChatTokenizer.load(tokenizer))
-    # In the work folder first: when the gate refuses, quarantine and report stay where the error says.
+    # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
     report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
@@ -77,7 +76,7 @@ def prepare(
 
 
 def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
-    """Refuse a data set whose evaluation prompts are training prompts of a data set prepared earlier."""
+    """Reject a dataset whose evaluation prompts are training prompts of a dataset prepared earlier."""
     config: DatasetConfig = context.config.data[name]
     exactly = is_exact(config)
     kept = {prompt_key(messages, is_exact=exactly) for messages in _prompts(context.folder / "eval.parquet")}
@@ -95,7 +94,7 @@ def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> No
 
 
 def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Sequence[str]) -> None:
-    """The same of evaluation prompts that share a run of ``size`` words with training prompts prepared earlier."""
+    """Reject evaluation prompts that share an n-gram of ``size`` words with training prompts prepared earlier."""
     for stage in stages:
         overlap = Overlap(list(_prompts(context.folder / "eval.parquet")), size=size)
         for some in read_column(context.inputs[stage] / "train.parquet", "messages"):
@@ -110,7 +109,7 @@ def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Se
 
 
 def evaluated_prompts(context: StageContext, stages: Sequence[str]) -> list[Messages]:
-    """The prompts that these stages keep for evaluation."""
+    """Return the prompts that these stages keep for evaluation."""
     return [messages for stage in stages for messages in _prompts(context.inputs[stage] / "eval.parquet")]
 
 
@@ -120,7 +119,7 @@ def _prompts(path: Path) -> Iterator[Messages]:
 
 
 def log_to_mlflow(context: StageContext, report: GateReport) -> None:
-    """The snapshot as an MLflow dataset under our digest, the report and the quarantine as artifacts."""
+    """Log the snapshot as an MLflow dataset under its digest, and the report and quarantine as artifacts."""
     for split in ("train", "eval"):
         context.tracker.log_dataset(context.folder / f"{split}.parquet", name=report.contract, context=split)
     for name in ("report.json", "quarantine.jsonl"):
@@ -145,6 +144,6 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
 
 
 def data_source(config: Sections) -> str:
-    """Digest of what the data set is read from."""
+    """Return a digest of the dataset's source."""
     (data,) = config.data.values()
     return source_digest(data)

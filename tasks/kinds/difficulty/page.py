@@ -1,4 +1,4 @@
-"""The page of a difficulty: how many prompts have which pass rate."""
+"""Page of pass rates: the number of prompts by pass rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcore.tasks.store.storage import read_json
 
 
 def difficulty_page(result: Result, folder: Path) -> str:
-    """Writes ``difficulty.md`` and ``histogram.png``."""
+    """Write ``difficulty.md`` and ``histogram.png``."""
     account = read_json(result.data / "difficulty.json")
     page = render(account, confidence=result.confidence)
     (folder / "difficulty.md").write_text(page, encoding="utf-8")
@@ -24,7 +24,7 @@ def difficulty_page(result: Result, folder: Path) -> str:
 
 
 def render(account: Mapping[str, Any], *, confidence: float) -> str:
-    """The page, as Markdown."""
+    """Render the page as Markdown."""
     rate, prompts = account["pass_rate"], account["prompts"]
     lines = [
         f"{plain(account['policy'])} passes {rate['mean']:.3f} of its answers, {format_level(confidence)} interval "

@@ -1,4 +1,4 @@
-"""The table of a preset for the measurement of pass rates."""
+"""Preset table of a difficulty stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class DifficultyStage:
-    """How often ``policy`` solves each training prompt of ``data``: what RL stages can draw by."""
+    """Pass rate of ``policy`` on each training prompt of ``data``, for the curriculum of RL stages."""
 
     produces: ClassVar[Product] = "difficulty"
     consumes: ClassVar[Rows] = "prompts"

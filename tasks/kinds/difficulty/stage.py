@@ -1,4 +1,4 @@
-"""The kind of pass rates of prompts."""
+"""Stage kind ``difficulty``."""
 
 from __future__ import annotations
 

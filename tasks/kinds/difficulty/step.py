@@ -1,4 +1,4 @@
-"""Pass rates of a policy on each training prompt, from several answers to each."""
+"""Pass rates of a policy on training prompts, from several answers to each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = "difficulty.parquet"
 
 
 def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
-    """Sample from the checkpoint of the stage ``policy``; the artifact has the pass rate of each prompt and an account.
+    """Sample from the checkpoint of the stage ``policy``. The artifact has each prompt's pass rate and a summary.
 
     Raises:
         RewardError: the grader fails too often.
@@ -50,7 +50,7 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
 def difficulties(
     candidates: Sequence[Candidate], prompts: Sequence[Prompt], *, threshold: float, confidence: float
 ) -> pd.DataFrame:
-    """A row of ``difficulties/v1`` for each prompt that has a scored answer; the answers to one stand together."""
+    """Return a row of ``difficulties/v1`` for each prompt with a scored answer. Answers to one prompt are adjacent."""
     asked, several = {prompt.prompt_id: prompt for prompt in prompts}, len({each.dataset for each in prompts}) > 1
     rows = []
     for name, group in groupby(candidates, key=lambda one: one.prompt_id):
@@ -74,7 +74,7 @@ def difficulties(
 
 
 def summarize(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) -> dict[str, Any]:
-    """The figures of a table of pass rates; ``asked``: prompts, of which some may have no scored answer."""
+    """Summarize a table of pass rates. ``asked``: number of prompts, including those without a scored answer."""
     rates = table["pass_rate"].tolist()
     counts = Counter(rates)
     return {
@@ -90,7 +90,7 @@ def summarize(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) 
 
 
 def metrics_of(found: dict[str, Any]) -> dict[str, float]:
-    """The stage's metrics, by the glossary's names."""
+    """Return the stage's metrics by their glossary names."""
     rate, prompts = found["pass_rate"], found["prompts"]
     return {
         "difficulty/prompts": float(prompts),

@@ -1,4 +1,4 @@
-"""The memory that a stage of this kind needs of the device."""
+"""Memory that a DPO stage needs on the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcore.tasks.steps.memory_need import Need, supervised_need
 
 
 def need(name: str, config: RunConfig, size: ModelSize) -> Need:
-    """Return the need of the stage ``name`` for a model of that size."""
+    """Return the memory of the stage ``name`` for a model of this size."""
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, DpoStage).settings
     found = dpo_footprint(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing)

@@ -1,4 +1,4 @@
-"""The page of direct preference optimization: its loss over steps."""
+"""Page of a DPO stage: its loss over steps."""
 
 from __future__ import annotations
 

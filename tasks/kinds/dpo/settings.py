@@ -1,4 +1,4 @@
-"""The table of a preset for direct preference optimization."""
+"""Preset table of direct preference optimization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class DpoStage:
-    """Direct preference optimization. ``data``: data sets of preference pairs."""
+    """Direct preference optimization. ``data``: datasets of preference pairs."""
 
     produces: ClassVar[Product] = "checkpoint"
     consumes: ClassVar[Rows] = "preference pairs"

@@ -1,4 +1,4 @@
-"""The kind of direct preference optimization."""
+"""Stage kind ``dpo``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.tasks.presets.run import RunConfig
 
 
 def dpo_stage(name: str, config: RunConfig) -> Stage:
-    """A checkpoint trained on preference pairs."""
+    """Return the stage that trains a checkpoint on preference pairs."""
     own = config.stage(name, DpoStage)
     start = stage_of_checkpoint(start_of(name, own))
     return Stage(

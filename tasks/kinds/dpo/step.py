@@ -1,4 +1,4 @@
-"""Direct preference optimization: the policy learns from preference pairs, without a reward model and sampling."""
+"""Direct preference optimization: training on preference pairs without a reward model or sampling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlcore.training.preferences import TokenPair, preference_sets
 
 
 def run_dpo(context: StageContext, *, start: str) -> StageResult:
-    """Train the checkpoint of the stage ``start``, which is the reference too, on preference pairs.
+    """Train the checkpoint of the stage ``start``, which is also the reference policy, on preference pairs.
 
     The artifact is a checkpoint of the same form.
     """
@@ -73,7 +73,7 @@ GROUPS = choices("distributed.backend", {"processes": DistributedDpo, "ray": Dis
 def _figures(
     margins: torch.Tensor, pairs: Sequence[TokenPair], last: Mapping[str, float], *, confidence: float
 ) -> dict[str, float]:
-    """Measure the policy on held-out pairs at the end, with an interval by prompts."""
+    """Measure the trained policy on held-out pairs, with an interval by prompts."""
     numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(pair.prompt_ids for pair in pairs))}
     prompts = np.array([numbers[pair.prompt_ids] for pair in pairs])
     accuracy = pair_accuracy(margins.numpy(), prompts=prompts, confidence=confidence)

@@ -1,4 +1,4 @@
-"""The page of the drift gate: which column moved, and how."""
+"""Page of the drift gate: each column's change."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _DIGITS = 12
 
 
 def drift_page(result: Result, folder: Path) -> str:
-    """Writes ``drift.md``."""
+    """Write ``drift.md``."""
     page = render([_dataset(document) for document in read_json(result.data / "drift.json")])
     (folder / "drift.md").write_text(page, encoding="utf-8")
     return page
 
 
 def render(found: Sequence[DatasetDrift]) -> str:
-    """The page, as Markdown: which column moved, and how."""
+    """Render the page as Markdown."""
     return "# New data against the last accepted\n\n" + "\n".join(map(_section, found))
 
 

@@ -1,4 +1,4 @@
-"""The drift gate of a retraining."""
+"""Drift gate of a retraining."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.tracking.past import ChampionLineage
 
 
 def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:
-    """The gate that compares the rows of the stages ``data`` with those that the champion was trained on."""
+    """Return the gate that compares the rows of the stages ``data`` with those that trained the champion."""
     return Stage(
         name="drift",
         version=1,

@@ -1,4 +1,4 @@
-"""The drift gate: new data against the data that the champion was trained on, column by column."""
+"""Drift gate: new data is compared with the champion's training data, column by column."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json, write_json
 
 _DIGITS = 12
-_NAME = 40  # characters of a value, where it is named
+_NAME = 40  # characters of a value in messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDrift:
-    """One dataset against its last accepted version; ``accepted`` is empty where there is none to compare with.
+    """Drift of one dataset from its last accepted version; ``accepted`` is empty if there is none.
 
-    ``new`` and ``accepted`` are digests of rows. ``left_out``: columns that the new rows alone have; ``lost``: those
-    that the accepted rows had and that cannot be compared. ``is_excused``: a person has accepted the new rows as they
-    are.
+    ``new`` and ``accepted`` are digests of rows. ``left_out``: columns that only the new rows have; ``lost``: columns
+    of the accepted rows that cannot be compared. ``is_excused``: the preset accepts the new rows unchanged.
     """
 
     name: str
@@ -44,9 +43,9 @@ class DatasetDrift:
 
     @property
     def level(self) -> Level:
-        """The worst of its columns, and ``refuse`` where something cannot be compared.
+        """Return the worst level of its columns, or ``refuse`` if a column cannot be compared.
 
-        No more than ``warn`` where the rows are excused.
+        At most ``warn`` if the rows are excused.
         """
         is_compared = self.accepted and not self.lost and (self.columns or self.accepted == self.new)
         level = worst_level(self.columns) if is_compared else "refuse"
@@ -54,13 +53,13 @@ class DatasetDrift:
 
 
 def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageResult:
-    """Compare every input dataset with its last accepted snapshot, an artifact's digest by the stage's name.
+    """Compare each input dataset with its last accepted snapshot, given as an artifact's digest by the stage's name.
 
-    What is left of that snapshot is its account in the home's folder ``past``.
-
+    Only the report of that snapshot remains, in the folder ``past`` of the state directory.
     Raises:
-        DataError: a column has moved too far, or something cannot be compared. The page stays in the work folder,
-            which the error names.
+        DataError: a column has drifted too far or cannot be compared. The page stays in the work folder, which the
+            error
+            names.
     """
     settings: RetrainConfig = context.config.retrain
     root = find_home().past
@@ -86,7 +85,7 @@ def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageRes
 
 
 def compare_snapshots(name: str, new: Path, accepted: Path | None, settings: DriftConfig) -> DatasetDrift:
-    """The sketches in the reports of two snapshots; ``accepted``: None where the champion saw no data of that name."""
+    """Compare the sketches of two snapshots; ``accepted`` is None if the champion saw no such dataset."""
     report = read_json(new / "report.json")
     before: Mapping[str, Any] = read_json(accepted / "report.json") if accepted else {"digest": "", "sketches": {}}
     missing = not_compared(before["sketches"], report["sketches"])
@@ -130,7 +129,7 @@ def _distance(column: ColumnDrift) -> str:
 
 
 def moves_of(column: ColumnDrift) -> str:
-    """The names and bins whose shares changed most."""
+    """Return the names and bins whose fractions changed most."""
     moves = (f"{' '.join(move.name.split())[:_NAME]} {move.before:.1%} → {move.after:.1%}" for move in column.moves)
     return "; ".join(moves) or "nothing"
 

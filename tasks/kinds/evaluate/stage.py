@@ -1,4 +1,4 @@
-"""The evaluation of a checkpoint on the held-out problems."""
+"""Evaluation of a checkpoint on the held-out problems."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.steps.episodes import evaluation_episodes, evaluation_sections
 
 
 def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
-    """The evaluation of a checkpoint, by the name that presets give it."""
+    """Return the stage that evaluates a checkpoint, named as in presets."""
     data, stage = evaluated_data(config), stage_of_checkpoint(checkpoint)
     return Stage(
         name=f"evaluate_{checkpoint}",

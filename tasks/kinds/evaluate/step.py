@@ -1,4 +1,4 @@
-"""Held-out evaluation of a checkpoint: greedy accuracy, sampled accuracy and pass@k, each with its interval."""
+"""Held-out evaluation of a checkpoint: greedy accuracy, sampled accuracy and pass@k, with intervals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlcore.types import Prompt, Rollout, is_correct
 
 
 def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:
-    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the data sets ``data``."""
+    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the datasets ``data``."""
     model = context.inputs[checkpoint]
     config: EvaluationConfig = context.config.evaluation
     tokenizer = verify_model(model, stage=checkpoint, model=model / MODEL)
@@ -88,9 +88,9 @@ def log_line(summary: Mapping[str, float], confidence: float) -> str:
 def answers(
     sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
 ) -> pd.DataFrame:
-    """One row per completion; a problem that could not be answered or graded counts as wrong, with its reason.
+    """Return a row per completion. A problem that could not be answered or graded counts as wrong, with its reason.
 
-    What has no reference is answered and not graded.
+    Prompts without reference answer are answered but not graded.
     """
     groups = sampler.sample(prompts, params, seed=seed)
     flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
@@ -120,9 +120,9 @@ def answers(
 
 
 def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
-    """Figures over problems: Wilson interval for the greedy accuracy, bootstrap over problems for the sampled ones.
+    """Return metrics over problems: with Wilson's interval for greedy, a bootstrap over problems for sampled accuracy.
 
-    Accuracies are over the problems that have a reference; where none has, there are none.
+    Accuracies cover the problems that have a reference answer, and are absent if none has one.
     """
     greedy = table[table["mode"] == "greedy"]
     judged = greedy[greedy["has_reference"]]

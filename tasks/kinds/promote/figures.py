@@ -1,4 +1,4 @@
-"""The figures that a promotion is decided by: the primary one, the guards, the challenger's own limits."""
+"""Metrics of a promotion decision: the primary one, the guards, and the challenger's own limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Values = NDArray[np.float64]
 
 
 def greedy_rows(folder: Path) -> pd.DataFrame:
-    """The greedy answers of one checkpoint to all held-out problems, in the order of the problems.
+    """Return a checkpoint's greedy answers to all held-out problems, in the order of the problems.
 
     Raises:
         DataError: there are none.
@@ -40,10 +40,10 @@ def greedy_rows(folder: Path) -> pd.DataFrame:
 
 
 def in_favour(answers: pd.DataFrame) -> pd.DataFrame:
-    """The champion's answers, those that were not measured taken for right ones that end.
+    """Return the champion's answers, with failed ones counted as right and finished.
 
-    What an engine or a grader failed on counts as wrong for the challenger. If it did so for the champion, a broken
-    evaluation of the champion would promote whatever comes.
+    Failures of engine or grader count as wrong for the challenger. If they did so for the champion, a broken evaluation
+    of the champion would promote any challenger.
     """
     is_lost = answers["has_reference"] & answers["value"].isna()
     return answers.assign(
@@ -52,10 +52,10 @@ def in_favour(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def require_tasks(answers: pd.DataFrame, settings: PromotionConfig) -> None:
-    """Every safety task has held-out problems with references.
+    """Check that each safety task has held-out problems with reference answers.
 
     Raises:
-        DataError: one has none, so that nothing stands guard over it.
+        DataError: a task has none, so that no guard covers it.
     """
     if missing := sorted(set(settings.safety_tasks) - set(_with_reference(answers)["task"])):
         raise DataError(f"no held-out problem is of the safety task {missing[0]!r}", where="promotion.safety_tasks")
@@ -64,7 +64,7 @@ def require_tasks(answers: pd.DataFrame, settings: PromotionConfig) -> None:
 def compared(
     champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """Accuracy and the guards, from the greedy answers of both to the same problems that have a reference.
+    """Return accuracy and guards from both sides' greedy answers to the problems that have a reference answer.
 
     Raises:
         DataError: they did not answer the same problems.
@@ -78,9 +78,9 @@ def compared(
 
 
 def wins_of(table: pd.DataFrame) -> Values:
-    """The challenger's preference by prompt [N], from a table of judged pairs: 1 won, 0 lost, ½ a tie.
+    """Return the challenger's preference by prompt [N] from a table of judged pairs: 1 won, 0 lost, ½ a tie.
 
-    An unjudged pair counts as lost, so that an answer that the judge fails on gains nothing.
+    An unjudged pair counts as lost, so that answers on which the judge fails gain nothing.
     """
     both = (table["forward"] + table["backward"]).to_numpy(dtype=np.float64) / 2.0
     return np.where(np.isfinite(both), both, 0.0)
@@ -89,7 +89,7 @@ def wins_of(table: pd.DataFrame) -> Values:
 def compared_by_wins(
     wins: Values, champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """The win rate by prompt, beside the champion's own of ½; accuracy is a guard where there are enough references.
+    """Return the win rate by prompt against ½, with accuracy as a guard if there are enough reference answers.
 
     Raises:
         DataError: as :func:`compared`.
@@ -105,10 +105,10 @@ def compared_by_wins(
 
 
 def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: float) -> list[PairedMetric]:
-    """A guard for each task and metric of a benchmark, from the records of both sides.
+    """Return a guard for each task and metric of a benchmark, from the records of both sides.
 
     Raises:
-        DataError: they were not asked the same documents, or none.
+        DataError: they were not evaluated on the same documents, or on none.
     """
     if challenger.empty:
         raise DataError("a benchmark that stands guard has no records", where="promotion.benchmarks", fix="ask it anew")
@@ -121,7 +121,7 @@ def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: floa
 
 
 def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], settings: PromotionConfig) -> str:
-    """Digest of what is decided by, and of the bounds: whoever changes either looks once more."""
+    """Return a digest of the metrics and limits of a decision. Changing either counts as one more look."""
     figures = [
         [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
     ]
@@ -129,7 +129,7 @@ def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], set
 
 
 def judge_check(distrust: Sequence[str]) -> Check:
-    """The condition that a judge who decides has passed its audit. ``distrust``: what it has not."""
+    """Return the condition that a deciding judge has passed its audit. ``distrust``: the reason why not."""
     sentence = f"the judge is not trusted: {'; '.join(distrust)}" if distrust else "the judge has passed its audit"
     reasons = float(len(distrust))
     return Check(
@@ -145,10 +145,10 @@ def judge_check(distrust: Sequence[str]) -> Check:
 
 
 def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: PromotionConfig) -> list[Check]:
-    """The challenger's own limits, independent of the champion. Accuracy has one where problems have a reference.
+    """Return the challenger's own limits. Accuracy has one if problems have reference answers.
 
     Raises:
-        ConfigError: there is a limit for what was not measured: accuracy, or the KL to the reference.
+        ConfigError: there is a limit on a metric that was not measured: accuracy, or KL to the reference policy.
     """
     correct = _with_reference(answers)["correct"].astype(float).tolist()
     if settings.min_accuracy and not correct:
@@ -160,7 +160,7 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
     cut = float((answers["finish_reason"] == "length").mean())
     limits.append(check_max("share of answers cut", cut, settings.max_truncated))
     if settings.max_ref_kl is not None:
-        # An update of which each step was skipped measured none, and moved nothing either.
+        # An update whose steps were all skipped has no KL, and did not change the policy.
         kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
         if kl is None:
             raise ConfigError(
@@ -181,7 +181,7 @@ def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
-    """Accuracy in every large task and in every safety task."""
+    """Return accuracy in each large task and each safety task."""
     tasks = challenger["task"]
     large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
     slices = dict.fromkeys(large, settings.task_margin) if tasks.nunique() > 1 else {}

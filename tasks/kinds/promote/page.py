@@ -1,4 +1,4 @@
-"""The page of a verdict: every check with its interval, and the answers that changed."""
+"""Page of a promotion decision: all checks with intervals, and the answers that changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 5
 
 
 def promotion_page(result: Result, folder: Path) -> str:
-    """Writes ``verdict.md``."""
+    """Write ``verdict.md``."""
     told = read_json(result.data / "verdict.json")
     folders = evaluations(result.inputs, told["challenger"])
     answers = {side: greedy_answers(each) for side, each in folders.items()}
@@ -35,7 +35,7 @@ def promotion_page(result: Result, folder: Path) -> str:
 def render(
     name: str, verdict: PromotionDecision, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = ""
 ) -> str:
-    """The page, as Markdown. ``answers``: greedy ones of the challenger, and of the champion where there is one.
+    """Render the page as Markdown. ``answers``: greedy ones of the challenger, and of the champion if there is one.
 
     ``wins``: a line about the win rate that decided.
     """
@@ -54,7 +54,7 @@ def render(
 
 
 def check_table(verdict: PromotionDecision) -> str:
-    """One row per check; the interval has the confidence of the look."""
+    """Return a row per check. The interval has the confidence of the look."""
     interval = f"{format_level(1 - 2 * verdict.alpha)} interval"
     lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
     return "\n".join(lines + [_row(check) for check in verdict.checks])

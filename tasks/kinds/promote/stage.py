@@ -1,4 +1,4 @@
-"""The stages of a promotion: the champion, what it is compared by, and the decision."""
+"""Stages of a promotion: the champion, the comparisons, and the decision."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlcore.tasks.tracking.registry import ModelVersion
 
 
 def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
-    """The champion, what it is compared by, and the verdict."""
+    """Return the stages of the champion, its comparisons, and the decision."""
     promotion = config.section("promotion", PromotionConfig)
     challenger, data = promotion.challenger, evaluated_data(config)
     judged = config.stage(promotion.win_rate, WinRateStage).data if promotion.win_rate else ()
@@ -67,7 +67,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
 
 
 def _champion_win_rate(config: RunConfig) -> Stage:
-    """The win rate of the challenger over the champion, by the judge of the stage that the promotion names."""
+    """Return the win rate of the challenger over the champion, with the judge of the stage that the promotion names."""
     promotion = config.section("promotion", PromotionConfig)
     name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
     compared = replace(own, policy=promotion.challenger, baseline=CHAMPION_STAGE)
@@ -77,7 +77,7 @@ def _champion_win_rate(config: RunConfig) -> Stage:
 
 
 def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
-    """The tasks of the stage ``name``, asked another checkpoint."""
+    """Return the benchmark stage ``name`` for another checkpoint."""
     asked = replace(config.stage(name, BenchmarkStage), policy=checkpoint)
     between = replace(config, stages={**config.stages, name: asked})
     stage = benchmark_stage(name, between)
@@ -85,7 +85,7 @@ def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) ->
 
 
 def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:
-    """The sections of a stage of another preset, ``changed``."""
+    """Return the sections of a stage of another preset with ``changed`` applied."""
     return sections(changed)
 
 

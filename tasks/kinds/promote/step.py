@@ -1,4 +1,4 @@
-"""The champion from the registry, and the verdict over a challenger."""
+"""Champion from the registry, and the decision on a challenger."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ WINS = "champion_win_rate"
 """The stage of the challenger's win rate over the champion, where that decides."""
 CHALLENGER_ASKED, CHAMPION_ASKED = "asked_challenger_", "asked_champion_"
 """What the stages of both sides' benchmarks begin with."""
-_DIGITS = 16  # of the digests that name a look
+_DIGITS = 16  # characters of digests that identify a look
 _PRIMARY = ("accuracy", "win rate")
 
 
 def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult:
-    """The champion's files from the registry, verified like every checkpoint that comes from outside.
+    """Import the champion's files from the registry, verified like every external checkpoint.
 
-    ``sha256``: of the artifact that was registered. It stands in the record, where a lineage finds what made it.
+    ``sha256`` of the registered artifact is in the record, by which a lineage finds its origin.
     """
     folder = download_model(uri, context.work / "registry")
     card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
@@ -64,11 +64,11 @@ def run_promote(
     data: tuple[str, ...],
     judged: tuple[str, ...],
 ) -> StageResult:
-    """Judge the checkpoint of the stage ``challenger``; ``champion`` is a version and its digest, empty without one.
+    """Decide on the checkpoint of the stage ``challenger``; ``champion`` is a version and its digest, or empty.
 
-    ``data``: the data sets on whose held-out prompts both were evaluated; ``judged``: those of the win rate, if that
-    decides. The registry counts the looks at the held-out prompts. The same comparison keeps its number; of the same
-    pair by other figures, on fewer problems or by another bound, it is one more look.
+    ``data``: the datasets whose held-out prompts both were evaluated on; ``judged``: those of the win rate, if it
+    decides. The registry counts the looks at the held-out prompts. Repeating a comparison keeps its number. Other
+    metrics, fewer problems or another limit for the same pair count as one more look.
     """
     settings: PromotionConfig = context.config.promotion
     ref = context.input_refs[challenger]
@@ -107,7 +107,7 @@ def run_promote(
 def _figures(
     context: StageContext, answers: Mapping[str, pd.DataFrame], settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """The primary figure and the guards: by the win rate where there is one, else by accuracy."""
+    """Return the primary metric and the guards: by the win rate if there is one, else by accuracy."""
     if WINS in context.inputs:
         wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
         primary, guards = compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
@@ -122,14 +122,14 @@ def _figures(
 
 
 def model_name(preset: str, settings: PromotionConfig) -> str:
-    """The registered model that the challenger is a version of."""
+    """Return the registered model that the challenger is a version of."""
     return f"{preset}-{settings.challenger}"
 
 
 def prompt_set(*paths: Path) -> str:
-    """Digest of the prompts in files, independent of their order and of other columns. Looks are counted per digest.
+    """Return a digest of the prompts in files, independent of order and other columns. Looks are counted per digest.
 
-    All prompts of the files count, not only those that an evaluation takes: fewer problems of a file are not new ones.
+    It covers all prompts of the files: evaluating on fewer of them does not make them new.
     """
     return hashlib.sha256(
         "\n".join(sorted(prompt_hashes(row for path in paths for row in read_prompts(path)))).encode()
@@ -137,7 +137,7 @@ def prompt_set(*paths: Path) -> str:
 
 
 def evaluations(inputs: Mapping[str, Path], challenger: str) -> dict[str, Path]:
-    """The evaluations of both sides, among the inputs of the verdict; without a champion that of the challenger."""
+    """Return the evaluations of both sides among the inputs; without a champion only the challenger's."""
     folders = {"champion": "evaluate_champion", "challenger": f"evaluate_{challenger}"}
     return {side: inputs[stage] for side, stage in folders.items() if stage in inputs}
 

@@ -1,4 +1,4 @@
-"""The page of rejection sampling: what was sampled, verified and kept, by task."""
+"""Page of rejection sampling: sampled, verified and kept answers by task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcore.tasks.store.storage import read_json
 
 
 def rejection_page(result: Result, folder: Path) -> str:
-    """Writes ``rejection.md``."""
+    """Write ``rejection.md``."""
     account = read_json(result.data / "rejection.json")
     yields = {"all": account["all"], **account["tasks"]}
     page = render(
@@ -27,7 +27,7 @@ def rejection_page(result: Result, folder: Path) -> str:
 
 
 def render(yields: Mapping[str, RejectionStats], dropped: Mapping[str, int], *, confidence: float) -> str:
-    """The account as Markdown."""
+    """Render the summary as Markdown."""
     lines = [
         "| task | prompts | sampled | verified | kept | accepted | pass rate "
         f"| {format_level(confidence)} interval | prompts solved |",

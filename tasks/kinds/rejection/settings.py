@@ -1,4 +1,4 @@
-"""The table of a preset for rejection sampling."""
+"""Preset table of rejection sampling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionStage:
-    """Rejection sampling: ``policy`` answers the training prompts of ``data``."""
+    """Rejection sampling from ``policy`` on the training prompts of ``data``."""
 
     produces: ClassVar[Product] = "demonstrations"
     consumes: ClassVar[Rows] = "prompts"

@@ -1,4 +1,4 @@
-"""The kind of rejection sampling."""
+"""Stage kind ``rejection``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.tasks.steps.external import external_digest
 
 
 def rejection_stage(name: str, config: RunConfig) -> Stage:
-    """Demonstrations that a policy has written and its rewards have kept."""
+    """Return the stage that samples a policy and keeps highly rewarded answers as demonstrations."""
     own = config.stage(name, RejectionStage)
     policy, held_out = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, prompt_data(config))
     data = dict.fromkeys((*stages_of_data(config, own.data), *held_out))

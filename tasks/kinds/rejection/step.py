@@ -1,4 +1,4 @@
-"""Rejection sampling: a policy answers the training prompts many times, and its good answers become demonstrations."""
+"""Rejection sampling: a policy answers each training prompt several times, and good answers become demonstrations."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from rlcore.tasks.store.storage import write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
-MAX_QUARANTINED = 0.01  # answers were held against length and control tokens already
+MAX_QUARANTINED = 0.01  # answers were already checked for length and control tokens
 SOURCE = "rejection sampling"
 
 
 def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ...]) -> StageResult:
-    """Sample from the checkpoint of the stage ``policy``; the artifact is a dataset of demonstrations and its account.
+    """Sample from the checkpoint of the stage ``policy``. The artifact is a dataset of demonstrations with a summary.
 
-    None of them answers a prompt that the stages ``held_out`` keep for evaluation.
-
+    No demonstration answers a prompt that the stages ``held_out`` keep for evaluation.
     Raises:
-        DataError: no answers to at least two prompts were kept.
+        DataError: answers to fewer than two prompts were kept.
         RewardError: the grader fails too often.
     """
     config: RejectionConfig = context.config.stage.settings
@@ -44,10 +43,10 @@ def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ..
 
 
 def require_enough(selection: Selection, sampled: int, *, where: str) -> None:
-    """Refuse a selection that cannot be divided into training and held-out prompts.
+    """Reject a selection that cannot be divided into training and held-out prompts.
 
     Raises:
-        DataError: saying where the answers went.
+        DataError: with the reasons why answers were dropped.
     """
     if len({one.prompt_id for one in selection.kept}) < 2:
         went = ", ".join(f"{count} {reason}" for reason, count in selection.dropped.items() if count)
@@ -65,7 +64,7 @@ def write_demonstrations(
     tokenizer: ChatTokenizer,
     held_out: Sequence[str],
 ) -> GateReport:
-    """The kept answers through the contract ``demonstrations/v1``; none may answer an evaluation prompt."""
+    """Write the kept answers through the contract ``demonstrations/v1``, without answers to evaluation prompts."""
     config: RejectionConfig = context.config.stage.settings
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     role, prefill = config.sampling.episodes.tool_role, tokenizer.prefill
@@ -79,7 +78,7 @@ def write_demonstrations(
         evaluated=evaluated_prompts(context, held_out),
         seed=context.seed,
     )
-    snapshot = context.work / "snapshot"  # when the gate refuses, quarantine and report stay where the error says
+    snapshot = context.work / "snapshot"  # keeps quarantine and report if the gate rejects
     view = token_view(tokenizer)
     source = source_of(SOURCE, rows)
     report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=view, folder=snapshot)
@@ -89,9 +88,9 @@ def write_demonstrations(
 
 
 def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: str = "tool") -> dict[str, Any]:
-    """A kept answer as a row of demonstrations. It includes ``prefill``, which the template writes before a turn.
+    """Return a kept answer as a row of demonstrations, with ``prefill``, which the template writes before a turn.
 
-    The answer's calls are turns before it, each followed by the tool's output as a message of ``tool_role``.
+    The answer's tool calls are turns before it, each followed by the tool's output as a message of ``tool_role``.
     """
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     for turn, output in kept.calls:
@@ -109,9 +108,7 @@ def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: s
 def give_account(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
-    """Write ``rejection.json`` with the numbers of sampled, verified and kept answers, in all and by task, and return
-    the stage's figures.
-    """
+    """Write ``rejection.json`` with the counts of sampled, verified and kept answers, and return the stage's result."""
     config: RejectionConfig = context.config.stage.settings
     figure = partial(summarize, config=config, seed=context.seed, confidence=context.config.confidence)
     total = figure(candidates, selection.kept)
@@ -137,7 +134,7 @@ def give_account(
 
 
 def metrics_of(total: RejectionStats) -> dict[str, float]:
-    """The stage's metrics, by the glossary's names."""
+    """Return the stage's metrics by their glossary names."""
     return {
         "rejection/sampled": float(total.sampled),
         "rejection/verified": float(total.verified),

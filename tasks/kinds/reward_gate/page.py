@@ -1,4 +1,4 @@
-"""The page of the reward model's gate: every check with its interval, and pairs on which the two disagree."""
+"""Page of the reward-model gate: all checks with intervals, and pairs on which the two models disagree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def reward_gate_page(result: Result, folder: Path) -> str:
-    """Writes ``reward_gate.md``."""
+    """Write ``reward_gate.md``."""
     told = read_json(result.data / "reward_gate.json")
     margins = read_table(result.data / "margins.parquet")
     page = render(build(PromotionDecision, told["verdict"]), margins, is_same=told["is_same"])
@@ -27,7 +27,7 @@ def reward_gate_page(result: Result, folder: Path) -> str:
 
 
 def render(verdict: PromotionDecision, margins: pd.DataFrame, *, is_same: bool) -> str:
-    """The page, as Markdown. ``margins``: a row per pair, with the previous model's where there is one."""
+    """Render the page as Markdown. ``margins``: a row per pair, with the previous model's margin if there is one."""
     parts = ["# The reward model", f"**{plain(verdict.sentence)}**", check_table(verdict)]
     if is_same:
         parts.append("It is the champion's reward model: neither data nor settings have changed.")

@@ -1,4 +1,4 @@
-"""The gate for the reward model of a retraining."""
+"""Gate for the reward model of a retraining."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.tasks.tracking.past import ChampionLineage
 
 
 def reward_gate_stage(model: str, config: RunConfig, past: ChampionLineage) -> Stage:
-    """The gate that compares a new reward model with the one that the champion was trained by."""
+    """Return the gate that compares a new reward model with the one that trained the champion."""
     names = data_of(config.stages[model])
     data = stages_of_data(config, names)
     return Stage(

@@ -1,4 +1,4 @@
-"""The gate of a new reward model: its accuracy on held-out pairs, and how far it agrees with the champion's."""
+"""Gate of a new reward model: accuracy on held-out pairs, and agreement with the champion's reward model."""
 
 from __future__ import annotations
 
@@ -40,15 +40,14 @@ Margins = NDArray[np.float64]
 def run_reward_gate(
     context: StageContext, *, model: str, registered: str, previous: str, seen: tuple[str, ...]
 ) -> StageResult:
-    """Judge the reward model of the stage ``model``; ``previous`` and ``seen``: the champion's, and its preferences.
+    """Check the reward model of the stage ``model`` against the champion's, ``previous``, on pairs outside ``seen``.
 
-    They are digests of artifacts; ``previous`` is empty where the champion was made with no reward model of that name,
-    which is then nothing to compare with. ``registered``: the name of the model of which that is a version. Pairs whose
-    prompt the previous one was trained on are left out, so that both are judged on what is new to them.
-
+    ``previous`` and ``seen`` (its preferences) are digests of artifacts; ``previous`` is empty if no reward model of
+    that name trained the champion, so that there is none to compare with. ``registered``: its registered name. Pairs
+    whose prompt trained the previous model are left out, so that both are measured on new prompts.
     Raises:
-        DataError: no held-out pair is left, or the champion's reward model is nowhere.
-        TrainingError: a check did not pass. The page stays in the work folder, which the error names.
+        DataError: no held-out pair is left, or the champion's reward model is not available.
+        TrainingError: a check failed. The page stays in the work folder, which the error names.
     """
     settings: RetrainConfig = context.config.retrain
     past, new = find_home().past, context.input_refs[model].sha256
@@ -73,12 +72,11 @@ def run_reward_gate(
 
 
 def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: RetrainConfig) -> tuple[Check, ...]:
-    """The checks, from the margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous one.
+    """Return the checks from margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous.
 
-    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt go together and count as fewer.
-
+    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt are dependent and count as fewer.
     Raises:
-        NonFiniteError: a margin is no finite number.
+        NonFiniteError: a margin is not finite.
     """
     if lost := sum(int((~np.isfinite(each)).sum()) for each in margins):
         raise NonFiniteError(f"{lost} margins of held-out pairs are no finite numbers", where="the reward models")
@@ -95,13 +93,14 @@ def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: Retra
 
 
 def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) -> Check:
-    """Test that no loss of accuracy reaches the margin: an exact test at the level of one end of the interval.
+    """Test that the loss of accuracy stays below the margin: an exact test at the level of one end of the interval.
 
-    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as no change: the safe side.
+    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as unchanged: the conservative
+    side.
     """
     alpha, margin = (1.0 - settings.confidence) / 2.0, settings.accuracy_margin
     signs = np.where(changes < 0.0, -1.0, np.floor(changes))
-    n = math.floor(effective_sample_size(signs, prompts) + 1e-9)  # shares are kept, to the safe side
+    n = math.floor(effective_sample_size(signs, prompts) + 1e-9)  # fractional pairs are rounded conservatively
     lost = math.ceil(float((signs < 0).mean()) * n - 1e-9)
     won = min(math.floor(float((signs > 0).mean()) * n + 1e-9), n - lost)
     p_value, least = noninferiority_p(won, lost, n, margin), min_sample_size(margin, alpha)
@@ -123,13 +122,13 @@ def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) 
 
 
 def margins_table(rows: Sequence[PairRow], margins: Sequence[Margins]) -> pd.DataFrame:
-    """One row per pair, with the margin of the new reward model and, where there is one, of the previous one."""
+    """Return a row per pair, with the margin of the new reward model and, if there is one, of the previous one."""
     texts = {name: [getattr(row, name) for row in rows] for name in ("pair_id", "chosen", "rejected")}
     return pd.DataFrame({**texts, **dict(zip(("new", "previous"), margins, strict=False))})
 
 
 def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime: Runtime) -> Margins:
-    """By how much a stored reward model prefers the chosen answers: float64 [P], the mean over its members."""
+    """Return a stored reward model's preference for the chosen answers: float64 [P], the mean over its members."""
     budget = config.stage.settings.tokens_per_microbatch
     longest = max(data.max_tokens for data in config.data.values())
     pairs = tokenize_pairs(rows, ChatTokenizer.load(folder), max_tokens=longest)
@@ -143,7 +142,7 @@ def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime:
 
 
 def _champions_own(registered: str, sha256: str, work: Path) -> Path:
-    """The reward model that the champion was trained with: this home's, or that of the registry."""
+    """Load the reward model that trained the champion, from this state directory or the registry."""
     store = ArtifactStore(find_home().root)
     ref = ArtifactRef(kind="reward_model", uri=f"artifacts/reward_model/{sha256}", sha256=sha256, bytes=0)
     if not store.errors(ref):
@@ -160,7 +159,7 @@ def _champions_own(registered: str, sha256: str, work: Path) -> Path:
 
 
 def _unseen(rows: Sequence[PairRow], seen: Sequence[Path]) -> list[PairRow]:
-    """The pairs of prompts that are in none of these accounts of prompts that were trained on."""
+    """Return the pairs whose prompts are in none of these records of training prompts."""
     known = {prompt for path in seen for some in read_column(path, "prompt") for prompt in some}
     left = [row for row in rows if not {each[:SEEN_DIGITS] for each in prompt_hashes([row])} & known]
     if not left:
@@ -172,7 +171,7 @@ def _unseen(rows: Sequence[PairRow], seen: Sequence[Path]) -> list[PairRow]:
 
 
 def _prompts(rows: Sequence[PairRow]) -> list[int]:
-    """A number for the prompt of each pair."""
+    """Return a number for the prompt of each pair."""
     numbers = {messages: number for number, messages in enumerate(dict.fromkeys(tuple(row.messages) for row in rows))}
     return [numbers[tuple(row.messages)] for row in rows]
 

@@ -1,4 +1,4 @@
-"""A reward model on held-out pairs: metrics with intervals, and tables."""
+"""Metrics of a reward model on held-out pairs, with intervals and tables."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EXCERPT_CHARACTERS = 160
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldOut:
-    """Held-out pairs and what the members say of their completions.
+    """Held-out pairs and the members' scores of their completions.
 
-    ``sequences``: each completion once; ``scores`` [S]: mean over the members, centred, in log-odds; ``rewards``
-    [M, S]: each member's reward, in standard deviations of the reference set.
+    ``sequences``: each completion once; ``scores`` [S]: mean over the members, centered, in log-odds; ``rewards`` [M,
+    S]: each member's reward, in standard deviations of the reference set.
     """
 
     pairs: Sequence[TokenPair]
@@ -44,7 +44,7 @@ class HeldOutFigures:
 
 
 def held_out_figures(held_out: HeldOut, *, seed: int, confidence: float) -> HeldOutFigures:
-    """Accuracy beside the length heuristic's, calibration before and after a temperature, bias to length."""
+    """Measure accuracy next to the length heuristic's, calibration before and after a temperature, and length bias."""
     margins, prompts = _margins(held_out)
     log_ratios = np.array([np.log(len(pair.chosen_ids) / len(pair.rejected_ids)) for pair in held_out.pairs])
     metrics = _accuracy_metrics(margins, log_ratios, prompts, seed=seed, confidence=confidence)
@@ -57,13 +57,13 @@ def held_out_figures(held_out: HeldOut, *, seed: int, confidence: float) -> Held
 
 
 def pair_accuracy_of(held_out: HeldOut, *, confidence: float) -> Interval:
-    """The share of pairs whose chosen side has the higher score, with an interval by prompts."""
+    """Return the fraction of pairs whose chosen side has the higher score, with an interval by prompts."""
     margins, prompts = _margins(held_out)
     return pair_accuracy(margins, prompts=prompts, confidence=confidence)
 
 
 def _margins(held_out: HeldOut) -> tuple[quality.Floats, np.ndarray]:
-    """By how much the score of each pair's chosen side is above the other's, and the number of its prompt."""
+    """Return the score difference of chosen and rejected side of each pair, and the number of its prompt."""
     place = {sequence: number for number, sequence in enumerate(held_out.sequences)}
     scores = held_out.scores.double().numpy()
     chosen, rejected = ([place[pair.sides[side]] for pair in held_out.pairs] for side in (0, 1))
@@ -72,7 +72,7 @@ def _margins(held_out: HeldOut) -> tuple[quality.Floats, np.ndarray]:
 
 
 def with_bounds(name: str, interval: Interval) -> dict[str, float]:
-    """An interval as three metrics."""
+    """Return an interval as three metrics."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
@@ -94,7 +94,7 @@ def _accuracy_metrics(
 def _calibration_metrics(
     margins: quality.Floats, prompts: np.ndarray, *, seed: int, confidence: float
 ) -> dict[str, float]:
-    """The temperature is fitted on one half of the prompts and its gain is measured on the other."""
+    """Fit the temperature on one half of the prompts and measure its gain on the other."""
     metrics = {
         **with_bounds("rm/ece", quality.calibration_interval(margins, prompts, seed=seed, confidence=confidence)),
         "rm/brier": quality.brier_score(margins),
@@ -132,7 +132,7 @@ def _length_metrics(
 
 
 def suspects_table(suspects: Sequence[SuspectLabel], rows: Sequence[PairRow]) -> pd.DataFrame:
-    """Training pairs, the most doubtful first: row of ``train.parquet`` (from 0), margin, and what stands there."""
+    """List training pairs by decreasing doubt: row of ``train.parquet`` (from 0), margin, and content."""
     return pd.DataFrame(
         [
             {

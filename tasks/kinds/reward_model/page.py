@@ -1,4 +1,4 @@
-"""The page of the reward model: its figures on held-out pairs, and its loss."""
+"""Page of the reward model: held-out metrics and loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = ("longer", "shorter", "equal")
 
 
 def reward_page(result: Result, folder: Path) -> str:
-    """Writes ``reward_model.md`` and ``loss.png``."""
+    """Write ``reward_model.md`` and ``loss.png``."""
     rows = [build(ReliabilityBin, document) for document in read_json(result.data / "reliability.json")]
     page = render(read_json(result.data / "metrics.json"), rows, confidence=result.confidence)
     (folder / "reward_model.md").write_text(page, encoding="utf-8")
@@ -25,7 +25,7 @@ def reward_page(result: Result, folder: Path) -> str:
 
 
 def describe(metrics: Mapping[str, float]) -> str:
-    """One line for people."""
+    """Summarize the reward model in one line."""
     return (
         f"held-out pair accuracy {_bounds(metrics, 'rm/eval_accuracy')} on {metrics['rm/eval_pairs']:.0f} pairs; "
         f"the longer answer: {metrics['rm/length_accuracy']:.3f}; calibration error {_bounds(metrics, 'rm/ece')}"
@@ -37,7 +37,7 @@ def _bounds(metrics: Mapping[str, float], name: str) -> str:
 
 
 def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin], *, confidence: float) -> str:
-    """The page, as Markdown: each figure with its interval, and how sure the model was where it was right."""
+    """Render the page as Markdown: each metric with its interval, and the calibration table."""
     figures = {
         "accuracy": "rm/eval_accuracy",
         "accuracy less that of the longer answer": "rm/gain_over_length",

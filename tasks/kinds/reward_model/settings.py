@@ -1,4 +1,4 @@
-"""The table of a preset for the training of a reward model."""
+"""Preset table of reward-model training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelStage:
-    """Training of a reward model. ``data``: data sets of preference pairs.
+    """Reward-model training. ``data``: datasets of preference pairs.
 
-    ``gold_pairs``: data sets of pairs whose winners are known. It trains on none of them, and has to tell them.
+    ``gold_pairs``: datasets of pairs with known labels. They are not trained on, and the model must rank them
+    correctly.
     """
 
     produces: ClassVar[Product] = "reward_model"

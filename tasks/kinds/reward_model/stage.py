@@ -1,4 +1,4 @@
-"""The kind of reward-model training."""
+"""Stage kind ``reward_model``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.tasks.presets.run import RunConfig
 
 
 def reward_model_stage(name: str, config: RunConfig) -> Stage:
-    """A reward model trained on preference pairs."""
+    """Return the stage that trains a reward model on preference pairs."""
     own = config.stage(name, RewardModelStage)
     start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.gold_pairs)
     return Stage(

@@ -1,4 +1,4 @@
-"""The reward model: trained on preferences, judged on held-out pairs beside the length heuristic, centred."""
+"""Reward model: trained on preferences, compared with the length heuristic on held-out pairs, centered."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_m
 from rlcore.training.reward_model import Report
 
 TABLES = ("reliability.json", "label_audit.parquet")
-NUM_PROBES = 4  # completions whose score is read a second way
+NUM_PROBES = 4  # completions that a slow path scores again
 
 
 def run_reward_model(context: StageContext, *, start: str) -> StageResult:
-    """Bradley-Terry training from the checkpoint of the stage ``start``; fails below the preset's held-out accuracy."""
+    """Train a Bradley-Terry model from the stage ``start``; fail below the preset's held-out accuracy."""
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
     tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
@@ -96,13 +96,13 @@ GROUPS = choices("distributed.backend", {"processes": DistributedReward, "ray": 
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
-    """Steps of all members; with a frozen trunk each head is one step."""
+    """Return the steps of all members; with a frozen backbone each head is one step."""
     steps = 1 if config.backbone.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
     return config.ensemble * steps * (1 if config.backbone.trainable_layers == 0 else config.num_epochs)
 
 
 def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_steps: int) -> Report:
-    """Steps are counted on from member to member, so that curves of an ensemble follow one another."""
+    """Return a reporter that numbers steps across members, so that the curves of an ensemble follow one another."""
 
     def report(_: int, metrics: Mapping[str, float]) -> None:
         step = len(history) + 1
@@ -115,7 +115,7 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
 
 
 def _judge(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
-    """Scores of the completions of pairs, free of length where the members' scales are."""
+    """Score the completions of pairs, without the length bias if the members' scales correct it."""
     sequences: list[TokenSequence] = different_sequences(pairs)
     raw = learner.scores(sequences)
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])
@@ -137,7 +137,7 @@ def _audit_metrics(suspects: tuple[SuspectLabel, ...]) -> dict[str, float]:
 
 
 def _require_accuracy(found: float, wanted: float, *, where: str) -> None:
-    if not found >= wanted:  # what is no number reaches nothing
+    if not found >= wanted:  # NaN is below no limit
         raise TrainingError(
             f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
             where=where,

@@ -1,4 +1,4 @@
-"""Checks of a stage of online RL before anything runs."""
+"""Checks of an RL stage before a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlcore.tasks.presets.error_collection import collect_error
 
 
 def errors(key: str, stage: RlStage) -> Iterator[str]:
-    """Yield what is wrong with the algorithm of the stage of the key ``stages.NAME``."""
+    """Yield errors of the algorithm of the stage with the key ``stages.NAME``."""
     rl = stage.settings
     yield from collect_error(key, lambda: resolve_algorithm(rl), within=True) or _signal(key, rl)
 
 
 def _signal(path: str, rl: RlConfig) -> Iterator[str]:
-    """A group of one has no signal where a group's own mean is its baseline: that is computed, not looked up."""
+    """Check that a group of one has a signal, by computing its advantages."""
     if rl.group_size == 1:
         rewards, zeros = torch.tensor([0.0, 1.0], dtype=torch.float64), torch.zeros(2, 1)
         alone = AdvantageInputs(

@@ -1,4 +1,4 @@
-"""The parts of an RL run as a preset describes them: models, engine, rewards and prompts, all of them finished."""
+"""Components of an RL run that a preset describes: models, engine, rewards and prompts."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ from rlcore.types import Prompt
 
 
 def start_from(context: StageContext, stage: str, reference: str) -> StageContext:
-    """The context in which the artifact of ``stage`` is the input ``START``, and that of ``reference`` REFERENCE."""
+    """Return the context with ``stage`` as the input ``START``, and ``reference`` as the input REFERENCE."""
     named = {START: context.inputs[stage], REFERENCE: context.inputs[reference]}
     return replace(context, inputs={**context.inputs, **named})
 
 
 @contextmanager
 def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: Runtime) -> Iterator[Components]:
-    """Everything that a run works with; its engine, and the workers of its rewards, are ended on the way out.
+    """Open all components of a run. Engine and reward workers end when the context closes.
 
-    ``evaluated``: the data sets whose held-out problems are asked while it trains.
-
+    ``evaluated``: the datasets whose held-out problems are evaluated during training.
     Raises:
-        ConfigError: a setting does not fit the model, or the engine's GPUs are not there.
+        ConfigError: a setting does not fit the model, or the engine's GPUs do not exist.
         ModelError: a checkpoint cannot be trained.
         SamplingError: the engine does not start.
     """
@@ -76,7 +75,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
 
 
 def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTokenizer) -> list[Prompt]:
-    """The held-out problems that are asked while a run trains: those that have a reference to be held against."""
+    """Return the held-out problems with a reference answer, for evaluation during training."""
     asked = read_prompt_sets(context, names, "eval", tokenizer, limit=context.config.evaluation.num_monitor_problems)
     found = [prompt for prompt in asked if prompt.has_reference]
     if asked and not found:
@@ -85,10 +84,10 @@ def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTok
 
 
 def _longest_text(context: StageContext, learner: LearnerProtocol, prompts: Sequence[Prompt]) -> int:
-    """Tokens of the longest prompt and its completion.
+    """Return the number of tokens of the longest prompt and its completion.
 
     Raises:
-        ConfigError: the model does not read as many.
+        ConfigError: it exceeds the model's context.
     """
     max_new_tokens = context.config.stage.settings.sampling.max_new_tokens
     positions = max_positions(learner.facts.config) or sys.maxsize

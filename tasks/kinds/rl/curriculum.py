@@ -1,4 +1,4 @@
-"""Prompts as often as an RL stage draws them: by the pass rates that a stage has measured."""
+"""Curriculum: prompts are repeated by their measured pass rates."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from rlcore.types import Prompt
 
 
 def curriculum_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts of each data set that may be drawn, repeated as often as each comes in an epoch.
+    """Return the prompts of each dataset within the band, repeated by their number of occurrences in an epoch.
 
-    It is a function of the recorded pass rates and the seed, so a resumed run draws the same.
-
+    The result depends only on the recorded pass rates and the seed, so a resumed run draws the same prompts.
     Raises:
-        DataError: none of a data set's prompts is drawn.
+        DataError: no prompt of a dataset is in the band.
     """
     stage: RlStage = context.config.stage
     table = read_table(context.inputs[draw.pass_rates] / "difficulty.parquet")

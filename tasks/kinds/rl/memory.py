@@ -1,4 +1,4 @@
-"""The memory that a stage of online RL needs of the device, its engine included."""
+"""Memory that an RL stage needs on the device, including its engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.tasks.steps.memory_need import OFFLOAD, Need, engine_bytes, of_a_ran
 
 
 def need(name: str, config: RunConfig, size: ModelSize) -> Need:
-    """Return the need of the stage ``name`` for a model of that size."""
+    """Return the memory of the stage ``name`` for a model of this size."""
     stage, path = config.stage(name, RlStage), f"stages.{name}"
     rl = stage.settings
     device, dtype = choose_device_and_dtype(config.hardware)
@@ -24,7 +24,7 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
         size,
         replace(rl, sampling=replace(rl.sampling, engine=used)),
         uses_critic=uses_critic,
-        reward_model=models[0] if models else None,  # of several, whose shapes are alike, one is counted
+        reward_model=models[0] if models else None,  # of several models with similar shapes, one is counted
         compute_bytes=dtype.itemsize,
         recompute=config.hardware.gradient_checkpointing,
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,

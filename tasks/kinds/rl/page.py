@@ -1,4 +1,4 @@
-"""The page of online RL: the curves of a run, with what a health rule said of it."""
+"""Page of online RL: training curves and findings of health rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.tasks.store.storage import read_json
 def rl_page(result: Result, folder: Path) -> str:
     """Write ``curves.png``, and ``over_optimisation`` (``.png``, ``.md``) if the KL is measured and evaluations recur.
 
-    A run that a health rule has stopped says that first.
+    The page of a run that a health rule stopped begins with the reason.
     """
     history = read_json(result.data / "history.json")
     plots.training_curves(history, folder / "curves.png", title=result.stage, confidence=result.confidence)

@@ -1,4 +1,4 @@
-"""The places of an RL run's parts: this process, ranks of its own, or a Ray cluster."""
+"""Placement of an RL run's components: in this process, on local ranks, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rlcore.training.learner_protocol import LearnerProtocol
 if TYPE_CHECKING:
     from rlcore.models.reward_ensemble import RewardModel
 
-START, REFERENCE = "start", "reference"  # the inputs that a run starts from and measures KL to, whoever made them
+START, REFERENCE = "start", "reference"  # inputs with the starting checkpoint and the reference policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """Learner and reward; ``open_engine`` opens the sampler, sized for texts of so many tokens."""
+    """Learner and reward; ``open_engine`` opens the sampler for texts of up to a number of tokens."""
 
     learner: LearnerProtocol
     reward: WeightedReward
@@ -44,7 +44,7 @@ class Placed:
 
 @contextmanager
 def _here(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
-    """Everything in this process, on one base."""
+    """Place everything in this process, on one base."""
     plan = _plan(context, rl)
     policy = make_policy(plan, runtime)
     with ExitStack() as stack:
@@ -56,7 +56,7 @@ def _here(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Chat
 
 @contextmanager
 def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
-    """A learner on ranks that are processes of this one."""
+    """Place the learner on ranks that are child processes."""
     placement = context.config.distributed
     with ExitStack() as stack:
         reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
@@ -68,7 +68,7 @@ def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer
 
 @contextmanager
 def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
-    """A learner, and what else the placement names, on the machines of a cluster."""
+    """Place the learner, and the other roles that the configuration names, on the machines of a cluster."""
     placement, start = context.config.distributed, context.inputs[START] / MODEL
     with ExitStack() as stack:
         has_gpus = runtime.device.type == "cuda"
@@ -106,7 +106,7 @@ def _reward_here(
     tokenizer: ChatTokenizer,
     policy: Policy | None,
 ) -> tuple[WeightedReward, Mapping[str, RewardModel]]:
-    """The reward in this process, and its models; without terms the KL to a teacher is all that is paid."""
+    """Open the reward and its models in this process. Without terms, only the KL to ``ref_policy`` trains."""
     if not rl.rewards:
         return WeightedReward(()), {}
     models, budget = open_reward_models(context, rl.rewards, runtime, policy), rl.update.tokens_per_microbatch
@@ -132,7 +132,7 @@ def _engine_here(
 
 
 def _plan(context: StageContext, rl: RlConfig) -> LearnerPlan:
-    """Plan the learner: the policy from the stage's start, the critic from it too, or from a reward model."""
+    """Plan the learner: the policy from the stage's start, the critic from it or from a reward model."""
     source = rl.critic.init_from
     critic = START if source == "policy" else source
     start, critic_start, reference = (context.inputs[name] / MODEL for name in (START, critic, REFERENCE))

@@ -1,4 +1,4 @@
-"""The table of a preset for online RL."""
+"""Preset table of online RL."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class DrawConfig:
-    """How prompts are drawn by the pass rates that the stage ``pass_rates`` has measured.
+    """Selection of prompts by the pass rates that the stage ``pass_rates`` has measured.
 
-    Prompts with a pass rate from ``min_pass_rate`` to ``max_pass_rate`` are drawn, and no others; nor those that it did
-    not ask. ``weighting``: ``even``, each as often as another; ``learnability``, in proportion to p(1 - p) of its pass
-    rate p, as far as the number of answers tells it.
+    Only prompts with a measured pass rate from ``min_pass_rate`` to ``max_pass_rate`` are drawn. ``weighting``:
+    ``even`` draws all equally often; ``learnability`` in proportion to p(1 - p) of the pass rate p, to the resolution
+    that the number of answers allows.
     """
 
     pass_rates: str
@@ -34,10 +34,10 @@ class DrawConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RlStage:
-    """Online RL. ``prompts``: data sets of prompts, each with its share: ``{ gsm8k = 0.7, mbpp = 0.3 }``.
+    """Online RL. ``prompts``: datasets of prompts with mixture weights: ``{ gsm8k = 0.7, mbpp = 0.3 }``.
 
-    ``ref_policy``: the checkpoint that KL is measured to, a teacher or the champion; left out: ``init_from``.
-    ``curriculum``: how often each prompt of a data set comes; left out: all equally often.
+    ``ref_policy``: the checkpoint that KL is measured to; default: ``init_from``. ``curriculum``: how often each prompt
+    of a dataset is drawn; default: equally often.
     """
 
     produces: ClassVar[Product] = "checkpoint"

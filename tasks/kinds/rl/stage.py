@@ -1,4 +1,4 @@
-"""The kind of online RL."""
+"""Stage kind ``rl``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.tasks.steps.external import external_digest, needed_reward_models
 
 
 def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
-    """A policy trained by online RL; ``start`` replaces the preset's own starting stage."""
+    """Return the stage that trains a policy by online RL; ``start`` replaces the preset's starting stage."""
     own = config.stage(name, RlStage)
     start = start or stage_of_checkpoint(start_of(name, own))
     evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)

@@ -1,4 +1,4 @@
-"""Online RL as a stage: the parts that the preset describes, the library's loop, and the files of the artifact."""
+"""Online RL as a stage: components from the preset, the library's loop, and the files of the artifact."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from rlcore.tasks.store.storage import write_json
 def run_online_rl(
     context: StageContext, *, stage: str, start: str, reference: str, evaluated: tuple[str, ...], earlier: int = 0
 ) -> StageResult:
-    """All iterations of one run, from the policy of the stage ``start`` or the run's newest checkpoint if there is one.
+    """Train the policy of the stage ``start``, or resume from the run's newest checkpoint.
 
-    ``stage``: the name under which its progress is shown. ``reference``: the stage whose policy KL is measured to.
-    ``evaluated``: data sets whose held-out problems are asked. ``earlier``: how many RL stages came before it; one that
-    builds on another draws prompts in another order.
+    ``stage``: the name under which progress is shown. ``reference``: the stage whose policy KL is measured to.
+    ``evaluated``: datasets whose held-out problems are evaluated. ``earlier``: the number of RL stages before it, so
+    that stages that build on each other draw prompts in different orders.
 
     The artifact is the trained policy.
     """
@@ -42,7 +42,7 @@ def run_online_rl(
 
 
 def seed_after(seed: int, earlier: int) -> int:
-    """The seed of an RL stage that builds on so many others; the first one's is the run's own."""
+    """Return the seed of an RL stage that builds on ``earlier`` others; the first one's is the run's own."""
     return derive_seed(seed, "rl stage", earlier) if earlier else seed
 
 
@@ -61,11 +61,11 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
     except RewardError as error:
         raise type(error)(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
     finally:
-        recorder.keeper.write()  # also of a run that fails: its rollouts may say why
+        recorder.keeper.write()  # also after a failure: rollouts may show its cause
 
 
 def _artifact(context: StageContext, parts: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
-    """The policy, every rollout, the history, what the health rules found, and batches of steps that were skipped."""
+    """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
     parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
     write_model_digest(folder, stage=context.stage, model=folder / MODEL)
@@ -81,7 +81,7 @@ def _artifact(context: StageContext, parts: Components, outcome: TrainResult, ru
 
 
 def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
-    """Describe the end of a run by a health rule, for ``health.json``."""
+    """Describe a stop by a health rule, for ``health.json``."""
     stop = outcome.stop
     if stop is None:
         return None

@@ -1,4 +1,4 @@
-"""The page of supervised fine-tuning: its loss over steps."""
+"""Page of supervised fine-tuning: its loss over steps."""
 
 from __future__ import annotations
 

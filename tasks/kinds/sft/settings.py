@@ -1,4 +1,4 @@
-"""The table of a preset for supervised fine-tuning."""
+"""Preset table of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class SftStage:
-    """Supervised fine-tuning. ``data``: data sets of demonstrations, or stages that make some."""
+    """Supervised fine-tuning. ``data``: datasets of demonstrations, or stages that make them."""
 
     produces: ClassVar[Product] = "checkpoint"
     consumes: ClassVar[Rows] = "demonstrations"

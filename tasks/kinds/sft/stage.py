@@ -1,4 +1,4 @@
-"""The kind of supervised fine-tuning."""
+"""Stage kind ``sft``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.tasks.presets.run import RunConfig
 
 
 def sft_stage(name: str, config: RunConfig) -> Stage:
-    """A checkpoint trained on demonstrations."""
+    """Return the stage that trains a checkpoint on demonstrations."""
     own = config.stage(name, SftStage)
     start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
     return Stage(

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the demonstrations: the cold start that gives RL something to sharpen."""
+"""Supervised fine-tuning on demonstrations: the cold start of RL."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
-    """The demonstrations of a split, each as its row says, and beside its own prompt."""
+    """Read the demonstrations of a split, checking that answers match their prompts."""
     rows = read_demonstrations(path)
     made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
     require_demonstrations(said, made, tokenizer)

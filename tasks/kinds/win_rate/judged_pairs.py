@@ -1,6 +1,6 @@
-"""The pairs of a win rate: sampled answers and human pairs, and a judge's verdicts on them, in chunks on disk.
+"""Pairs of a win rate: sampled answers and human pairs, and a judge's results on them, in chunks on disk.
 
-What is there is kept: a killed stage asks the judge for what is missing, and for nothing twice.
+A resumed stage keeps complete chunks and requests only the missing results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ JudgedPairs = tuple[str, Pair | None, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """An answer as a judge reads it, with the chat template's prefill; ``error``: why the engine gave none."""
+    """Answer as a judge reads it, with the chat template's prefill; ``error``: why the engine gave none."""
 
     text: str = ""
     token_ids: tuple[int, ...] = ()
@@ -63,9 +63,9 @@ def answer(
     *,
     side: str,
 ) -> list[Answer]:
-    """One answer of the checkpoint of the stage ``stage`` to each prompt; those that are on disk are taken up."""
+    """Return an answer of the checkpoint of the stage ``stage`` to each prompt, reusing those on disk."""
     config: WinRateConfig = context.config.stage.settings
-    path = context.work / "answers" / f"{side}.json"  # a digest is noted beside the folder
+    path = context.work / "answers" / f"{side}.json"  # a digest is stored next to the folder
     if matches_digest(path):
         return [build(Answer, document) for document in read_json(path)]
     folder, sampling = context.inputs[stage] / MODEL, config.sampling
@@ -104,12 +104,11 @@ def answer(
 
 
 def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[JudgedPairs]:
-    """Held-out pairs that people have judged, the better answer first, as many as are asked for; the seed chooses them.
+    """Return the requested number of held-out human pairs, the better answer first; the seed chooses them.
 
-    There are none where the stage names no data sets of them.
-
+    The result is empty if the stage names no datasets of human pairs.
     Raises:
-        DataError: the data sets hold out none.
+        DataError: the datasets hold out none.
     """
     stage: WinRateStage = context.config.stage
     data: Mapping[str, DatasetConfig] = context.config.data if stage.human_pairs else {}
@@ -139,10 +138,10 @@ def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[JudgedP
 
 
 def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[JudgedPairs], *, name: str) -> pd.DataFrame:
-    """The verdicts of a judge in both orders, a row each; chunks that are on disk are taken up.
+    """Judge pairs in both orders, a row each, reusing chunks on disk.
 
     Raises:
-        RewardError: more than ``max_unjudged`` of the pairs are unjudged, whatever comes after; says why.
+        RewardError: more than ``max_unjudged`` of the pairs are certainly unjudged, with the most frequent reason.
     """
     limit, errors = context.config.stage.settings.max_unjudged * len(asked), Counter[str]()
     tables: list[pd.DataFrame] = []
@@ -154,7 +153,7 @@ def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[JudgedP
         table = read_table(path) if is_there else _judged(judge, chunk)
         errors.update(reasons_of(table))
         _refuse(errors, limit, len(asked), where=f"stages.{context.stage}.judge")
-        if not is_there:  # a chunk that made the stage stop is asked again
+        if not is_there:  # a chunk that made the stage fail is judged again
             path.parent.mkdir(exist_ok=True)
             write_table(table, path)
             note_digest(path)
@@ -211,7 +210,7 @@ _COLUMNS = {
 
 
 def reasons_of(table: pd.DataFrame) -> Counter[str]:
-    """Count the reasons that left pairs unjudged; text quoted from a judge, at the end, is not part of a reason."""
+    """Count the reasons of unjudged pairs, without the text that they quote from a judge."""
     return Counter(re.sub(r": ['\"].*", "", error, flags=re.DOTALL) for error in table["error"] if error)
 
 
@@ -227,5 +226,5 @@ def _refuse(errors: Counter[str], limit: float, count: int, *, where: str) -> No
 
 
 def _question(row: PairRow) -> str:
-    """Pairs with the same question go together in the audit's intervals."""
+    """Return the key of a pair's question. Pairs of one question are dependent in the audit's intervals."""
     return json.dumps([[message.role, message.content] for message in row.messages])

@@ -1,4 +1,4 @@
-"""The page of a win rate: the figure with its interval, what the judge is worth, and what it cost."""
+"""Page of a win rate: the rate with its interval, the judge's audit, and the cost."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _AUDIT = {
 
 
 def win_rate_page(result: Result, folder: Path) -> str:
-    """Writes ``win_rate.md``."""
+    """Write ``win_rate.md``."""
     page = render(read_json(result.data / "win_rate.json"), confidence=result.confidence)
     (folder / "win_rate.md").write_text(page, encoding="utf-8")
     return page
 
 
 def headline(account: Mapping[str, Any]) -> str:
-    """One line: the win rate, whether it is trusted, and why not."""
+    """Summarize in one line: the win rate, and the reasons to distrust it."""
     rate = account["found"]["rate"]
     said = f"win rate {_interval(rate)} of {account['policy']} over {account['reference']} on {rate['n']} prompts"
     return f"{said}, judged by {account['judge']}{distrust_reason(account)}"
@@ -39,7 +39,7 @@ def distrust_reason(account: Mapping[str, Any]) -> str:
 
 
 def render(account: Mapping[str, Any], *, confidence: float) -> str:
-    """The page, as Markdown."""
+    """Render the page as Markdown."""
     found, audit, unjudged = account["found"], account["audit"], account["unjudged"]
     rows = {
         "win rate": found["rate"],

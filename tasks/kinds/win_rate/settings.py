@@ -1,4 +1,4 @@
-"""The table of a preset for a win rate."""
+"""Preset table of a win rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlcore.tasks.kinds.facts import Product, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class WinRateStage:
-    """How often the answers of ``policy`` are preferred to those of ``baseline``, on the held-out prompts of ``data``.
+    """Preference for answers of ``policy`` over those of ``baseline`` on the held-out prompts of ``data``.
 
-    ``human_pairs``: data sets of preference pairs, on whose held-out rows the judge is audited; none: not audited.
+    ``human_pairs``: datasets of preference pairs whose held-out rows audit the judge; empty: no audit.
     """
 
     produces: ClassVar[Product] = "win_rate"

@@ -1,4 +1,4 @@
-"""The kind of win rates."""
+"""Stage kind ``win_rate``."""
 
 from __future__ import annotations
 

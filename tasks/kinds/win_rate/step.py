@@ -1,4 +1,4 @@
-"""A win rate: two checkpoints answer the same held-out prompts, a judge compares, and human pairs audit the judge."""
+"""Win rate: a judge compares two checkpoints' answers to the same held-out prompts; human pairs audit the judge."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from rlcore.types import Prompt
 def run_win_rate(context: StageContext, *, policy: str, reference: str) -> StageResult:
     """Measure how often a judge prefers answers of the stage ``policy`` to those of ``reference``.
 
-    The artifact has every verdict (``verdicts.parquet``, ``audit.parquet``) and the figures (``win_rate.json``).
-
+    The artifact has all results (``verdicts.parquet``, ``audit.parquet``) and the summary (``win_rate.json``).
     Raises:
         ConfigError: the checkpoints have different tokenizers.
         RewardError: too many pairs are unjudged.
@@ -59,7 +58,7 @@ def run_win_rate(context: StageContext, *, policy: str, reference: str) -> Stage
 def answer_pairs(
     prompts: Sequence[Prompt], own: Sequence[Answer], other: Sequence[Answer]
 ) -> list[tuple[str, Pair | None, str]]:
-    """For each prompt its id, the pair of answers, and why there is none where an engine gave no answer."""
+    """Return for each prompt its id and pair of answers, or the reason why an engine gave no answer."""
     pairs: list[tuple[str, Pair | None, str]] = []
     for prompt, first, second in zip(prompts, own, other, strict=True):
         if first.error or second.error:
@@ -79,7 +78,7 @@ def answer_pairs(
 
 
 def verdicts_of(table: pd.DataFrame) -> PairResults:
-    """The verdicts of a table of judged pairs."""
+    """Return the results of a table of judged pairs."""
     columns = {name: table[name].to_numpy(dtype=np.float64) for name in ("forward", "backward", "length")}
     others = table["other_length"].to_numpy(dtype=np.float64)
     return PairResults(
@@ -90,7 +89,7 @@ def verdicts_of(table: pd.DataFrame) -> PairResults:
 def give_account(
     context: StageContext, found: WinRate, audit: JudgeAudit | None, table: pd.DataFrame, audited: pd.DataFrame
 ) -> StageResult:
-    """``win_rate.json``, the stage's metrics, and a line for people."""
+    """Write ``win_rate.json``, log the win rate, and return the stage's result."""
     stage: WinRateStage = context.config.stage
     both = pd.concat([table, audited], ignore_index=True)
     reasons = ["the judge was not audited: name human_pairs"] if audit is None else []
@@ -121,14 +120,14 @@ def give_account(
 
 
 def judge_name(stage: WinRateStage) -> str:
-    """The judge in words, for people."""
+    """Name the judge for reports."""
     judge = stage.settings.judge
     model = judge.options.get("model", "")
     return f"{judge.kind} {judge.stage or model}".strip()
 
 
 def metrics_of(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]:
-    """The stage's metrics, by the glossary's names."""
+    """Return the stage's metrics by their glossary names."""
     found, audit = document["found"], document["audit"]
     metrics = {
         **_bounds("win_rate/rate", found["rate"]),
@@ -158,10 +157,10 @@ def _bounds(name: str, interval: dict[str, float]) -> dict[str, float]:
 
 
 def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokenizer:
-    """That of both checkpoints.
+    """Load the tokenizer of both checkpoints.
 
     Raises:
-        ConfigError: they have different ones, so that their prompts are not the same.
+        ConfigError: they have different ones, so that their prompts differ.
     """
     own, other = (
         verify_model(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
