@@ -71,7 +71,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
-    context.log(log_line(summary, context.config.confidence))
+    context.log(log_line(summary, config.confidence))
     return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
 
 
