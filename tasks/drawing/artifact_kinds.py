@@ -1,4 +1,4 @@
-"""Kinds of the artifacts of a run, by the files that they hold."""
+"""Kinds of a run's artifacts, recognized by their files."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ Folders = Mapping[str, Path]
 
 
 def rl_runs(folders: Folders) -> dict[str, Path]:
-    """The stages of online RL, in their order."""
+    """Return the stages of online RL, in their order."""
     return _with("health.json", folders)
 
 
 def reward_models(folders: Folders) -> dict[str, Path]:
-    """The stages that trained a reward model."""
+    """Return the stages that trained a reward model."""
     return _with("reliability.json", folders)
 
 
 def rejections(folders: Folders) -> dict[str, Path]:
-    """The stages of rejection sampling."""
+    """Return the stages of rejection sampling."""
     return _with("rejection.json", folders)
 
 
 def win_rates(folders: Folders) -> dict[str, Path]:
-    """The stages that compared two checkpoints by a judge."""
+    """Return the stages that compared two checkpoints by a judge."""
     return _with("win_rate.json", folders)
 
 
 def benchmarks(folders: Folders) -> dict[str, Path]:
-    """The stages that asked a checkpoint tasks of the evaluation harness."""
+    """Return the stages that ran a checkpoint on tasks of the evaluation harness."""
     return _with("benchmark.json", folders)
 
 

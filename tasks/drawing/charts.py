@@ -1,6 +1,6 @@
-"""Line charts as SVG inside a page: matplotlib draws them, the page's style sheet colours them (light and dark).
+"""Line charts as SVG inside a page: matplotlib draws them, the page's style sheet colors them (light and dark).
 
-The drawing has no script and no outside resource, its words are text, and the same points give the same bytes.
+The SVG has no script and no external resource, its labels are text, and equal points give equal bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 NUM_COLOURS = 6  # the style sheet's variables --c0 to --c5
-_WIDTH, _HEIGHT = 360, 200  # of the drawing's own coordinates: a page scales it
+_WIDTH, _HEIGHT = 360, 200  # in coordinates of the SVG, which a page scales
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 10, 30
 _MAX_DOTS = 24  # longer curves have smaller dots
 _STEPS = (1, 2, 2.5, 5, 10)
-# Colours that matplotlib is given in place of the page's variables: it cannot write a variable itself.
+# Colors that stand for the page's variables: matplotlib cannot write a variable.
 _VARIABLES = {f"#0000c{number}": f"var(--c{number})" for number in range(NUM_COLOURS)}
 _VARIABLES |= {"#0000d0": "var(--line)", "#0000d1": "var(--soft)"}
 _LINE, _SOFT = "#0000d0", "#0000d1"
@@ -31,7 +31,7 @@ _LINE, _SOFT = "#0000d0", "#0000d1"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One value of a curve, with its interval where there is one."""
+    """Value of a curve, with its interval if it has one."""
 
     x: float
     y: float
@@ -41,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A curve; ``colour`` is the number of the variable ``--c0`` to ``--c5`` of the page's style sheet."""
+    """Curve; ``colour`` is the number of the variable ``--c0`` to ``--c5`` of the page's style sheet."""
 
     label: str
     colour: int
@@ -49,7 +49,7 @@ class Series:
 
 
 def line_chart(series: Sequence[Series], *, title: str) -> str:
-    """An SVG element; each point shows its value under the pointer. Empty without a finite point."""
+    """Return an SVG element whose points show their values under the pointer; empty without a finite point."""
     drawn = [replace(each, points=points) for each in series if (points := _finite(each.points))]
     if not drawn:
         return ""
@@ -63,7 +63,7 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
     groups = {group.get("id"): group for group in root.iter("g")}
     for number, each in enumerate(drawn):
         _add_tooltips(groups[f"series-{number}"], each)
-    for group in root.iter("g"):  # every chart of a page has an "axes_1", and nothing refers to it
+    for group in root.iter("g"):  # each chart of a page has an "axes_1", and no element refers to it
         group.attrib.pop("id", None)
     text = ElementTree.tostring(root, encoding="unicode")
     for colour, variable in _VARIABLES.items():
@@ -72,9 +72,9 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
 
 
 def svg_settings(salt: str) -> AbstractContextManager[None]:
-    """Draw with text that stays text, and with the same bytes on every machine.
+    """Draw with selectable text and equal bytes on every machine.
 
-    ``salt``: one for each drawing, so that no two share an id in a page.
+    ``salt``: unique per drawing, so that no two share an id in a page.
     """
     settings = {
         "svg.hashsalt": salt,
@@ -116,7 +116,7 @@ def _draw(axes: Axes, name: str, series: Series) -> None:
 
 
 def _limit(axes: Axes, points: Sequence[Point]) -> None:
-    """Round numbers at both ends; a flat curve stands half way up."""
+    """Set rounded limits; a flat curve is centered."""
     first, last = min(p.x for p in points), max(p.x for p in points)
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     low, high = min(ends), max(ends)
@@ -129,7 +129,7 @@ def _limit(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _svg(figure: Figure, title: str) -> ElementTree.Element:
-    """The drawing as an element of an HTML page: named, without namespaces, a size or a style sheet of its own."""
+    """Return the drawing as an element of an HTML page, without namespaces, size or style sheet."""
     file = io.BytesIO()
     about = {"Title": title, "Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(file, format="svg", transparent=True, metadata=about)
@@ -144,7 +144,7 @@ def _svg(figure: Figure, title: str) -> ElementTree.Element:
 
 
 def _add_tooltips(curve: ElementTree.Element, series: Series) -> None:
-    """Give each dot of a curve the title that a browser shows where the pointer rests on it."""
+    """Add a title to each dot of a curve, which browsers show under the pointer."""
     for dot, p in zip(curve.iter("use"), series.points, strict=True):
         interval = f" [{p.low:.4g}, {p.high:.4g}]" if p.low is not None and p.high is not None else ""
         ElementTree.SubElement(dot, "title").text = f"{series.label}, iteration {p.x:.0f}: {p.y:.4g}{interval}"

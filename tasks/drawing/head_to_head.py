@@ -1,4 +1,4 @@
-"""Two RL runs side by side at equal cost: as many completions sampled, or as many seconds spent."""
+"""Two RL runs at equal cost: at equal numbers of sampled completions, or equal seconds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Budget = Literal["samples", "tokens", "seconds"]
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPoint:
-    """The state of a run at a periodic evaluation, and its cost until then.
+    """State of a run at a periodic evaluation, and its cost until then.
 
-    ``samples``: completions drawn. ``tokens``: of those. ``seconds``: wall time of rollouts, scoring, update and sync.
-    ``memory_bytes``: the largest that an update was measured to hold by then, 0 where none was.
-    ``reward``: mean of the iteration. ``accuracy`` with ``low`` and ``high``: greedy, on held-out problems.
+    ``samples``: completions sampled; ``tokens``: their tokens. ``seconds``: wall time of rollouts, scoring, update and
+    sync. ``memory_bytes``: the largest measured by an update until then, 0 without a measurement. ``reward``: mean of
+    the iteration. ``accuracy`` with ``low`` and ``high``: greedy, on held-out problems.
     """
 
     iteration: int
@@ -37,14 +37,14 @@ class EvalPoint:
 
 
 def eval_points(history: History) -> list[EvalPoint]:
-    """One for each periodic evaluation of a run, in order."""
+    """Return a point for each periodic evaluation of a run, in order."""
     found: list[EvalPoint] = []
     samples = tokens = seconds = memory = 0.0
     for row in history:
         memory = max(memory, row.get("memory/total_bytes", 0.0))
         samples += row["rollouts/count"]
         tokens += row["rollouts/tokens"]
-        # Rollouts further ahead share a sync: an iteration without one has no time of it.
+        # Prefetched rollouts share a sync: an iteration without one has no sync time.
         seconds += sum(row.get(f"seconds/{part}", 0.0) for part in ("rollout", "score", "update", "sync"))
         if "eval/accuracy" in row:
             standing = EvalPoint(
@@ -63,7 +63,7 @@ def eval_points(history: History) -> list[EvalPoint]:
 
 
 def at_equal_cost(runs: Mapping[str, Sequence[EvalPoint]], budget: Budget) -> dict[str, EvalPoint | None]:
-    """Each run's last standing within the largest budget that every run reached; None before its first evaluation."""
+    """Return each run's last evaluation within the largest common budget; None before its first one."""
     limit = min((getattr(run[-1], budget) for run in runs.values() if run), default=0.0)
     return {
         label: next((one for one in reversed(run) if getattr(one, budget) <= limit), None)
@@ -72,7 +72,7 @@ def at_equal_cost(runs: Mapping[str, Sequence[EvalPoint]], budget: Budget) -> di
 
 
 def head_to_head_table(histories: Mapping[str, History], *, confidence: float) -> str:
-    """The runs at equal samples and at equal compute, as Markdown; a sentence where nothing can be compared."""
+    """Compare the runs at equal samples and at equal compute, as Markdown; a sentence if they cannot be compared."""
     runs = {label: eval_points(history) for label, history in histories.items()}
     if len(runs) < 2 or not all(runs.values()):
         return "Needs two RL runs with `eval_every` above 0.\n"
@@ -96,10 +96,10 @@ def _cells(one: EvalPoint | None) -> str:
 
 
 def head_to_head_curves(runs: Mapping[str, Sequence[EvalPoint]], path: Path, *, title: str, confidence: float) -> None:
-    """Held-out accuracy with its interval against the completions sampled, and against the seconds spent."""
+    """Plot held-out accuracy with its interval against sampled completions and against seconds."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))  # the seeds of one share a colour
+    methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))  # seeds of one configuration share a color
     for label, run in runs.items():
         colour = COLOURS[methods.index(label.partition(",")[0]) % len(COLOURS)]
         accuracy = [one.accuracy for one in run]

@@ -1,6 +1,6 @@
-"""Over-optimisation: what a run was paid, and what an evaluation that did not pay it says, against the KL.
+"""Over-optimization: training reward and held-out accuracy against the KL.
 
-Gao et al. 2022 (arXiv 2210.10760) draw both against the square root of the KL from the start: the paid reward rises
+Gao et al. 2022 (arXiv 2210.10760) plot both against the square root of the KL from the start: the training reward rises
 throughout, the other one rises, turns and falls.
 """
 
@@ -14,13 +14,15 @@ from rlcore.checks.health import RewardHacking
 from rlcore.tasks.drawing.levels import format_level
 
 History = Sequence[Mapping[str, float]]
-_SMOOTHED = 5  # iterations that a paid reward is the mean of
+_SMOOTHED = 5  # iterations in a mean of the training reward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A run at one of its evaluations. ``kl``: nats per completion; ``paid``: mean reward of the last five iterations;
-    ``held_out`` with its interval; ``lost``: of the best before it, where the reward has risen and chance is no reason.
+    """State of a run at an evaluation.
+
+    ``kl``: nats per completion; ``paid``: mean reward of the last five iterations; ``held_out`` with its interval;
+    ``lost``: drop below the best earlier accuracy, 0 if it is within noise or the reward has not risen.
     """
 
     iteration: int
@@ -33,12 +35,12 @@ class Point:
 
     @property
     def distance(self) -> float:
-        """The square root of the KL."""
+        """Square root of the KL."""
         return math.sqrt(self.kl)
 
 
 def points(history: History) -> tuple[Point, ...]:
-    """The evaluations of a run that measures its KL, in order; none of another run."""
+    """Return the evaluations of a run that measures its KL, in order; none of other runs."""
     gamed, found = RewardHacking(), []
     for place, row in enumerate(history):
         lost = gamed(history, place)
@@ -60,7 +62,7 @@ def points(history: History) -> tuple[Point, ...]:
 
 
 def summary_text(found: Sequence[Point], *, confidence: float) -> str:
-    """A paragraph: whether the held-out figure has fallen beyond chance while the paid reward has risen."""
+    """Summarize in a paragraph whether held-out accuracy fell beyond noise while the training reward rose."""
     best, last = max(found, key=lambda point: point.held_out), found[-1]
     interval = f"{format_level(confidence)} interval"
     ends = (

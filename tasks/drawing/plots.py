@@ -1,4 +1,4 @@
-"""Figures, one function each; every one is a PNG that stands on its own."""
+"""Plots, one function each; each writes a self-contained PNG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLOURS = (BLUE, ORANGE, GREY, "#2c8a63", "#8a4fb0", "#a88400")
 
 
 def training_curves(history: History, path: Path, *, title: str, confidence: float) -> None:
-    """Reward with its interval, held-out accuracy, KL, length, clip fraction, entropy, explained variance."""
+    """Plot reward with its interval, held-out accuracy, KL, length, clip fraction, entropy, explained variance."""
     figure = Figure(figsize=(13, 6), layout="constrained")
     axes = figure.subplots(2, 4).flatten()
     _reward(axes[0], history)
@@ -34,7 +34,7 @@ def training_curves(history: History, path: Path, *, title: str, confidence: flo
 
 
 def loss_curve(history: History, name: str, path: Path, *, title: str) -> None:
-    """One loss over steps."""
+    """Plot a loss over steps."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     _line(figure.subplots(), history, name)
     figure.suptitle(title)
@@ -42,7 +42,7 @@ def loss_curve(history: History, name: str, path: Path, *, title: str) -> None:
 
 
 def accuracy_bars(figures: Mapping[str, tuple[float, float, float]], path: Path, *, title: str) -> None:
-    """Held-out accuracy (mean, low, high) of each checkpoint, with its interval."""
+    """Plot the held-out accuracy (mean, low, high) of each checkpoint with its interval."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     means = np.array([mean for mean, _, _ in figures.values()])
@@ -57,7 +57,7 @@ def accuracy_bars(figures: Mapping[str, tuple[float, float, float]], path: Path,
 
 
 def histogram(bars: Sequence[tuple[float, int]], path: Path, *, title: str, label: str) -> None:
-    """Draw counts of values: ``bars`` of a value from 0 to 1 and its count."""
+    """Plot counts of values: ``bars`` of a value from 0 to 1 and its count."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axis = figure.subplots()
     values = [value for value, _ in bars]
@@ -71,7 +71,7 @@ def histogram(bars: Sequence[tuple[float, int]], path: Path, *, title: str, labe
 
 
 def comparison_curves(histories: Mapping[str, History], path: Path, *, title: str) -> None:
-    """Held-out accuracy and reward of several runs against the completions sampled."""
+    """Plot held-out accuracy and reward of several runs against the completions sampled."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (label, history), colour in zip(histories.items(), cycle(COLOURS), strict=False):
@@ -87,7 +87,7 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
 
 
 def paid_and_held_out(points: Sequence[Point], path: Path, *, title: str) -> None:
-    """The paid reward and the held-out figure of a run against the square root of its KL."""
+    """Plot the training reward and the held-out accuracy of a run against the square root of its KL."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     paid = figure.subplots()
     held_out = paid.twinx()
@@ -95,7 +95,7 @@ def paid_and_held_out(points: Sequence[Point], path: Path, *, title: str) -> Non
     paid.plot(distance, [point.paid for point in points], color=BLUE, marker="o", markersize=3)
     means = [point.held_out for point in points]
     ends = ([point.held_out - point.low for point in points], [point.high - point.held_out for point in points])
-    # Bars, not a band: a run may come nearer to its start again.
+    # Bars, not a band: the KL of a run may decrease again.
     held_out.errorbar(distance, means, yerr=np.clip(ends, 0.0, None), color=ORANGE, marker="o", markersize=3, capsize=2)
     paid.set_xlabel("square root of the KL (nats per completion)")
     paid.set_ylabel("paid: reward/mean", color=BLUE)

@@ -1,4 +1,4 @@
-"""The result of a stage, as its page is drawn from it."""
+"""Result of a stage, from which its page is rendered."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The stage's files in ``data``, and those of its inputs, by the stage's name.
+    """Files of a stage in ``data``, and those of its inputs, by the stage's name.
 
-    ``confidence``: the level of every interval in these files.
+    ``confidence``: the level of all intervals in these files.
     """
 
     preset: str

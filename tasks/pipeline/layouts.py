@@ -39,8 +39,8 @@ _LOADED = 0.85  # of a GPU that an engine fills
 class Gpu:
     """Data sheet of a GPU: bytes of memory, dense FLOP/s in half precision, and bandwidths in bytes per second.
 
-    Bandwidths, each in one direction: of its memory, its link within a machine, its link to host memory, and its part of
-    the network between machines.
+    Bandwidths, each in one direction: of its memory, its link within a machine, its link to host memory, and
+    its part of the network between machines.
     """
 
     memory: float

@@ -59,7 +59,7 @@ def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "
     Raises:
         ConfigError: ``gguf`` was requested.
         ModelError: there is no such model, or it is a reward model.
-        StorageError: ``folder`` is not empty, or the disk is full; then no folder is left.
+        StorageError: ``folder`` is not empty, or writing fails; then no folder is left.
     """
     if gguf:
         raise ConfigError(

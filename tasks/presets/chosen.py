@@ -1,4 +1,4 @@
-"""The rows of the tables of :mod:`rlcore.choices` that a stage uses, and the packages of others that it does not."""
+"""Rows of the tables of :mod:`rlcore.choices` that a stage uses, and imported packages that it does not use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.tasks.store.nested import flatten
 def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
     """Return the rows that the sections of a stage choose.
 
-    ``is_graded``: the references of a dataset are tried by the math grader.
+    ``is_graded``: the math grader checks the reference answers of a dataset.
     """
     stage, evaluation = config.declared.get("stage"), config.declared.get("evaluation")
     sampling = sampling_of(stage) if stage else None
@@ -42,14 +42,14 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
 
 
 def idle_packages(config: Sections) -> frozenset[str]:
-    """Return the packages that the code of a stage imports, and that it does not use with these sections."""
+    """Return the packages that the code of a stage imports but does not use with these sections."""
     stage, model = config.declared.get("stage"), config.declared.get("model")
     settings = flatten(to_dict(stage.settings)) if stage else {}
     adapts = any(value for key, value in settings.items() if f".{key}".endswith(".lora.rank"))
     eight_bits = any(value == "adamw_8bit" for key, value in settings.items() if f".{key}".endswith("optim.kind"))
     data = () if stage else _datasets(config)
     made = any("reasoning_gym" in (each.adapter, each.fallback) for each in data)
-    made |= "procedural" in chosen_by(config)["rewards.kind"]  # pairs that are sampled are graded
+    made |= "procedural" in chosen_by(config)["rewards.kind"]  # sampled pairs are graded
     fetched = any(path.startswith(HUB) for each in data for path in (each.path, each.eval_path))
     used = {
         "peft": adapts,

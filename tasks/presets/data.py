@@ -1,4 +1,4 @@
-"""Settings of data sets; and where the files lie that a preset names."""
+"""Settings of datasets, and locations of the files that a preset names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ConfigError
 from rlcore.strict import INLINE
 
-POLICY = "policy"  # the adapter of pairs that a policy samples
+POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
-_FEWEST_WORDS = 8  # as rlcore.data_contracts.gate.overlap has it
-# Where a preset's document names files, and the keys that do; first those that committed presets have beside them.
+_FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
+# Tables of a preset that name files, and the keys that do; first those whose files shipped presets have next to them.
 _SHIPPED = ((("stages", "*"), ("folder",)),)
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
@@ -30,17 +30,17 @@ _PATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
-    """The comparison of a data set's texts, and the action on training rows that resemble an evaluation prompt.
+    """Comparison of a dataset's texts, and the action on training rows that resemble an evaluation prompt.
 
-    ``compare``: when two texts count as the same, for leaks and contradictions. ``loose``: what typing adds does not
-    count (case, blanks, invisible characters, punctuation beside words, lookalikes); operators and numbers do.
-    ``exact``: every character counts, as it may in code. ``near_duplicates``: what becomes of training prompts that are
-    nearly a prompt which is evaluated on, by a word, or hold one in their history. ``exclude``: they are held out too,
-    or quarantined where the source divides its rows. ``ignore``: they are not looked for.
+    ``compare``: when two texts count as equal, for leaks and contradictions. ``loose`` ignores case, blanks, invisible
+    characters, punctuation next to words, and lookalikes, but not operators and numbers. ``exact`` compares every
+    character, as code may need. ``near_duplicates``: the action on training prompts that differ from an evaluation
+    prompt by about a word, or have one in their history. ``exclude``: they are held out too, or quarantined if the
+    source divides its rows. ``ignore``: no search.
 
-    ``ngram_overlap``: what becomes of training rows that share ``ngram_size`` words in a row with a prompt that is
-    evaluated on, in this data set or in another of the preset. ``warn``: the report counts such prompts.
-    ``quarantine``: the rows are refused, each with the prompt. ``refuse``: the data set is.
+    ``ngram_overlap``: the action on training rows that share ``ngram_size`` consecutive words with an evaluation prompt
+    of this dataset or another of the preset. ``warn``: the report counts such prompts. ``quarantine``: reject the rows.
+    ``refuse``: reject the dataset.
     """
 
     compare: Literal["loose", "exact"] = "loose"
@@ -55,12 +55,12 @@ class ComparisonConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
-    """One data set: where rows come from, how many are kept, and how strict its gate is.
+    """Dataset: source of its rows, numbers of rows, and limits of its gate.
 
-    ``contract`` says what a row is. ``adapter`` names the function that turns the source into contract columns;
-    ``path`` is a JSONL or Parquet file, or ``hub:org/name@revision``; empty for adapters that generate their rows or
-    ``policy`` (pairs sampled from the checkpoint ``policy`` and graded). When ``path`` does not exist and ``fallback``
-    is set, that adapter is used instead.
+    ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; ``path``
+    is a JSONL or Parquet file, or ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy``
+    (pairs sampled from the checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that
+    adapter is used instead.
 
     Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
     ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
@@ -76,7 +76,7 @@ class DatasetConfig:
     num_train: PositiveInt
     num_eval: PositiveInt
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
-    max_quarantined: Fraction = 0.01  # largest share of rows that may break the contract
+    max_quarantined: Fraction = 0.01  # largest fraction of rows that may break the contract
     system_prompt: str = ""
     comparison: ComparisonConfig = field(default_factory=ComparisonConfig, metadata=INLINE)
     options: Mapping[str, Scalar] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class DatasetConfig:
 
     @property
     def has_prompts(self) -> bool:
-        """True if a policy can answer its rows; tasks for code are prompts that programs answer."""
+        """True if a policy can answer its rows. Code tasks are prompts that programs answer."""
         return self.contract in ("prompts", "code_tasks")
 
     @property
@@ -97,13 +97,13 @@ class DatasetConfig:
 
     @property
     def files(self) -> dict[str, str]:
-        """The files that it names, by their keys."""
+        """Files that it names, by their keys."""
         named = {"path": self.path, "eval_path": self.eval_path}
         return {key: path for key, path in named.items() if path and not path.startswith(HUB)}
 
     @property
     def without_folders(self) -> DatasetConfig:
-        """The same, files by their names alone: keys count their content, wherever they lie."""
+        """Return the config with files as bare names: cache keys cover their content, not their location."""
         return replace(self, path=_without_folder(self.path), eval_path=_without_folder(self.eval_path))
 
 
@@ -114,11 +114,10 @@ def _without_folder(path: str) -> str:
 def resolve_paths(
     document: Mapping[str, Any], folder: Path, *, source: object, is_shipped: bool = False
 ) -> dict[str, Any]:
-    """A preset's document whose relative paths, which start at ``folder``, start at the current folder.
+    """Resolve a preset's relative paths, which start at ``folder``, to paths from the current folder.
 
-    ``source``: that of the model, which says whether ``model.path`` names a file. A path that leads out of the current
-    folder becomes absolute. ``is_shipped``: the document is one of ours, of which only the files that come with it are
-    meant so.
+    ``source`` of the model tells whether ``model.path`` is a file. A path that leads out of the current folder becomes
+    absolute. ``is_shipped``: the preset is built-in, and only the files next to it are resolved.
     """
     found = copy.deepcopy(dict(document))
     model = ((("model",), ("path",)),) if source in FILE_SOURCES else ()
@@ -136,7 +135,7 @@ def _from_here(path: Path) -> str:
 
 
 def _tables(node: object, *place: str) -> Iterator[dict[str, Any]]:
-    """The tables at a place of a document; ``*`` stands for every key of a table and every item of a list."""
+    """Return the tables at a place of a document; ``*`` matches each key of a table and each item of a list."""
     if not place:
         if isinstance(node, dict):
             yield node

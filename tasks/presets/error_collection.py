@@ -1,4 +1,4 @@
-"""Errors of checks as lines that begin with the key of a preset."""
+"""Errors of checks as lines that begin with a preset key."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _KEY = re.compile(r"[a-z_]+(\.\w+)*")
 
 
 def collect_error(path: str, work: Callable[[], object], *, within: bool = False) -> list[str]:
-    """The error of ``work`` as a line that begins with the full key ``path``, or with a more exact key of the error.
+    """Return the error of ``work`` as a line that begins with its key, or with ``path`` if it has none.
 
-    ``within``: keys of its errors are those within ``path``.
+    ``within``: keys of its errors are within ``path``.
     """
     try:
         work()

@@ -13,7 +13,7 @@ from rlcore.config.rl import RewardTerm
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierConfig:
-    """The grader of held-out answers: right or wrong. ``data``: the data sets that it grades; none named: all."""
+    """Grader of held-out answers: right or wrong. ``data``: the datasets that it grades; empty: all."""
 
     kind: Literal["math", "procedural", "code", "environment"] = "math"
     data: tuple[str, ...] = ()
@@ -21,7 +21,7 @@ class VerifierConfig:
 
     @property
     def term(self) -> RewardTerm:
-        """The verifier as the one term of a reward."""
+        """Verifier as the only term of a reward."""
         return RewardTerm(kind=self.kind, data=self.data, options=self.options)
 
 
@@ -29,8 +29,7 @@ class VerifierConfig:
 class EvaluationConfig:
     """Held-out evaluation: greedy, and ``num_samples`` sampled completions for pass@k.
 
-    ``data``: the data sets whose held-out problems are asked; none named: all that have prompts. Numbers of problems
-    are for each of them.
+    ``data``: the evaluated datasets; empty: all that have prompts. Numbers of problems are per dataset.
     """
 
     num_problems: PositiveInt
@@ -43,4 +42,4 @@ class EvaluationConfig:
     num_monitor_problems: PositiveInt = 64  # of the periodic evaluation during an RL run (eval_every)
     confidence: Fraction = 0.95
     max_concurrent: PositiveInt = 256
-    engine: EngineConfig | None = None  # left out: the run's engine
+    engine: EngineConfig | None = None  # default: the run's engine

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names as a message has them."""
+    """Join names for a message."""
     return ", ".join(names) or "none"
 
 
 def evaluation_errors(config: RunConfig) -> Iterator[str]:
-    """Data sets that cannot be evaluated on, and verifiers that do not decide on each exactly once."""
+    """Yield datasets that cannot be evaluated on, and datasets not graded by exactly one verifier."""
     known = prompt_data(config)
     for name in config.evaluation.data:
         if name not in known:
@@ -37,7 +37,7 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
 
 
 def promotion_errors(config: RunConfig) -> Iterator[str]:
-    """Challengers that there are not, and limits on what nothing measures."""
+    """Yield unknown challengers, and limits on metrics that no stage measures."""
     promotion = config.promotion
     made = [name for name, stage in checkpoints(config).items() if stage is not None]
     if promotion and promotion.challenger not in made:

@@ -1,6 +1,6 @@
-"""The graph of a preset's stages: what each needs, which checkpoints there are, and what is wrong with it.
+"""Graph of a preset's stages: dependencies and checkpoints.
 
-Everything here is a function of a preset that has been built; nothing is read or run.
+All functions depend only on a loaded preset; they read and run nothing.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ _TAKEN_BEGINNINGS = ("prepare_", "evaluate_", "start_", "reference_", "asked_")
 
 
 def is_name(name: str) -> bool:
-    """Return True if a data set or a stage may have this name: it is part of names of stages, models and metrics."""
+    """Return True if a dataset or stage may have this name, which is part of names of stages, models and metrics."""
     return bool(_NAME.fullmatch(name)) and name not in _TAKEN and not name.startswith(_TAKEN_BEGINNINGS)
 
 
 def start_of(stage: str, config: StageConfig) -> str:
-    """The checkpoint that a stage starts from; one of the registry is called after the stage that starts from it."""
+    """Return the checkpoint that a stage starts from; a registered one is named after the stage that starts from it."""
     return f"start_{stage}" if named_start(config).startswith(REGISTRY) else named_start(config)
 
 
 def ref_policy_of(stage: str, config: StageConfig) -> str:
-    """The reference of a stage, named as :func:`start_of` names a start; empty where that is the start itself."""
+    """Return the reference policy of a stage, named as in :func:`start_of`; empty if it is the start itself."""
     named = reference_of(config)
     return f"reference_{stage}" if named.startswith(REGISTRY) else named
 
 
 def registered_starts(config: RunConfig) -> dict[str, str]:
-    """The checkpoints that come from the registry, with their URIs."""
+    """Return the checkpoints that come from the registry, with their URIs."""
     named = [
         pair
         for name, each in config.stages.items()
@@ -64,7 +64,7 @@ def registered_starts(config: RunConfig) -> dict[str, str]:
 
 
 def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
-    """For each stage of the preset those that it needs, by name; data sets, the base and the registry left out."""
+    """Return the stages that each stage needs, by name, without datasets, base and registry."""
     found: dict[str, tuple[str, ...]] = {}
     for name, stage in config.stages.items():
         rows = (*data_of(stage), *gold_pairs_of(stage))
@@ -77,16 +77,16 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
 
 
 def stage_order(config: RunConfig) -> tuple[str, ...]:
-    """The preset's stages, each after those that it needs, otherwise as they stand in the preset.
+    """Return the preset's stages, each after those that it needs, otherwise in the preset's order.
 
     Raises:
-        CycleError: stages need each other.
+        CycleError: stages depend on each other.
     """
     return tuple(TopologicalSorter(needed_stages(config)).static_order())
 
 
 def checkpoints(config: RunConfig) -> dict[str, StageConfig | None]:
-    """Every policy of a run in the order in which they are made, with its stage; None for what is imported."""
+    """Return the policies of a run in the order of their creation, with their stages; None for imported ones."""
     made: dict[str, StageConfig | None] = {BASE: None}
     for name in stage_order(config):
         stage = config.stages[name]
@@ -99,8 +99,9 @@ def checkpoints(config: RunConfig) -> dict[str, StageConfig | None]:
 
 
 def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of checkpoints that are compared, the new one first: with its start, its teachers, and those of
-    the same start, however they learned: was RL better than DPO?
+    """Return pairs of checkpoints to compare, the new one first: with its start, its reference policies, and siblings.
+
+    Siblings have the same start but another algorithm: was RL better than DPO?
     """
     made = checkpoints(config)
     pairs: list[tuple[str, str]] = []
@@ -116,7 +117,7 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
 
 
 def same_start_runs(config: RunConfig) -> tuple[tuple[str, ...], ...]:
-    """The RL stages that started from the same checkpoint, where there are several: compared at equal cost."""
+    """Return RL stages with the same starting checkpoint, if there are several. They are compared at equal cost."""
     groups: dict[str, list[str]] = {}
     for name, stage in checkpoints(config).items():
         if stage is not None and rl_of(stage):
@@ -125,17 +126,17 @@ def same_start_runs(config: RunConfig) -> tuple[tuple[str, ...], ...]:
 
 
 def prompt_data(config: RunConfig) -> tuple[str, ...]:
-    """The data sets of prompts."""
+    """Return the datasets of prompts."""
     return tuple(name for name, each in config.data.items() if each.has_prompts)
 
 
 def evaluated_data(config: RunConfig) -> tuple[str, ...]:
-    """The data sets whose held-out problems are asked in evaluations."""
+    """Return the datasets whose held-out problems are evaluated."""
     return config.evaluation.data or prompt_data(config)
 
 
 def math_data(config: RunConfig) -> frozenset[str]:
-    """The data sets by whose references ``math`` grades: in the reward of a stage, or as a verifier that names them."""
+    """Return the datasets whose reference answers ``math`` compares with: as a reward, or as a verifier for them."""
     terms = [(term, data_of(stage)) for stage in config.stages.values() for term in rewards_of(stage)]
     rewarded = {name for term, names in terms if term.kind == "math" for name in names if name in (term.data or names)}
     named = {name for verifier in config.evaluation.verifiers if verifier.kind == "math" for name in verifier.data}
@@ -143,12 +144,12 @@ def math_data(config: RunConfig) -> frozenset[str]:
 
 
 def rl_stages(config: RunConfig) -> dict[str, RlConfig]:
-    """The settings of the stages of online RL, in their order."""
+    """Return the settings of the stages of online RL, in their order."""
     return {name: rl for name in stage_order(config) if (rl := rl_of(config.stages[name]))}
 
 
 def ancestors(config: RunConfig, name: str) -> frozenset[str]:
-    """Every stage of the preset that the stage ``name`` needs, directly or not."""
+    """Return all stages that the stage ``name`` needs, directly or indirectly."""
     needed, found, waiting = needed_stages(config), set[str](), [name]
     while waiting:
         new = [each for each in needed[waiting.pop()] if each not in found]
@@ -163,7 +164,7 @@ def num_earlier_rl(config: RunConfig, name: str) -> int:
 
 
 def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The preset's stages and data sets that a run of ``targets`` needs; everything where a target needs all of them.
+    """Return the preset's stages and datasets that ``targets`` need; everything if a target needs all of them.
 
     ``targets`` are stages of the pipeline: ``grpo``, ``evaluate_grpo``, ``prepare_prompts``, ``compare``.
     """
@@ -183,7 +184,7 @@ def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str,
 
 
 def cycle_in(needed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Stages that need each other, the first once more at the end; empty where there are none."""
+    """Return stages that depend on each other, the first one repeated at the end; empty if there are none."""
     try:
         tuple(TopologicalSorter(needed).static_order())
     except CycleError as error:

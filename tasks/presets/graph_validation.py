@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
 
 _PRESET_NAME = re.compile(r"\w[\w .-]*")
-_SMALLEST_SHARE = 0.001  # of a mix; a smaller one would never have its turn
+_SMALLEST_SHARE = 0.001  # smallest mixture weight; below it a dataset would never be sampled
 
 
 def graph_errors(config: RunConfig) -> list[str]:
-    """Return every error of the graph; where names are wrong, those alone, since the others follow from them."""
+    """Return all errors of the graph. If names are wrong, return only those: other errors would follow from them."""
     errors = [*_names(config), *_data(config)]
     for name, stage in config.stages.items():
         path = f"stages.{name}"
@@ -151,7 +151,7 @@ def _choose(known: Sequence[str]) -> str:
 
 
 def _rows(config: RunConfig, wanted: Rows) -> list[str]:
-    """The data sets, and the stages that make some, which have such rows."""
+    """Return the datasets, and the stages that make some, with rows of this type."""
     found = [
         name
         for name, data in config.data.items()
@@ -234,7 +234,7 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
 
 
 def _episodes(config: RunConfig) -> Iterator[str]:
-    """Stages that sample play the same episodes, so that their policies can be evaluated in the same way."""
+    """Check that all sampling stages have the same episodes, so that their policies are evaluated alike."""
     found = {name: sampling.episodes for name in stage_order(config) if (sampling := sampling_of(config.stages[name]))}
     first = next(iter(rl_stages(config)), next(iter(found), ""))
     for name, episodes in found.items():
@@ -246,7 +246,7 @@ def _episodes(config: RunConfig) -> Iterator[str]:
 
 
 def _players(config: RunConfig) -> list[str]:
-    """The stages whose policies call tools."""
+    """Return the stages whose policies call tools."""
     return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.has_tools]
 
 

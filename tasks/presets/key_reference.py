@@ -1,6 +1,6 @@
-"""The keys of a preset, described from the dataclasses that read it: type, default, bounds and what each is for.
+"""Reference of preset keys, from the dataclasses that read them: type, default, limits and comment.
 
-``rlcore config`` shows them, the page of settings is made from them, and ``schema`` serves editors.
+``rlcore config`` shows them, the settings page is generated from them, and ``schema`` serves editors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlcore.config import to_dict
 from rlcore.strict import Above, AtLeast, Below, Between, OneOf, apply_override
 from rlcore.tasks.presets.run import RunConfig
 
-NAME, NUMBER = "<name>", "<number>"  # in the path of a section that a preset may have many of
+NAME, NUMBER = "<name>", "<number>"  # placeholder for a name in the path of a section
 UNSET = "left out"
 REQUIRED = "required"
 _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false"}
@@ -31,9 +31,9 @@ _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One key: what it may be, its default (``required`` where it has none), and what stands beside it in the code.
+    """Key: its type, its default (``required`` if it has none), and its comment in the code.
 
-    ``value`` is what a preset comes to, as TOML; empty where no preset is described.
+    ``value`` is the key's value in a preset, as TOML; empty if no preset is described.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Key:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One table: ``stages.<name>.kl``, or ``stages.grpo.kl`` of a preset. ``kind`` is what reads it.
+    """Table: ``stages.<name>.kl``, or ``stages.grpo.kl`` of a preset. ``kind`` is the dataclass.
 
     ``text``: its documentation. ``nested``: names of the tables in it that a preset left out.
     """
@@ -59,7 +59,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A field of a table, those of inlined dataclasses among them."""
+    """Field of a table, including fields of inlined dataclasses."""
 
     name: str
     type: Any
@@ -68,12 +68,12 @@ class Field:
 
 
 def describe(config: RunConfig | None = None) -> tuple[Section, ...]:
-    """Every section, in the order of the dataclasses: of a preset with its values, else of any, with placeholders."""
+    """Return all sections in the order of the dataclasses: of a preset with its values, or with placeholders."""
     return tuple(_sections(RunConfig, "", config))
 
 
 def fields_of(kind: type) -> Iterator[Field]:
-    """The fields of a table in their order."""
+    """Return the fields of a table in their order."""
     hints, notes = typing.get_type_hints(kind, include_extras=True), comments(kind)
     for each in dataclasses.fields(kind):
         if each.metadata.get("inline"):
@@ -85,7 +85,7 @@ def fields_of(kind: type) -> Iterator[Field]:
 
 
 def text_of(kind: type) -> str:
-    """The documentation of a table, with that of the dataclasses whose keys stand beside its own."""
+    """Return the documentation of a table, including that of inlined dataclasses."""
     hints = typing.get_type_hints(kind)
     inlined = [text_of(hints[each.name]) for each in dataclasses.fields(kind) if each.metadata.get("inline")]
     return "\n\n".join([inspect.cleandoc(kind.__doc__ or ""), *inlined])
@@ -129,7 +129,7 @@ def origin_of(key: str, found: Mapping[str, str]) -> str:
 
 
 def _set(found: Mapping[str, str], document: Mapping[str, Any], source: str) -> dict[str, str]:
-    """Add the keys of a document to those found before; a list replaces the whole list of before."""
+    """Add the keys of a document to those found before; a list replaces an earlier list completely."""
     changed = dict(found)
     for key in _leaves(document, ""):
         changed = {old: file for old, file in changed.items() if not _is_in(old, key)} | {key: source}
@@ -137,7 +137,7 @@ def _set(found: Mapping[str, str], document: Mapping[str, Any], source: str) -> 
 
 
 def bounds_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its bounds and without ``None``, and the bounds; ``OneOf`` counts as one."""
+    """Return a type without limits and ``None``, and its limits; ``OneOf`` counts as one."""
     bounds: list[Any] = []
     while True:
         if typing.get_origin(kind) is Annotated:
@@ -164,7 +164,7 @@ def tables_in(kind: Any) -> tuple[str, tuple[type, ...]]:
 
 
 def plain(value: Any) -> str:
-    """A value as TOML writes it, on one line."""
+    """Format a value as TOML on one line."""
     value = to_dict(value)
     if isinstance(value, dict):
         items = ", ".join(f"{_toml_key(key)} = {plain(item)}" for key, item in value.items())
@@ -213,7 +213,7 @@ def _key(field: Field, value: Any) -> Key:
 
 
 def type_text(kind: Any) -> str:
-    """A type in words, with its bounds: ``integer, at least 1``."""
+    """Describe a type with its limits: ``integer, at least 1``."""
     kind, bounds = bounds_of(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
@@ -240,7 +240,7 @@ def _bound_text(bound: AtLeast | Above | Below | Between) -> str:
 
 
 def _value(holder: Any, name: str) -> Any:
-    """A field's value; that of an inlined dataclass stands in it."""
+    """Return a field's value, from its inlined dataclass if it is inlined."""
     if hasattr(holder, name):
         return getattr(holder, name)
     return next(
@@ -249,7 +249,7 @@ def _value(holder: Any, name: str) -> Any:
 
 
 def _leaves(value: Mapping[str, Any], path: str) -> Iterator[str]:
-    """The keys of a document; a list of tables is one, and those of its tables follow it."""
+    """Yield the keys of a document; a list of tables is one, followed by the keys of its tables."""
     for name, item in value.items():
         key = f"{path}.{name}" if path else name
         if isinstance(item, Mapping) and item:
@@ -266,7 +266,7 @@ def _is_in(key: str, table: str) -> bool:
 
 
 def select_keys(sections: Sequence[Section], prefix: str) -> tuple[Section, ...]:
-    """The sections at or below a path, and the one whose key it names with that key alone; all for an empty path."""
+    """Return the sections at or below a path, or the section of a key with that key alone; all for an empty path."""
     found = []
     for section in sections:
         if not prefix or _is_in(section.path, prefix):

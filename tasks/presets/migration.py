@@ -1,4 +1,4 @@
-"""Rewriting of a preset's file: the keys and values that were renamed, in place, with comments and layout kept."""
+"""Migration of a preset file: renamed keys and values are replaced in place; comments and layout stay."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _COMMENT = re.compile(r"[ \t]+(?=#)")
 
 @dataclass(frozen=True)
 class Span:
-    """A key or a value in the text of a preset.
+    """Key or value in the text of a preset.
 
     Attributes:
-        path: Names of the tables around it, with its own; a number for an item of a list.
-        is_key: True for a key, False for a value that is a string.
+        path: Names of its tables and its own; a number for an item of a list.
+        is_key: True for a key, False for a string value.
     """
 
     path: tuple[str, ...]
@@ -40,12 +40,11 @@ class Span:
 
 
 def migrate_file(path: Path, *, library: Path) -> list[str]:
-    """Rewrite a preset's file, completely or not at all; return a line for each change.
+    """Rewrite a preset file completely or not at all; return a line for each change.
 
-    ``library``: the folder of the presets that it may extend besides those of its own.
-
+    ``library``: the folder of built-in presets that it may extend.
     Raises:
-        ConfigError: It cannot be read, is not TOML, or has an old key beside its new name.
+        ConfigError: It cannot be read, is not TOML, or has an old key next to its new name.
         StorageError: It cannot be written.
     """
     documents = read_chain(path, library)
@@ -60,10 +59,10 @@ def migrate_file(path: Path, *, library: Path) -> list[str]:
 
 
 def migrate(text: str, kinds: Mapping[str, str], *, where: str) -> tuple[str, list[str]]:
-    """Return the text of a preset with present names, and a line for each change.
+    """Return the text of a preset with current names, and a line for each change.
 
     Raises:
-        ConfigError: It has an old key beside its new name.
+        ConfigError: It has an old key next to its new name.
     """
     edits = [edit for span in _Scanner(text).spans() if (edit := _edit(text, span, kinds))]
     changed = _applied(text, edits)
@@ -79,7 +78,7 @@ def migrate(text: str, kinds: Mapping[str, str], *, where: str) -> tuple[str, li
 
 
 def _edit(text: str, span: Span, kinds: Mapping[str, str]) -> tuple[Span, str, str] | None:
-    """Return what replaces a span, with a note; None where nothing changes."""
+    """Return the replacement of a span with a note; None if nothing changes."""
     now = new_path(span.path, kinds)
     if span.is_key:
         return (span, now[-1], f"{'.'.join(span.path)} is now {'.'.join(now)}") if now[-1] != span.path[-1] else None
@@ -89,7 +88,7 @@ def _edit(text: str, span: Span, kinds: Mapping[str, str]) -> tuple[Span, str, s
 
 
 def _applied(text: str, edits: Sequence[tuple[Span, str, str]]) -> str:
-    """Return the text with every edit; a comment at a line's end keeps its column where blanks allow it."""
+    """Return the text with all edits; a comment at a line's end keeps its column if blanks allow it."""
     growth: Counter[int] = Counter()
     pieces, position = [], 0
     for span, new, _ in edits:
@@ -119,7 +118,7 @@ def _unquoted(text: str) -> str:
 
 
 class _Scanner:
-    """A reader of TOML that says where the keys and strings of a valid text stand."""
+    """Scanner of valid TOML that finds keys and strings."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -127,7 +126,7 @@ class _Scanner:
         self._lists: dict[tuple[str, ...], int] = {}  # lists of tables, each with the number of its last item
 
     def spans(self) -> Iterator[Span]:
-        """The keys and strings of the text, in order."""
+        """Yield the keys and strings of the text, in order."""
         table: tuple[str, ...] = ()
         while self._skip(_BLANK) and self._at < len(self._text):
             if self._text[self._at] == "[":
@@ -152,7 +151,7 @@ class _Scanner:
         return match is not None
 
     def _keys(self, table: tuple[str, ...], within: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Iterator[Span]:
-        """The parts of a dotted key, each with its path; ``within`` leads into the last item of a list of tables."""
+        """Yield the parts of a dotted key with their paths; ``within`` leads into the last item of a list of tables."""
         path, is_first = table, True
         while is_first or self._skip(_DOT):
             path = path if is_first else within(path)

@@ -1,4 +1,4 @@
-"""Described presets as text: the whole of a preset as TOML, and every key there is as a page."""
+"""Presets as text: a complete preset as TOML, and the page of all keys."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlcore.tasks.presets.key_reference import NAME, REQUIRED, UNSET, Key, Section, describe, origin_of
 
-_WIDTH = 48  # of key and value, before what is said of them
+_WIDTH = 48  # width of key and value, before the comment
 _HEAD = """# Settings
 
 Every key of a preset.
@@ -23,15 +23,15 @@ What a graph of data sets and stages can say: [Recipes](recipes.md).
 
 
 def as_toml(sections: Sequence[Section], found: Mapping[str, str]) -> str:
-    """Sections of a preset as TOML that reads back as they are; comments say what each key is and where it was set.
+    """Format sections of a preset as TOML that reads back equal; comments describe each key and name its source.
 
-    ``found``: as :func:`rlcore.tasks.presets.key_reference.origins` gives it.
+    ``found`` comes from :func:`rlcore.tasks.presets.key_reference.origins`.
     """
     return "\n".join(line for section in sections for line in _section_lines(section, found))
 
 
 def as_markdown() -> str:
-    """The page of every key that a preset may have."""
+    """Return the page of all keys that a preset may have."""
     sections = describe()
     homes: dict[type, Section] = {}
     for section in sorted(sections, key=lambda each: each.path.count(".")):
@@ -47,7 +47,7 @@ def _section_lines(section: Section, found: Mapping[str, str]) -> Iterator[str]:
     for key in section.keys:
         file = origin_of(f"{section.path}.{key.name}".lstrip("."), found)
         said = "; ".join(part for part in (key.type, _default(key), key.note, f"set in {file}" if file else "") if part)
-        # TOML has no null: what is left out stands in a comment.
+        # TOML has no null: an absent value is a comment.
         line = f"# {key.name}: {UNSET}" if key.value == UNSET else f"{key.name} = {key.value}"
         yield f"{line:<{_WIDTH}}  # {said}"
     yield from (f"# [{f'{section.path}.{name}'.lstrip('.')}]: {UNSET}" for name in section.nested)

@@ -1,7 +1,7 @@
-"""Keys of presets that were renamed, and what they are called now: one table for the error and for the migration.
+"""Renamed preset keys and values: one table for the error message and the migration.
 
-A pattern names the tables around a key as they are called now: ``*`` stands for any name or number, ``<rl>`` for a
-table whose ``kind`` that is, ``**`` at the front for any tables.
+A pattern has the current names of the tables around a key: ``*`` is any name or number, ``<rl>`` a table of that
+``kind``, ``**`` at the front any tables.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ LISTS = ("requires", "without")
 
 
 def new_path(path: Sequence[str], kinds: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a key's path with the present name of each part. ``kinds``: as :func:`kinds_in` gives them."""
+    """Return a key's path with current names. ``kinds`` comes from :func:`kinds_in`."""
     found: tuple[str, ...] = ()
     for name in path:
         found = (*found, _lookup(KEYS, (*found, name), kinds) or name)
@@ -102,7 +102,7 @@ def new_path(path: Sequence[str], kinds: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def new_value(path: Sequence[str], value: object, kinds: Mapping[str, str]) -> object:
-    """Return a value in its present form. ``path``: that of its key, with present names."""
+    """Return a value in its current form. ``path``: that of its key, with current names."""
     if len(path) == 2 and path[0] in LISTS and isinstance(value, str):
         return ".".join(new_path(value.split("."), kinds))
     forms = _lookup(VALUES, tuple(path), kinds)
@@ -115,7 +115,7 @@ def kinds_in(*documents: Mapping[str, Any]) -> dict[str, str]:
 
 
 def translated(node: Any, kinds: Mapping[str, str], path: tuple[str, ...] = ()) -> Any:
-    """Return a document, or the part of one at ``path``, with present keys and values."""
+    """Return a document, or its part at ``path``, with current keys and values."""
     if isinstance(node, Mapping):
         return {
             new_path((*path, key), kinds)[-1]: translated(value, kinds, (*path, key)) for key, value in node.items()

@@ -1,4 +1,4 @@
-"""Settings of the report that a run ends with."""
+"""Settings of the report at the end of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rlcore.config.bounds import NonNegativeFloat
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """The price of an hour: of a GPU if the run has one, else of a processor core. 0: the report gives no cost.
+    """Price of an hour: of a GPU if the run has one, else of a processor core. 0: no cost in the report.
 
-    No stage depends on it: with a new price no stage runs again.
+    No stage depends on it: a new price reruns nothing.
     """
 
     price_per_gpu_hour: NonNegativeFloat = 0.0

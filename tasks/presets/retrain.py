@@ -1,4 +1,4 @@
-"""Settings of retraining: how far new data may drift, and how good a new reward model must be."""
+"""Settings of retraining: allowed drift of new data, and requirements for a new reward model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from rlcore.strict import Above, AtLeast, Below
 
 @dataclass(frozen=True, kw_only=True)
 class DriftConfig:
-    """The distances to the last accepted data at which a column warns, and at which the new data are refused.
+    """Distances from the last accepted data at which a column warns, and at which the new data are rejected.
 
-    ``psi``: population stability index, less its mean under chance; ``ks``: largest difference of cumulative shares. A
-    distance that chance alone exceeds with probability ``false_alarm_rate`` or more, by a permutation test, is ignored.
-    ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has checked and accepts.
+    ``psi``: population stability index, less its mean under chance; ``ks``: largest difference of cumulative fractions.
+    A distance that chance alone exceeds with probability ``false_alarm_rate`` or more, by a permutation test, is
+    ignored. ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has checked and
+    accepts.
     """
 
     warn_psi: NonNegativeFloat = 0.1
@@ -39,7 +40,7 @@ class DriftConfig:
 class RetrainConfig:
     """Conditions for training from the champion; the section ``promotion`` decides on the promotion itself.
 
-    A new reward model is compared with the champion's on held-out pairs that neither was trained on. The lower ends of
+    A new reward model is compared with the champion's on held-out pairs on which neither was trained. The lower ends of
     the intervals of its accuracy and of their agreement must reach ``min_accuracy`` and ``min_agreement``. Its accuracy
     may be lower by at most ``accuracy_margin``, at the end of the interval.
     """

@@ -1,4 +1,4 @@
-"""A preset: one run, whole; read from TOML and overrides, and checked before anything runs."""
+"""Preset: the complete description of a run, read from TOML and overrides, and validated."""
 
 from __future__ import annotations
 
@@ -34,12 +34,11 @@ _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A preset: one run, whole.
+    """Complete description of a run.
 
-    ``model`` is imported and then called ``base``. ``data`` and ``stages`` are named by the preset; stages name what
-    they start from and what they read, so that the order follows. ``engine`` samples everything that is sampled:
-    rollouts, evaluations, rejection sampling's answers, pairs of a policy's own answers. A section may name another
-    for itself.
+    ``model`` is imported as ``base``. The preset names ``data`` and ``stages``; stages name their starting checkpoints
+    and rows, which determines their order. ``engine`` samples all completions: rollouts, evaluations, rejection
+    sampling, sampled pairs. A section may name another engine.
     """
 
     name: str
@@ -58,15 +57,15 @@ class RunConfig:
 
     @property
     def errors(self) -> list[str]:
-        """What its sections cannot be together, a line each, with the full key."""
+        """Errors in the combination of its sections, one line each, with the full key."""
         return [*graph_errors(self), *placement_errors(self.distributed, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
-        """The engine that a section names, or the run's."""
+        """Return the engine that a section names, or the run's."""
         return section.engine or self.engine
 
     def stage(self, name: str, kind: type[Section]) -> Section:
-        """The stage ``name``, where one of that kind is needed: ``config.stage("grpo", RlStage)``.
+        """Return the stage ``name`` of a required kind: ``config.stage("grpo", RlStage)``.
 
         Raises:
             ConfigError: the preset has none.
@@ -82,7 +81,7 @@ class RunConfig:
         return found
 
     def section(self, name: str, kind: type[Section]) -> Section:
-        """A section that a preset may lack, where it is needed: ``config.section("promotion", PromotionConfig)``.
+        """Return a section that a preset may lack: ``config.section("promotion", PromotionConfig)``.
 
         Raises:
             ConfigError: the preset has none.
@@ -98,24 +97,24 @@ class RunConfig:
 
 
 def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
-    """The settings of the stages that learn where the preset places them."""
+    """Return the settings of the training stages that the section ``distributed`` applies to."""
     return {name: stage.settings for name, stage in stages.items() if stage.produces in ("checkpoint", "reward_model")}
 
 
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
-    """A preset as :func:`read_preset` gives it, and nothing in it is wrong.
+    """Return a valid preset, read by :func:`read_preset`.
 
     Raises:
-        ConfigError: as :func:`read_preset`; an error of its graph (every error is named).
+        ConfigError: as :func:`read_preset`, or with all errors of its graph.
     """
     return validated(read_preset(path, overrides, library=library), str(path))
 
 
 def validated(config: RunConfig, source: str) -> RunConfig:
-    """``config``, which ``source`` describes, if its graph is sound.
+    """Return ``config``, described by ``source``, if its graph is valid.
 
     Raises:
-        ConfigError: it is not; with every error.
+        ConfigError: it is not; with all errors.
     """
     if errors := config.errors:
         raise config_error(errors, source)
@@ -125,18 +124,17 @@ def validated(config: RunConfig, source: str) -> RunConfig:
 def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
     """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have errors.
 
-    A preset with ``extends = "other"`` holds only what differs from ``other.toml``, which lies in the same folder or in
-    the folder ``library``: tables are merged key by key, everything else (lists too) is replaced. ``without`` lists
-    what the other has and this one does not: ``without = ["stages.ppo", "promotion"]``; as an
-    override it leaves out what this preset has.
+    A preset with ``extends = "other"`` has only the differences from ``other.toml``, which is in the same folder or in
+    the folder ``library``: tables are merged key by key, other values (lists too) are replaced. ``without`` lists
+    removed keys: ``without = ["stages.ppo", "promotion"]``; as an override it removes keys of this preset.
 
     Relative paths of files start at the preset that names them; those of the presets in ``library`` and of overrides
-    start at the current folder. A licence belongs to the model that it stands beside: a preset or an override that
-    names another model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
-
+    start at the current folder. A license belongs to the model next to it: a preset or override that names another
+    model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
     Raises:
-        ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of bounds, a
-            required key that nothing sets.
+        ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of limits, a
+            required
+            key that nothing sets.
     """
     document = _read_with_bases(path, library, ())
     changed = copy.deepcopy(document)
@@ -171,7 +169,7 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
 
 
 def read_chain(path: Path, library: Path) -> list[dict[str, Any]]:
-    """Return the documents of a preset and of those that it extends, as their files have them, its own last.
+    """Return the documents of a preset and of those that it extends, as in their files, its own last.
 
     Raises:
         ConfigError: One cannot be read or is not TOML, or they extend each other.
@@ -187,7 +185,7 @@ def read_chain(path: Path, library: Path) -> list[dict[str, Any]]:
 
 
 def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> Path | None:
-    """Return the file of the preset that a document extends; None where it extends none."""
+    """Return the file of the preset that a document extends, or None."""
     base = document.get("extends")
     if base is None:
         return None
@@ -202,13 +200,13 @@ def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> P
 
 
 def _require_present_names(document: Mapping[str, Any], kinds: Mapping[str, str], *, where: str, fix: str) -> None:
-    """Raise ConfigError with every old key and value of a document."""
+    """Raise ConfigError with all old keys and values of a document."""
     if named := list(old_names(document, kinds)):
         raise ConfigError("the preset has old names:\n    " + "\n    ".join(named), where=where, fix=fix)
 
 
 def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
-    """Take the list of keys ``name`` out of a document; empty where there is none."""
+    """Remove the list of keys ``name`` from a document and return it; empty if it is absent."""
     found = document.pop(name, [])
     if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
         fix = f'write {name} = ["stages.ppo", "promotion"]'
@@ -217,7 +215,7 @@ def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
 
 
 def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
-    """Take the licence out of the document ``new`` where its model is another one than in ``old``."""
+    """Remove the license of ``old`` if the document ``new`` has another model."""
     before, after = old.get("model"), new.get("model")
     if not isinstance(before, Mapping) or not isinstance(after, dict):
         return
@@ -226,7 +224,7 @@ def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
 
 
 def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) -> None:
-    """Raises ConfigError with every key of a list that a document does not have."""
+    """Raise ConfigError with all keys of a list that a document lacks."""
     missing = []
     for key in keys:
         node: Any = document
@@ -240,7 +238,7 @@ def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) ->
 
 
 def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its paths as they are from here; ``merged`` has the model's source, if a base names it."""
+    """Resolve a document's paths; ``merged`` has the model's source if a base preset names it."""
     if library is not None and path.parent.resolve() == library.resolve():
         return resolve_paths(document, path.parent, source=None, is_shipped=True)
     model = merged.get("model")
@@ -248,7 +246,7 @@ def _located(document: dict[str, Any], path: Path, library: Path | None, merged:
 
 
 def _drop_keys(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:
-    """Take keys such as ``stages.ppo`` out of a document."""
+    """Remove keys such as ``stages.ppo`` from a document."""
     for key in keys:
         *parents, leaf = key.split(".")
         holder: Any = document
@@ -262,7 +260,7 @@ def _drop_keys(document: dict[str, Any], keys: Sequence[str], *, where: str) -> 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # Windows' editors write a byte order mark
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a byte order mark
     except OSError as error:
         raise ConfigError(f"cannot read the preset: {error.strerror}", where=str(path)) from error
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an integer of 5,000 digits, 1,000 brackets

@@ -1,7 +1,7 @@
-"""A JSON Schema of preset files, for editors: completion, documentation, and misspelt keys while one writes.
+"""JSON Schema of preset files for editors: completion, documentation, misspelt keys.
 
-It is looser than the reading of a preset, which stays the judge: a file that extends another holds any part of it, so
-nothing is required but what a file without ``extends`` needs at its top.
+It accepts more than the reader of presets, which decides: a file that extends another may have any part of it, so only
+the keys at the top of a file without ``extends`` are required.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Schema = dict[str, Any]
 
 
 def preset_schema() -> Schema:
-    """The schema of one preset file, JSON Schema draft 2020-12."""
+    """Return the schema of a preset file, JSON Schema draft 2020-12."""
     tables: dict[str, Schema] = {}
     preset = _table(RunConfig, tables)
     required = [each.name for each in fields_of(RunConfig) if each.default is dataclasses.MISSING]
@@ -80,7 +80,7 @@ def _value(kind: Any, tables: dict[str, Schema]) -> Schema:
 
 
 def _one_of(choice: OneOf, tables: dict[str, Schema]) -> Schema:
-    """The table that ``kind`` names; a file that extends another may leave that out, and then any of them will do."""
+    """Choose the table by ``kind``. A file that extends another may omit it; then any table is valid."""
     key, kinds = choice.key, {name: _reference(kind, tables) for name, kind in choice.kinds.items()}
     named = [
         {"if": {"properties": {key: {"const": name}}, "required": [key]}, "then": table}
@@ -92,7 +92,7 @@ def _one_of(choice: OneOf, tables: dict[str, Schema]) -> Schema:
 
 def _reference(kind: type, tables: dict[str, Schema]) -> Schema:
     if kind.__name__ not in tables:
-        tables[kind.__name__] = {}  # a table may hold one of its own kind
+        tables[kind.__name__] = {}  # a table may contain one of its own kind
         tables[kind.__name__] = _table(kind, tables)
     return {"$ref": f"#/$defs/{kind.__name__}"}
 

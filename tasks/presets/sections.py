@@ -1,8 +1,8 @@
-"""The sections of a preset that a stage has declared, and no other.
+"""Sections of a preset that a stage has selected.
 
-What a stage is given is also what its key counts, but for an engine: that counts by the numbers that it gives. Where
-an engine runs, how many servers share its work and how weights reach them change no result, so a run that goes on
-another machine finds what it computed. Files of data and models count by their names: what is in them, a digest counts.
+The cache key covers exactly what a stage receives, except for engines, which count by the numbers that they compute.
+Their machines, replicas and weight transfer change no result, so a run that resumes elsewhere finds its results. Files
+of data and models count by their names; a digest covers their content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlcore.tasks.presets.stages import STAGE_KINDS, sampling_of
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of a preset that a stage has declared, by name; any other is an ``AttributeError``."""
+    """Sections that a stage has selected, by name; any other is an ``AttributeError``."""
 
     declared: Mapping[str, Any]
 
@@ -33,37 +33,37 @@ class Sections:
         )
 
     def for_key(self) -> dict[str, Any]:
-        """Return the part of each section that counts in a cache key, as JSON values."""
+        """Return the part of each section that belongs to a cache key, as JSON values."""
         return {name: _counted(value) for name, value in self.declared.items()}
 
     def files(self) -> dict[str, str]:
-        """Return the files that the sections name, by their keys: a cache key counts their names alone."""
+        """Return the files that the sections name, by their keys: a cache key covers their names alone."""
         return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
 
 
 def sections_of(config: RunConfig, *names: str) -> Sections:
-    """The named sections of a preset; an evaluation comes without its engine, as :func:`section_of` says."""
+    """Return the named sections of a preset; an evaluation comes without its engine, see :func:`section_of`."""
     return Sections({name: section_of(config, name) for name in names})
 
 
 def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[str] = ()) -> Sections:
-    """The settings of a stage as ``stage``, with the engine that it samples with; ``data`` sets, and other sections."""
+    """Return the settings of a stage as ``stage``, with its engine, ``data`` sets, and other sections."""
     found = {name: section_of(config, name) for name in names} | {"stage": _with_engine(config, stage)}
     return Sections(found | ({"data": {name: config.data[name] for name in data}} if data else {}))
 
 
 def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
-    """A data set as ``data``, a table of that one alone, and the named sections."""
+    """Return a dataset as ``data``, a table of it alone, and the named sections."""
     data = config.data[name]
     data = replace(data, system_prompt=data.system_prompt or config.model.system_prompt)
     return Sections({"data": {name: data}, **{each: section_of(config, each) for each in names}})
 
 
 def section_of(config: RunConfig, name: str) -> Any:
-    """The section ``name``, whole.
+    """Return the section ``name``.
 
-    An evaluation comes without its engine: the stages that evaluate declare ``engine`` beside it, and no others depend
-    on it. ``confidence`` is that of every interval, for stages that need no more of the evaluation.
+    An evaluation comes without its engine: only stages that evaluate select ``engine``, so that no others depend on it.
+    ``confidence`` is the level of all intervals, for stages that need no other setting of the evaluation.
     """
     section = config.evaluation.confidence if name == "confidence" else getattr(config, name)
     return replace(section, engine=None) if isinstance(section, EvaluationConfig) else section

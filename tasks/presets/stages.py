@@ -1,4 +1,4 @@
-"""The stages of a preset: the table of each kind, and what a stage names."""
+"""Stages of a preset: the table of each kind, and the names that a stage refers to."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
 
 
 def data_of(stage: StageConfig) -> tuple[str, ...]:
-    """The data sets, and the stages that make some, whose rows a stage reads."""
+    """Return the datasets, and stages that make some, whose rows a stage reads."""
     return tuple(getattr(stage, stage.data_key)) if stage.data_key else ()
 
 
 def gold_pairs_of(stage: StageConfig) -> tuple[str, ...]:
-    """The data sets that a stage is judged on and does not learn from; none for most kinds."""
+    """Return the datasets that a stage is tested on but not trained on; empty for most kinds."""
     found: tuple[str, ...] = getattr(stage, "gold_pairs", ())
     return found
 
 
 def shares_of(stage: StageConfig) -> Mapping[str, float]:
-    """The share of each data set, where a stage names them with shares; empty where it names a list."""
+    """Return the mixture weight of each dataset; empty if a stage names a list."""
     named = getattr(stage, stage.data_key) if stage.data_key else {}
     return named if isinstance(named, Mapping) else {}
 
@@ -42,7 +42,7 @@ def sampling_of(stage: StageConfig) -> SamplingConfig | None:
 
 
 def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
-    """The reward terms by which a stage scores completions; none where it scores none."""
+    """Return the reward terms by which a stage scores completions; empty if it scores none."""
     found: tuple[RewardTerm, ...] = getattr(stage.settings, "rewards", ())
     return found
 
@@ -54,65 +54,65 @@ def judge_of(stage: StageConfig) -> JudgeConfig | None:
 
 
 def terms_of(stage: StageConfig) -> dict[str, RewardTerm]:
-    """The reward terms of a stage and its judge, by the keys that name them within the stage."""
+    """Return the reward terms of a stage and its judge, by their keys within the stage."""
     found = {f"rewards.{place}": term for place, term in enumerate(rewards_of(stage))}
     judge = judge_of(stage)
     return found | {"judge": judge.term} if judge else found
 
 
 def human_pairs_of(stage: StageConfig) -> tuple[str, ...]:
-    """The data sets on which a stage's judge is audited."""
+    """Return the datasets on which a stage's judge is audited."""
     found: tuple[str, ...] = getattr(stage, "human_pairs", ())
     return found
 
 
 def reference_of(stage: StageConfig) -> str:
-    """The checkpoint that a stage holds its own against, where that is not its start; empty otherwise."""
+    """Return the checkpoint that a stage is compared with, if it is not its start; otherwise empty."""
     found: str = getattr(stage, reference_key(stage), "")
     return found
 
 
 def reference_key(stage: StageConfig) -> str:
-    """The key that :func:`reference_of` reads; empty where a stage has none."""
+    """Return the key that :func:`reference_of` reads; empty if a stage has none."""
     return next((key for key in ("ref_policy", "baseline") if hasattr(stage, key)), "")
 
 
 def start_key(stage: StageConfig) -> str:
-    """The key under which a stage names the checkpoint that it begins with."""
+    """Return the key under which a stage names the checkpoint that it begins with."""
     return "init_from" if hasattr(stage, "init_from") else "policy"
 
 
 def named_start(stage: StageConfig) -> str:
-    """The checkpoint that a stage begins with, as its preset names it."""
+    """Return the checkpoint that a stage begins with, as its preset names it."""
     found: str = getattr(stage, start_key(stage))
     return found
 
 
 def curriculum_of(stage: StageConfig) -> DrawConfig | None:
-    """How a stage draws its prompts; None where all come equally often."""
+    """Return the curriculum of a stage; None if all prompts are drawn equally often."""
     found: DrawConfig | None = getattr(stage, "curriculum", None)
     return found
 
 
 def critic_of(stage: StageConfig) -> CriticConfig | None:
-    """The critic's settings; None where a stage can have no critic."""
+    """Return the critic's settings; None if a stage cannot have a critic."""
     found: CriticConfig | None = getattr(stage.settings, "critic", None)
     return found
 
 
 def kl_of(stage: StageConfig) -> KlConfig | None:
-    """The penalty for leaving the reference policy; None where a stage has none."""
+    """Return the KL penalty of a stage, or None."""
     found: KlConfig | None = getattr(stage.settings, "kl", None)
     return found
 
 
 def rl_of(stage: StageConfig | None) -> RlConfig | None:
-    """The settings of a stage that learns by RL; None for any other."""
+    """Return the settings of an RL stage; None for others."""
     return stage.settings if stage is not None and hasattr(stage.settings, "algorithm") else None
 
 
 def reward_models_of(stage: StageConfig) -> tuple[str, ...]:
-    """The stages whose reward models a stage needs: as rewards, as a judge, and to start a critic from."""
+    """Return the stages whose reward models a stage needs: as rewards, as a judge, or to start a critic from."""
     named = [term.stage for term in terms_of(stage).values() if term.kind == "reward_model"]
     critic = critic_of(stage)
     if critic and critic.init_from != POLICY:

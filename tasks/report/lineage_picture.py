@@ -1,4 +1,4 @@
-"""The lineage of a model as a picture: raw data on the left, the model on the right, an arrow from each input."""
+"""Picture of a model's lineage: raw data on the left, the model on the right, an arrow from each input."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from matplotlib.path import Path as Curve
 from rlcore.tasks.drawing.charts import svg_settings
 from rlcore.tasks.tracking.lineage import DIGITS, Ancestor
 
-_WIDTH, _HEIGHT, _GAP = 250, 64, 26  # of a box and between boxes, in points
-_LETTERS = 50  # that fit a line of a box
+_WIDTH, _HEIGHT, _GAP = 250, 64, 26  # size of a box and distance between boxes, in points
+_LETTERS = 50  # characters in a line of a box
 _CURVE = (Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4)
 
 
 def draw(root: Ancestor, path: Path) -> None:
-    """Write the graph as an SVG file, in which every result stands once."""
+    """Write the graph as an SVG file, in which each result appears once."""
     columns = _columns(root)
     places = {
         node: (column * (_WIDTH + 2 * _GAP) + _GAP, row * (_HEIGHT + _GAP) + _GAP)
@@ -50,7 +50,7 @@ def _box(axes: Axes, node: Ancestor, x: int, y: int) -> None:
 
 
 def _arrow(axes: Axes, start: tuple[int, int], end: tuple[int, int]) -> None:
-    """From the right side of the box at ``start`` to the left side of that at ``end``."""
+    """Draw an arrow from the right side of the box ``start`` to the left side of the box ``end``."""
     x1, y1, x2, y2 = start[0] + _WIDTH, start[1] + _HEIGHT / 2, end[0], end[1] + _HEIGHT / 2
     middle = (x1 + x2) / 2
     curve = Curve([(x1, y1), (middle, y1), (middle, y2), (x2, y2)], _CURVE)
@@ -60,7 +60,7 @@ def _arrow(axes: Axes, start: tuple[int, int], end: tuple[int, int]) -> None:
 
 
 def _columns(root: Ancestor) -> list[list[Ancestor]]:
-    """Every node once, by the length of its longest way from the raw data."""
+    """Return the nodes in columns by the length of their longest path from the raw data."""
     depths: dict[Ancestor, int] = {}
 
     def depth(node: Ancestor) -> int:

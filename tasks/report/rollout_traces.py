@@ -1,4 +1,4 @@
-"""Choice of the rollouts that become traces: the best, the worst and the most changed, then one of either end."""
+"""Choice of the rollouts that become traces: best, worst and most changed, then one from each end of the run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlcore.tasks.report.run_data import Pairs, changed_samples
 from rlcore.tasks.store.storage import read_table
 from rlcore.tasks.tracking.traces import Trace
 
-_EXTREMES, _CHANGED = 2, 2  # of a kind; a trace costs 60 ms of processor time
+_EXTREMES, _CHANGED = 2, 2  # of each choice; a trace costs 60 ms of processor time
 
 
 def rollout_traces(name: str, folders: Folders, pairs: Pairs) -> list[Trace]:
-    """The traces of the RL stage ``name``, the most telling first; ``pairs``: which checkpoint it started from."""
+    """Return the traces of the RL stage ``name``, most informative first; ``pairs`` names its starting checkpoint."""
     tables = sorted((rl_runs(folders)[name] / "rollouts").glob("*.parquet"))
     if not tables:
         return []
@@ -30,14 +30,14 @@ def rollout_traces(name: str, folders: Folders, pairs: Pairs) -> list[Trace]:
 
 
 def _scored(path: Path) -> list[dict[str, Any]]:
-    """The rollouts of an iteration that have a reward, the highest first."""
+    """Return the rollouts of an iteration that have a reward, in descending order."""
     table = read_table(path)
     ranked = table[table["value"].notna()].sort_values("value", ascending=False, kind="stable")
     return [{str(key): value for key, value in row.items()} for row in ranked.to_dict("records")]
 
 
 def _phases(tables: list[Path]) -> Iterator[Trace]:
-    """The middle rollout, by reward, of the first iteration and of the last."""
+    """Return the median rollout, by reward, of the first and the last iteration."""
     for path in dict.fromkeys((tables[0], tables[-1])):
         if rows := _scored(path):
             yield _trace("middle", rows[len(rows) // 2])
@@ -60,7 +60,7 @@ def _trace(kind: str, row: Mapping[str, Any]) -> Trace:
 
 
 def _changed(name: str, folders: Folders, pairs: Pairs) -> Iterator[Trace]:
-    """Held-out answers that differ the most from those of the checkpoint that the run started from."""
+    """Return the held-out answers that differ most from those of the starting checkpoint."""
     for block in changed_samples(folders, pairs):
         if (block["label"], block["kind"]) == (name, "most changed"):
             for row in block["rows"][:_CHANGED]:

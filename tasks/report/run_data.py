@@ -1,4 +1,4 @@
-"""The contents of a report, read from the stages' artifacts and records; nothing is computed again."""
+"""Contents of a report, read from the stages' artifacts and records without new computation."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _SHOWN = 3  # samples of each kind
 
 
 def histories_of(folders: Folders) -> dict[str, History]:
-    """The RL runs that were made, by label, in the order in which they are made."""
+    """Return the histories of the RL runs by label, in the order of the runs."""
     return {name: read_json(folder / "history.json") for name, folder in rl_runs(folders).items()}
 
 
 def curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, str]]:
-    """One chart per metric, with a curve for each run that has it."""
+    """Return a chart per metric, with a curve for each run that has it."""
     found = []
     for name, title, note in CURVES:
         series = [
@@ -65,7 +65,7 @@ def curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[
 
 
 def data_curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, str]]:
-    """For each run that draws from several data sets the rewards of each, and its held-out accuracy on each."""
+    """Return the rewards and held-out accuracies by dataset for each run with several datasets."""
     found = []
     for label, history in histories.items():
         for prefix, title in zip(_DATA, ("reward", "held-out accuracy"), strict=True):
@@ -82,7 +82,7 @@ def data_curves(histories: Mapping[str, History], *, confidence: float) -> list[
 
 
 def reward_parts(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, Any]]:
-    """For each run a chart and a table of its reward's terms, before weighting, from first to last iteration."""
+    """Return a chart and a table of each run's reward terms, before weighting, from first to last iteration."""
     found = []
     for label, history in histories.items():
         names = sorted({name for row in history for name in row if name.startswith(_PART)})
@@ -101,7 +101,7 @@ def reward_parts(histories: Mapping[str, History], *, confidence: float) -> list
 
 
 def accuracies(folders: Folders) -> list[dict[str, Any]]:
-    """Each checkpoint's held-out figures."""
+    """Return each checkpoint's held-out metrics."""
     rows = []
     for name, folder in evaluations_in(folders).items():
         summary = read_json(folder / "summary.json")
@@ -113,7 +113,7 @@ def accuracies(folders: Folders) -> list[dict[str, Any]]:
 
 
 def differences(folders: Folders, pairs: Pairs, *, confidence: float) -> list[dict[str, Any]]:
-    """Differences of accuracy on the same problems, of ``pairs`` of a new and an old checkpoint, each with a word."""
+    """Return accuracy differences on the same problems for ``pairs`` of a new and an old checkpoint, labeled."""
     answers = {name: greedy_answers(each)["correct"].tolist() for name, each in evaluations_in(folders).items()}
     return [
         {
@@ -130,9 +130,9 @@ def differences(folders: Folders, pairs: Pairs, *, confidence: float) -> list[di
 
 
 def word_of(paired: PairedDifference, confidence: float) -> str:
-    """``better``, ``worse``, or ``no difference`` where the exact test does not reject it at 1 - ``confidence``.
+    """Return ``better``, ``worse``, or ``no difference`` if the exact test does not reject it at 1 - ``confidence``.
 
-    The test decides and not the interval, which for a handful of changed answers is a little too narrow.
+    The test decides and not the interval, which is slightly too narrow for a handful of changed answers.
     """
     if paired.p_value > 1.0 - confidence:
         return "no difference"
@@ -140,7 +140,7 @@ def word_of(paired: PairedDifference, confidence: float) -> str:
 
 
 def changed_samples(folders: Folders, pairs: Pairs) -> list[dict[str, Any]]:
-    """Answers of an RL run beside those of its start: fixed, broken, and with the most changed words."""
+    """Return an RL run's answers next to those of its start: fixed, broken, and with the most changed words."""
     evaluations, starts, prompts = evaluations_in(folders), dict(reversed(pairs)), _prompts(folders)
     found = []
     for name in rl_runs(folders):
@@ -165,7 +165,7 @@ def changed_samples(folders: Folders, pairs: Pairs) -> list[dict[str, Any]]:
 
 
 def _prompts(folders: Folders) -> dict[str, str]:
-    """The words of every held-out prompt, by its id alone and with its data set's name before it."""
+    """Return the texts of all held-out prompts by id, with and without the dataset's name."""
     found: dict[str, str] = {}
     for stage, folder in folders.items():
         if stage.startswith(_PREPARE) and (folder / "eval.parquet").is_file():
@@ -178,7 +178,7 @@ def _prompts(folders: Folders) -> dict[str, str]:
 
 
 def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
-    """The best and the worst paid completions of each run's last iteration, with the parts of their reward."""
+    """Return the completions with best and worst reward of each run's last iteration, with reward terms."""
     found = []
     for name, folder in rl_runs(folders).items():
         last = int(read_json(folder / "history.json")[-1]["iteration"])
@@ -192,7 +192,7 @@ def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
 
 
 def gates(folders: Folders) -> list[dict[str, Any]]:
-    """The account of each dataset's gate."""
+    """Return the reports of the datasets' gates."""
     names = [name for name in folders if name.startswith("prepare_")]
     return [{"stage": name, **read_json(folders[name] / "report.json")} for name in names]
 
@@ -203,7 +203,7 @@ def health(folders: Folders) -> list[dict[str, Any]]:
 
 
 def tokens_of(stage: str, folder: Path) -> float | None:
-    """Completion tokens that a stage sampled, None where it samples none or does not count them."""
+    """Return the completion tokens that a stage sampled; None if it samples or counts none."""
     if rl_runs({stage: folder}):
         return float(sum(row.get("rollouts/tokens", 0.0) for row in read_json(folder / "history.json")))
     if stage.startswith("evaluate_"):
@@ -212,7 +212,7 @@ def tokens_of(stage: str, folder: Path) -> float | None:
 
 
 def _points(history: History, name: str, confidence: float) -> list[Point]:
-    # With a critic, groups of equal rewards teach too.
+    # With a critic, groups of equal rewards have a signal too.
     unused = name == "groups/zero_signal" and any("value/explained_variance" in row for row in history)
     rows = [row for row in history if name in row and not unused]
     return [Point(x=row["iteration"], y=row[name], **_interval(row, name, confidence)) for row in rows]

@@ -1,4 +1,4 @@
-"""Facts of a run for its report: model, machine, rewards of each stage, and the shape of its answers."""
+"""Facts of a run for its report: model, machine, rewards of each stage, and lengths of its answers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _SOURCES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of a run: its command, the preset that it extends, and its pages elsewhere.
+    """Origin of a run: its command, the preset that it extends, and its pages elsewhere.
 
-    ``base``: the preset that it extends, or the one that its command changes, by the name ``base_name``. ``mlflow`` and
+    ``base``: the preset that it extends, or the one that its command changes, named ``base_name``. ``mlflow`` and
     ``prefect``: addresses of its run, empty without servers; ``run_id``: the MLflow run.
     """
 
@@ -47,7 +47,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The shape of some completions: how many, and the shares that were cut and that mark an answer after all."""
+    """Counts of completions: their number, and the fractions that are truncated or end with a marked answer."""
 
     count: int
     truncated: float
@@ -55,7 +55,7 @@ class Answers:
 
 
 def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
-    """Name, source, size and licence of the model that the run begins with."""
+    """Return name, source, size and license of the base."""
     model = config.model
     named = {"revision": model.revision, "file": model.file, "chat template": model.chat_template}
     facts = {"model": model.path or "a new Llama", "source": _SOURCES[model.source]}
@@ -89,7 +89,7 @@ def machine_facts(config: RunConfig) -> dict[str, str]:
 
 
 def stage_facts(config: RunConfig) -> list[dict[str, Any]]:
-    """For each stage its kind, start, data, algorithm and rewards."""
+    """Return for each stage its kind, start, data, algorithm and rewards."""
     return [
         {
             "name": name,
@@ -112,7 +112,7 @@ def _reward(term: Mapping[str, Any]) -> str:
 
 
 def reward_model_facts(folders: Folders) -> list[dict[str, Any]]:
-    """Each reward model's held-out figures, and how often it was right by how sure it was."""
+    """Return each reward model's held-out metrics and calibration."""
     return [
         {
             "name": name,
@@ -124,7 +124,7 @@ def reward_model_facts(folders: Folders) -> list[dict[str, Any]]:
 
 
 def answers_shape(texts: Sequence[str], finish_reasons: Sequence[str]) -> Answers:
-    """The shares of completions that were cut at the token limit, and that end with a marked answer."""
+    """Return the fractions of completions that were truncated, and that end with a marked answer."""
     count = len(texts)
     if not count:
         return Answers(count=0, truncated=0.0)
@@ -137,14 +137,14 @@ def answers_shape(texts: Sequence[str], finish_reasons: Sequence[str]) -> Answer
 
 
 def held_out_shape(folder: Path) -> Answers:
-    """The shape of an evaluation's greedy answers."""
+    """Describe an evaluation's greedy answers."""
     table = read_table(folder / "answers.parquet")
     greedy = table[table["mode"] == "greedy"]
     return answers_shape(greedy["completion"].tolist(), greedy["finish_reason"].tolist())
 
 
 def rollout_shapes(folders: Folders) -> dict[str, tuple[Answers, Answers]]:
-    """The shape of each RL run's rollouts, of its first and its last iteration."""
+    """Describe the rollouts of each RL run's first and last iteration."""
     found = {}
     for name, folder in rl_runs(folders).items():
         tables = sorted((folder / "rollouts").glob("*.parquet"))
@@ -164,7 +164,7 @@ def asks_for_marks(config: RunConfig) -> bool:
 
 
 def explain(name: str) -> str:
-    """The glossary's entry of a metric in sentences, for whoever rests the pointer on its name; empty for no metric."""
+    """Return the glossary entry of a metric as sentences for a tooltip; empty if there is none."""
     metric = find_metric(name)
     if metric is None:
         return ""

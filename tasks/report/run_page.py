@@ -1,4 +1,4 @@
-"""The report that a run ends with: one HTML page that stands on its own, in the home and in MLflow."""
+"""Report of a run: one self-contained HTML page, in the state directory and in MLflow."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Refs = Mapping[str, ArtifactRef]
 
 @dataclass(frozen=True, kw_only=True)
 class StageLine:
-    """Result and cost of one stage. ``was_run``: this run computed it; else it was cached, with its original cost.
+    """Result and cost of one stage. ``was_run``: computed in this run; else cached, with its original cost.
 
-    ``tokens`` and ``memory_gib`` are None where the stage measures none, ``cost`` where there is no price. ``versions``
-    of the libraries that it was made with.
+    ``tokens`` and ``memory_gib`` are None if the stage measures none, ``cost`` without a price. ``versions`` are those
+    of its libraries.
     """
 
     name: str
@@ -58,13 +58,13 @@ class StageLine:
 def publish_report(
     run: PipelineRun, config: RunConfig, refs: Refs, *, started: str, origin: Origin | None = None
 ) -> Path:
-    """Write the page of a finished run, attach it to the run in MLflow, and link it in Prefect; returns its path.
+    """Write the page of a finished run, attach it to the run in MLflow, link it in Prefect, and return its path.
 
-    The run in MLflow gets the page's table as its description, the accuracies as metrics, and links; the runs of RL
-    stages get some of their rollouts as traces, where they have not got them yet.
+    The run in MLflow gets the page's table as description, the accuracies as metrics, and links. The runs of RL stages
+    get some rollouts as traces, unless they have some already.
 
-    ``started``: when the pipeline began, as records keep the time; a stage whose record is older was cached.
-    ``origin``: the command and the preset that it comes from; the addresses of its runs are added here.
+    ``started``: start of the pipeline in the time format of records; a stage with an older record was cached.
+    ``origin``: command and preset; the addresses of its runs are added here.
     """
     folder = run.home.root / "reports" / run.parent.run_id
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _headline(config: RunConfig, folders: Mapping[str, Path]) -> str:
 
 
 def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str) -> list[StageLine]:
-    """One line per stage, in the order of the run."""
+    """Return a line per stage, in the order of the run."""
     price = hourly_price(config)
     lines = []
     for name, ref in refs.items():
@@ -153,7 +153,7 @@ def render(
     started: str,
     origin: Origin | None = None,
 ) -> str:
-    """The page. Whatever a model wrote is text in it: every value is escaped, only our own drawings are not."""
+    """Render the page. Texts of models are escaped like all values; only rlcore's drawings are not."""
     content = {**_facts(config, folders, origin or Origin()), **_results(config, folders)}
     content |= {
         "config": config,
@@ -208,7 +208,7 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def totals(lines: list[StageLine]) -> dict[str, float | None]:
-    """Sums over the stages: of what this run computed, and of everything."""
+    """Return sums over the stages: of those that this run computed, and of all."""
     costs = [line.cost for line in lines if line.cost is not None]
     return {
         "run_seconds": sum(line.seconds for line in lines if line.was_run),

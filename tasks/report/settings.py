@@ -1,4 +1,4 @@
-"""Settings of a run that differ from their defaults, and from those of the preset that it extends."""
+"""Settings of a run that differ from their defaults, and from the preset that it extends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlcore.tasks.presets.run import RunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A setting by its dotted name, with its value, and what it would be otherwise: empty where there is nothing.
+    """Setting by its dotted name, with its value, and the value that it replaces; empty if it has none.
 
-    Values are those of :mod:`rlcore.tasks.presets.key_reference`: as TOML writes them.
+    Values are TOML, as in :mod:`rlcore.tasks.presets.key_reference`.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Change:
 
 
 def from_defaults(config: RunConfig) -> list[Change]:
-    """The settings that a preset gives another value than their default, or that have none."""
+    """Return the settings that a preset sets to other values than their defaults, or that have none."""
     return [
         Change(name=name, value=key.value, other="" if key.default == REQUIRED else key.default)
         for name, key in _keys(config)
@@ -31,7 +31,7 @@ def from_defaults(config: RunConfig) -> list[Change]:
 
 
 def from_preset(config: RunConfig, base: RunConfig) -> list[Change]:
-    """The settings in which two presets differ; a setting that one of them lacks is empty there."""
+    """Return the settings in which two presets differ; empty values for settings that one of them lacks."""
     here, there = ({name: key.value for name, key in _keys(each)} for each in (config, base))
     return [
         Change(name=name, value=here.get(name, ""), other=there.get(name, ""))

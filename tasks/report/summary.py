@@ -1,4 +1,4 @@
-"""The summary of a run on the terminal: seconds per stage, the comparison, links."""
+"""Terminal summary of a run: seconds per stage, comparison, links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 
 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
-    """A table of the stages with the seconds that each took when it ran, then the comparison's page."""
+    """Format a table of the stages with their original seconds, followed by the comparison's page."""
     lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
     lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds)]
     lines.append("open the UIs: rlcore ui")
@@ -29,14 +29,14 @@ def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, secon
 
 
 def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], missing: Sequence[str]) -> str:
-    """The results that a preset has here, without running anything; ``missing``: stages that have none."""
+    """Format the existing results of a preset without running anything; ``missing``: stages without a result."""
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
     lines += [f"not run yet, or changed since: {', '.join(missing)} (rlcore plan says why)"] if missing else []
     return "\n".join(lines) + "\n"
 
 
 def show_model(home: Home, model: str) -> str:
-    """A registered version: how it was made, judged and measured, and where its files lie.
+    """Format a registered version: its origin, decision, metrics, and files.
 
     Raises:
         ModelError: no such version.

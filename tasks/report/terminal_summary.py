@@ -1,4 +1,4 @@
-"""The outcome of a run in a few lines for the terminal: reward, shape of the rollouts, and where the files are."""
+"""Results of a run in a few terminal lines: reward, rollouts, and locations of the files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FILE = "report.html"
 
 
 def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
-    """A line for each RL run: its mean reward, and the shares of rollouts truncated and formatted, first and last."""
+    """Return a line per RL run: mean reward, and fractions of truncated and formatted rollouts, first and last."""
     folders = {name: home.root / ref.uri for name, ref in refs.items()}
     shapes = rollout_shapes(folders)
     if shapes:
@@ -30,7 +30,7 @@ def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
 
 
 def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, since: float) -> Iterator[str]:
-    """The paths of the models, and of the report of a run that began at ``since``, in seconds since the epoch."""
+    """Return the paths of the models, and of the report of a run that began at ``since`` (seconds since the epoch)."""
     for name, ref in refs.items():
         folder = home.root / ref.uri / MODEL
         if ref.kind != "dataset" and folder.is_dir():

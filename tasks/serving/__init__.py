@@ -1,1 +1,1 @@
-"""A language model behind an OpenAI-compatible address: who may ask, what a request may be, what is answered."""
+"""Server of a language model at an OpenAI-compatible address: access, requests, replies."""

@@ -1,4 +1,4 @@
-"""The interface of an engine: token ids in, pieces of text out."""
+"""Engine interface of the server: token ids in, pieces of text out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Completions of one prompt. ``place``: its number in the request, which decides the draws together with ``seed``.
+    """Completions of one prompt. ``place``: its number in the request; it and ``seed`` determine the draws.
 
-    ``temperature`` 0 takes the likeliest token. ``stop``: texts that end a completion and are left out of it.
-    ``top_logprobs``: how many likeliest tokens come with each token's log-probability; None: no log-probabilities.
+    ``temperature`` 0 is greedy. ``stop``: texts that end a completion and are not part of it. ``top_logprobs``: number
+    of most likely tokens listed with each token's logprob; None: no logprobs.
     """
 
     prompt_ids: tuple[int, ...]
@@ -29,7 +29,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text and its log-probability at temperature 1, with those of the likeliest tokens in its place."""
+    """Token text with its logprob at temperature 1, and those of the most likely tokens at its position."""
 
     text: str
     logprob: float
@@ -38,7 +38,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """The next text of one completion. ``num_tokens``: how many tokens it took; ``finish``: why it is the last."""
+    """Next text of one completion. ``num_tokens``: its number of tokens; ``finish``: the reason if it is the last."""
 
     index: int
     text: str
@@ -48,10 +48,10 @@ class Piece:
 
 
 class Engine(Protocol):
-    """Completes prompts. Closing the iterator ends the work on it."""
+    """Engine that completes prompts. Closing the iterator ends the work on it."""
 
     def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """The pieces of all completions of a job, in whatever order they come.
+        """Yield the pieces of all completions of a job, in any order.
 
         Raises:
             SamplingError: the engine is broken.
@@ -59,5 +59,5 @@ class Engine(Protocol):
         ...
 
     def is_healthy(self) -> bool:
-        """True if it can be asked."""
+        """True if it accepts jobs."""
         ...

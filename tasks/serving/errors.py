@@ -1,4 +1,4 @@
-"""Refusals in the form that OpenAI's clients read."""
+"""Rejections in the form that OpenAI's clients read."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 class ApiError(Exception):
-    """A request that is refused: ``message`` says why, ``param`` names the parameter that is invalid, if one is."""
+    """Rejected request: ``message`` is the reason, ``param`` the invalid parameter, if any."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
+        """JSON of the reply."""
         return error_body(self.status, self.message, param=self.param, code=self.code)
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """The JSON of an error; ``status``: of HTTP."""
+    """Return the JSON of an error; ``status``: of HTTP."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

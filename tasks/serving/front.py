@@ -1,9 +1,9 @@
-"""The application: chat and completions, streamed or whole, models, health, metrics.
+"""Application: chat and completions, streamed or not, models, health, metrics.
 
     app = front(served, engine, token="…", hosts=LOOPBACK, limits=Limits())   # an ASGI application
 
-Every refusal has OpenAI's form. Prompts are made into tokens here, with the model's own chat template, and are refused
-before anything is computed where they and their answer need more positions than the model has.
+Rejections have OpenAI's form. Prompts are tokenized here with the model's chat template. They are rejected before any
+computation if prompt and completion need more positions than the model has.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Read = Callable[[Mapping[str, Any]], ChatRequest | CompletionRequest]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
-    """The model that is served: its registered name, its tokenizer, how many positions it has."""
+    """Served model: its registered name, tokenizer, and number of positions."""
 
     name: str
     tokenizer: ChatTokenizer
@@ -54,7 +54,7 @@ class Served:
 
 
 def front(served: Served, engine: Engine, *, token: str, hosts: Sequence[str], limits: Limits) -> App:
-    """The application behind its guard."""
+    """Return the application behind its guard."""
     return Guard(_Front(served, engine, limits), token=token, hosts=hosts, limits=limits)
 
 
@@ -62,7 +62,7 @@ class _Front:
     def __init__(self, served: Served, engine: Engine, limits: Limits) -> None:
         self._served, self._engine, self._limits = served, engine, limits
         self._created = int(time.time())
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tokens")  # a tokenizer is not for several threads
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tokens")  # a tokenizer is not thread-safe
         self._counts: Counter[str] = Counter()
         self._running = 0
         self._routes: Mapping[str, tuple[str, Handler]] = {
@@ -75,7 +75,7 @@ class _Front:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request that was let in."""
+        """Answer one admitted request."""
         request = HttpRequest(scope, receive)
 
         async def note(message: Any) -> None:
@@ -159,7 +159,7 @@ class _Front:
         self._running -= 1
 
     def _read(self, body: bytes, read: Read) -> tuple[ChatRequest | CompletionRequest, list[Job]]:
-        """A request and what the engine is asked for it, or why it is refused."""
+        """Parse a request into jobs, or raise the reason for its rejection."""
         asked = read(read_json(body))
         if asked.model != self._served.name:
             what = f"there is no model {asked.model[:200]!r} here; there is {self._served.name!r}"
@@ -190,7 +190,7 @@ class _Front:
             raise ApiError(400, error.what[:500], param="messages", code="invalid_value") from error
 
     def _text_ids(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text as it is: its control words are control tokens, and what begins a text is put before."""
+        """Return the token ids of a text, with special tokens parsed and the tokenizer's prefix."""
         return tuple(self._served.tokenizer.hf_tokenizer(text).input_ids)
 
     def _known(self, ids: tuple[int, ...]) -> tuple[int, ...]:
@@ -202,7 +202,7 @@ class _Front:
         return ids
 
     def _room(self, ids: tuple[int, ...], wanted: int | None) -> int:
-        """Number of tokens to generate."""
+        """Return the number of tokens to generate."""
         if not ids:
             raise ApiError(400, "the prompt has no tokens", param="prompt", code="invalid_value")
         left = self._served.positions - len(ids)
@@ -216,7 +216,7 @@ class _Front:
         return ApiError(400, text, code="context_length_exceeded")
 
     async def _pieces(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Piece]]:
-        """The pieces of all jobs, one job after the other, each with the number of its choice in the answer."""
+        """Yield the pieces of all jobs in order, each with the number of its choice in the reply."""
         for place, job in enumerate(jobs):
             async with aclosing(self._engine.generate(job)) as pieces:
                 async for piece in pieces:
@@ -231,7 +231,7 @@ class _Front:
         return whole_answer(head, choices, sum(len(job.prompt_ids) for job in jobs))
 
     async def _events(self, head: Head, jobs: Sequence[Job]) -> AsyncGenerator[str]:
-        """The lines of a stream. An engine that fails meanwhile is its last event."""
+        """Yield the lines of a stream. A failure of the engine is its last event."""
         sent: Counter[int] = Counter()
         tokens = 0
         for each in opening_chunks(head, sum(job.num_samples for job in jobs)):
@@ -252,7 +252,7 @@ class _Front:
 
 
 class _Stream(StreamingResponse):
-    """A stream that says when it is over, however it ends."""
+    """Stream that reports its end, however it ends."""
 
     def __init__(self, events: AsyncGenerator[str], over: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -275,7 +275,7 @@ def _require_json(request: HttpRequest) -> None:
 
 
 async def _unless_gone(request: HttpRequest, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """The answer, unless the client has gone meanwhile: then the work on it ends."""
+    """Return the reply, unless the client has disconnected: then its work ends."""
     working = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(request.receive())
     try:

@@ -1,6 +1,6 @@
-"""Limits on requests: token, Host header, size of the body, time, number of requests at once.
+"""Limits on requests: token, Host header, size of the body, time, number of concurrent requests.
 
-Pure ASGI around the application, so that nothing is read and nothing is computed before a request is let in.
+Pure ASGI around the application, so that nothing is read or computed before a request is admitted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OPEN = "/health"  # the one path that asks for no token, for probes
+OPEN = "/health"  # the one path without a token, for probes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """``concurrent``: requests that are answered at once. ``seconds``: of one, its body and its answer included."""
+    """Limits: ``concurrent`` requests; ``seconds`` of one request, including its body and reply."""
 
     concurrent: int = 16
     seconds: float = 300.0
@@ -34,7 +34,7 @@ class Limits:
 
 
 class Guard:
-    """Lets a request through to ``app`` that has the token, names one of ``hosts`` and ends in time."""
+    """Guard that admits requests to ``app`` with the token and one of ``hosts``, and limits their time."""
 
     def __init__(self, app: App, *, token: str, hosts: Sequence[str], limits: Limits) -> None:
         self._app, self._token, self._limits = app, token.encode(), limits
@@ -54,7 +54,7 @@ class Guard:
             async with asyncio.timeout(self._limits.seconds):
                 await self._app(scope, _Body(receive, headers, self._limits).receive, note)
         except TimeoutError:
-            if begun:  # the connection is closed then, so that nobody takes a part for the whole
+            if begun:  # closing the connection shows that the reply is incomplete
                 return
             limit = f"the answer took longer than {self._limits.seconds:g} s"
             await _refuse(ApiError(504, limit, code="timeout"), scope, receive, send)
@@ -64,7 +64,7 @@ class Guard:
             await _refuse(error, scope, receive, send)
 
     def _admit(self, scope: Scope) -> Mapping[bytes, bytes]:
-        """The headers of a request that may be answered, each once."""
+        """Return the headers of an admissible request, each once."""
         names = [name for name, _ in scope["headers"]]
         for name in (b"host", b"authorization", b"content-type", b"content-length", b"content-encoding"):
             if names.count(name) > 1:
@@ -84,7 +84,7 @@ class Guard:
 
 
 class _Body:
-    """The body of a request, counted."""
+    """Request body with limited size and time."""
 
     def __init__(self, receive: Receive, headers: Mapping[bytes, bytes], limits: Limits) -> None:
         self._receive, self._headers, self._limits = receive, headers, limits
@@ -92,7 +92,7 @@ class _Body:
         self._deadline = asyncio.get_running_loop().time() + limits.body_seconds
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """The next message; until the body is whole, within its time and size."""
+        """Return the next message; until the body is complete, within its time and size."""
         if self._is_whole:
             return await self._receive()
         if _length(self._headers.get(b"content-length", b"0")) > self._limits.body_bytes:
@@ -120,7 +120,7 @@ def _length(value: bytes) -> int:
 
 
 def _host(value: bytes) -> str:
-    """The name in a Host header, without its port and without the brackets of an IPv6 address."""
+    """Return the name in a Host header, without port and without the brackets of an IPv6 address."""
     text = value.decode("latin-1").strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""The built-in engine behind an address: completions token by token, by the decoding that rollouts are sampled with."""
+"""Native engine of the server: completions token by token, with the decoding of rollouts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rlcore.seeding import generator
 from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
 from rlcore.text.tokenization import ChatTokenizer
 
-_ALWAYS_DECODED = 100  # tokens up to which each one's text is looked at; a longer text is, every 1 % of its length
+_ALWAYS_DECODED = 100  # up to this number of tokens each one is decoded; in longer texts, every 1 % of the length
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 Tell = Callable[[Piece | BaseException | None], None]
 
 
 class NativeEngine:
-    """Computes one job at a time, in a thread of its own; the others wait."""
+    """Engine that computes one job at a time in one thread, while others wait."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
         self._model, self._tokenizer = model.requires_grad_(False).eval(), tokenizer
         self._shares_prompts = supports_prompt_sharing(model)
         if self._shares_prompts:
             self._model.set_attn_implementation(GROUPED_ATTENTION)
-        self._model.generation_config = GenerationConfig()  # a model's own may filter what is sampled
+        self._model.generation_config = GenerationConfig()  # the model's default may filter the distribution
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """The pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
+        """Yield the pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException | None]()
         cancelled = threading.Event()
 
@@ -57,7 +57,7 @@ class NativeEngine:
             waiting.cancel()
 
     def is_healthy(self) -> bool:
-        """True: it lives in the server's own process."""
+        """True: the engine lives in the server's process."""
         return True
 
     @torch.inference_mode()
@@ -79,18 +79,18 @@ class NativeEngine:
             pass
         except torch.OutOfMemoryError as error:
             tell(SamplingError(f"out of memory: {str(error).splitlines()[0]}"))
-        except Exception as error:  # noqa: BLE001  (told to the request that caused it)
+        except Exception as error:  # noqa: BLE001  (reported to the request that caused it)
             tell(error)
         finally:
             tell(None)
 
 
 class _CancelledError(Exception):
-    """Nobody waits for the completion any more."""
+    """Signal that the client no longer waits for the completion."""
 
 
 class _Choice:
-    """One completion under way. ``sent``: characters of its text that were told."""
+    """Completion in progress. ``sent``: characters of its text that were sent."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -101,12 +101,12 @@ class _Choice:
 
     @property
     def is_due(self) -> bool:
-        """True if its text is to be looked at now: a text is decoded as a whole, which would grow with its square."""
+        """True if its text is to be decoded now. Decoding the whole text at each token would be quadratic."""
         return len(self.ids) <= _ALWAYS_DECODED or len(self.ids) - self.looked > len(self.ids) // _ALWAYS_DECODED
 
 
 class _Writer:
-    """Draws tokens, as :func:`rlcore.sampling.decoding.decode` asks it to, and tells what they say."""
+    """Sampler for :func:`rlcore.sampling.decoding.decode` that sends the text of its tokens."""
 
     def __init__(
         self, job: Job, indices: range, tokenizer: ChatTokenizer, tell: Tell, cancelled: threading.Event
@@ -117,14 +117,14 @@ class _Writer:
         self._draw = partial(sample_tokens, temperature=job.temperature) if job.temperature else argmax_tokens
 
     def choose(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of logits [R, V] and uniforms [R], with their log-probabilities; an EOS id ends a row.
+        """Choose tokens from logits [R, V] and uniforms [R], with their logprobs; an EOS id ends a row.
 
         Raises:
             SamplingError: the model computes NaN or infinity.
         """
         if self._cancelled.is_set():
             raise _CancelledError
-        if len(logits) < len(self._rows):  # those that have ended were dropped, all at once
+        if len(logits) < len(self._rows):  # finished ones were dropped together
             self._rows = [row for row in self._rows if row.finish is None]
         tokens, logprobs = self._draw(logits, uniforms)
         if not logprobs.isfinite().all():
@@ -145,7 +145,7 @@ class _Writer:
         return tokens, logprobs
 
     def end(self) -> None:
-        """Tell what is left of completions that no EOS id and no stop text has ended."""
+        """Send the rest of completions that no EOS id and no stop text has ended."""
         for choice in self._choices:
             if choice.finish is None:
                 choice.finish = "length"
@@ -155,7 +155,7 @@ class _Writer:
         if choice.finish is None and not choice.is_due:
             return
         choice.looked = len(choice.ids)
-        has_ended = choice.finish == "stop"  # by an EOS id, which says nothing
+        has_ended = choice.finish == "stop"  # by an EOS id, which has no text
         text = self._tokenizer.decode(choice.ids[:-1] if has_ended else choice.ids)
         stops = [place for stop in self._job.stop if (place := text.find(stop)) >= 0]
         if stops:
@@ -190,6 +190,6 @@ def _held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def _uniforms(job: Job, indices: range) -> torch.Tensor:
-    """Random numbers in [0, 1), float32 [S, N]: those that the sampler of rollouts would draw by."""
+    """Return random numbers in [0, 1), float32 [S, N]: those of the rollout sampler."""
     streams = [generator(job.seed, job.place, index) for index in indices]
     return torch.stack([torch.rand(job.max_tokens, generator=stream) for stream in streams])

@@ -1,4 +1,4 @@
-"""Answers in the shapes of OpenAI's protocol, whole and in chunks."""
+"""Replies in the format of OpenAI's protocol, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.tasks.serving.requests import ChatRequest, CompletionRequest
 
 @dataclass(kw_only=True)
 class Gathered:
-    """A completion as far as its pieces have come."""
+    """Completion assembled from its pieces so far."""
 
     text: str = ""
     num_tokens: int = 0
@@ -20,7 +20,7 @@ class Gathered:
     finish: str | None = None
 
     def add(self, piece: Piece) -> None:
-        """Take the next piece."""
+        """Append the next piece."""
         self.text += piece.text
         self.num_tokens += piece.num_tokens
         self.logprobs += piece.logprobs
@@ -29,7 +29,7 @@ class Gathered:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Common fields of all parts of one answer: ``id`` and ``created`` (seconds since 1970)."""
+    """Common fields of all parts of a reply: ``id`` and ``created`` (seconds since 1970)."""
 
     request: ChatRequest | CompletionRequest
     id: str
@@ -37,12 +37,12 @@ class Head:
 
     @property
     def is_chat(self) -> bool:
-        """True if a conversation is answered."""
+        """True for a chat request."""
         return isinstance(self.request, ChatRequest)
 
 
 def whole_answer(head: Head, choices: Mapping[int, Gathered], prompt_tokens: int) -> dict[str, Any]:
-    """The answer to a request that asked for no stream."""
+    """Return the reply to a request without streaming."""
     found = [_choice(head, index, choices[index]) for index in sorted(choices)]
     tokens = sum(each.num_tokens for each in choices.values())
     kind = "chat.completion" if head.is_chat else "text_completion"
@@ -57,7 +57,7 @@ def opening_chunks(head: Head, num_choices: int) -> list[dict[str, Any]]:
 
 
 def chunk(head: Head, index: int, piece: Piece, offset: int) -> dict[str, Any]:
-    """The next chunk of a stream; ``offset``: the characters of the choice that were sent before."""
+    """Return the next chunk of a stream; ``offset``: characters of the choice that were sent before."""
     logprobs = _logprobs(head, piece.logprobs, offset)
     if head.is_chat:
         return _chunk(head, index, {"content": piece.text} if piece.text else {}, logprobs, piece.finish)
@@ -66,19 +66,19 @@ def chunk(head: Head, index: int, piece: Piece, offset: int) -> dict[str, Any]:
 
 
 def usage_chunk(head: Head, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    """The last chunk of a stream that was asked for its usage."""
+    """Return the last chunk of a stream that requested its usage."""
     kind = "chat.completion.chunk" if head.is_chat else "text_completion"
     return _envelope(head, kind, []) | {"usage": usage(prompt_tokens, completion_tokens)}
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Number of tokens that a request took."""
+    """Return the numbers of tokens of a request."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}
 
 
 def model_card(name: str, created: int) -> dict[str, Any]:
-    """An entry of ``/v1/models``."""
+    """Return an entry of ``/v1/models``."""
     return {"id": name, "object": "model", "created": created, "owned_by": "rlcore"}
 
 

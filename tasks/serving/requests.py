@@ -1,4 +1,4 @@
-"""A request's body, read strictly: what is not supported is refused by its name, before anything is computed."""
+"""Strict reader of request bodies: unsupported parameters are rejected by name before any computation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlcore.types import Message
 
 MAX_CHOICES, MAX_STOPS, MAX_TOP_LOGPROBS = 16, 4, 20
 _MAX_DEPTH, _MAX_STOP_CHARS = 32, 1000
-_COLDEST = 0.01  # a temperature below it is as good as greedy, and its logits would overflow
+_COLDEST = 0.01  # a lower temperature equals greedy, and its logits would overflow
 _ROLES = ("system", "user", "assistant")
-# Parameters of the protocol that are taken at the values that change nothing, and refused at others.
+# Parameters that are accepted only at values without effect.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
     "presence_penalty": (0,),
@@ -46,23 +46,23 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest(Request):
-    """A conversation to be answered."""
+    """Conversation to be answered."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRequest(Request):
-    """Texts, or token ids, to be continued as they are."""
+    """Texts or token ids to be continued."""
 
     prompts: tuple[str | tuple[int, ...], ...]
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The object of a body: UTF-8, one value for each key, no NaN, no half of a surrogate pair, and not too deep.
+    """Parse a body into an object: UTF-8, unique keys, no NaN, no lone surrogates, limited depth.
 
     Raises:
-        ApiError: it is none.
+        ApiError: the body is invalid.
     """
     if not body.strip():
         raise ApiError(400, "the body is empty; it has to be a JSON object")
@@ -77,7 +77,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
-    """A body of ``/v1/chat/completions``.
+    """Parse a body of ``/v1/chat/completions``.
 
     Raises:
         ApiError: a parameter is missing, wrong or not supported.
@@ -100,7 +100,7 @@ def read_chat(body: Mapping[str, Any]) -> ChatRequest:
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
-    """A body of ``/v1/completions``.
+    """Parse a body of ``/v1/completions``.
 
     Raises:
         ApiError: a parameter is missing, wrong or not supported.
@@ -135,13 +135,13 @@ def _common(fields: _Fields) -> dict[str, Any]:
 
 
 class _Fields:
-    """The parameters of a body that were not read yet. null means that a parameter is absent."""
+    """Unread parameters of a body. null means that a parameter is absent."""
 
     def __init__(self, body: Mapping[str, Any]) -> None:
         self._rest = {name: value for name, value in body.items() if value is not None}
 
     def take(self, name: str, read: Callable[[Any], Any], *default: Any) -> Any:
-        """A parameter through its reader, which raises ValueError with what is wanted."""
+        """Read a parameter with its reader, which raises ValueError with the expected form."""
         if name not in self._rest:
             if default:
                 return default[0]
@@ -152,7 +152,7 @@ class _Fields:
             raise ApiError(400, f"{name} has to be {error}", param=name, code="invalid_value") from None
 
     def end(self, neutral: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse what is left, but for values that change nothing."""
+        """Reject the remaining parameters, except at values without effect."""
         for name, value in self._rest.items():
             if name not in neutral:
                 raise ApiError(400, f"the parameter {name[:80]} is not supported", param=name[:80], code="unsupported")
@@ -266,7 +266,7 @@ def _message(value: Any) -> Message:
 
 
 def _content(value: Any) -> str:
-    """A text, or a list of parts that are texts."""
+    """Return a text, or the joined texts of a list of parts."""
     parts = [{"type": "text", "text": value}] if isinstance(value, str) else value
     if not isinstance(parts, list) or not parts:
         raise ValueError("messages whose content is a text or a list of texts")

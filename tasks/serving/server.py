@@ -1,4 +1,4 @@
-"""The application at an address, until a signal ends it: uvicorn, whose own refusals have OpenAI's form here too."""
+"""HTTP server of the application until a signal ends it: uvicorn, with OpenAI's form for its rejections."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlcore.errors import ServiceError
 from rlcore.tasks.serving.errors import error_body
 from rlcore.tasks.serving.guard import App
 
-_HEADER_SECONDS = 30.0  # until a new connection has sent a request's headers
-_GRACE_SECONDS = 5  # for answers under way when the server is told to end
+_HEADER_SECONDS = 30.0  # within which a new connection must send a request's headers
+_GRACE_SECONDS = 5  # for unfinished replies when the server ends
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens.
+    """Return a listening socket.
 
     Raises:
-        ServiceError: the address is not this machine's, or the port is taken.
+        ServiceError: the address does not belong to this machine, or the port is taken.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -38,7 +38,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Serves ``app``; :meth:`uvicorn.Server.run` ends with SIGINT, SIGTERM or ``should_exit``."""
+    """Server of ``app``; :meth:`uvicorn.Server.run` ends with SIGINT, SIGTERM or ``should_exit``."""
 
     def __init__(self, app: App) -> None:
         config = uvicorn.Config(
@@ -55,13 +55,13 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     def serve_until_told(self, at: socket.socket) -> int:
-        """Serve; returns 0, or 128 and the number of the signal that ended it, as shells say it."""
+        """Serve until a signal; return 0, or 128 plus the number of the signal, as shells do."""
         told: list[int] = []
 
         def note(number: int, _: FrameType | None) -> None:
             told.append(number)
 
-        # uvicorn raises the signal again when it has ended: it meets these then, and the caller can clean up.
+        # uvicorn raises the signal again after its end; these handlers let the caller clean up.
         previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self.run(sockets=[at])
@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """A connection: what is no HTTP is refused in the form of all other refusals, and a silent one is closed."""
+    """Connection that rejects non-HTTP input in the form of all rejections, and closes if silent."""
 
     _patience: asyncio.TimerHandle | None = None
 
@@ -86,7 +86,7 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer 400 and close; only close where an answer has begun."""
+        """Answer 400 and close; only close if a reply has begun."""
         if self.conn.our_state is h11.IDLE or self.conn.our_state is h11.SEND_RESPONSE:
             body = json.dumps(error_body(400, msg)).encode()
             headers = [
@@ -99,5 +99,5 @@ class _Protocol(H11Protocol):
         self.transport.close()
 
     def _close_if_silent(self) -> None:
-        if getattr(self, "cycle", None) is None:  # that of the connection's first request
+        if getattr(self, "cycle", None) is None:  # time limit of the connection's first request
             self.transport.close()

@@ -1,4 +1,4 @@
-"""A vLLM server behind the front: it listens on the loopback address, has a key of its own, and gets token ids."""
+"""vLLM server behind the front, on the loopback address with its own key; it receives token ids."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CONNECT_SECONDS = 10.0
 
 
 class VllmEngine:
-    """Asks the server at ``url`` for completions of the model ``name``; ``key``: what lets in.
+    """Client of the server at ``url`` for completions of the model ``name``; ``key`` authenticates it.
 
-    ``eos_ids`` end a completion, whatever the server's copy of the generation configuration says.
+    ``eos_ids`` end a completion, whatever the server's generation configuration contains.
     """
 
     def __init__(self, url: str, key: str, name: str, eos_ids: tuple[int, ...]) -> None:
         self._name, self._eos_ids = name, eos_ids
-        # No proxy of the user's is asked for an address of this machine; a front has its own limit of time.
+        # A loopback address needs no proxy; the front limits the time.
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {key}"},
@@ -33,7 +33,7 @@ class VllmEngine:
         self._is_healthy = True
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """The pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
+        """Yield the pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
         try:
             async with self._client.stream("POST", "/v1/completions", json=self._question(job)) as answer:
                 if answer.status_code != httpx.codes.OK:
@@ -48,15 +48,15 @@ class VllmEngine:
             raise SamplingError(f"vLLM does not answer: {type(error).__name__}") from error
 
     async def close(self) -> None:
-        """Give the connections up."""
+        """Close the connections."""
         await self._client.aclose()
 
     def is_healthy(self) -> bool:
-        """True if the server answered when it was last asked."""
+        """True if the server answered the last request."""
         return self._is_healthy
 
     def _question(self, job: Job) -> dict[str, Any]:
-        """Draws from the whole distribution, whatever the generation configuration of the model filters."""
+        """Return the request. It samples from the whole distribution, whatever the model's generation config."""
         whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         return whole | {
             "model": self._name,
@@ -74,10 +74,10 @@ class VllmEngine:
 
 
 def _pieces(line: str) -> list[Piece]:
-    """The pieces of one line of a stream of events.
+    """Yield the pieces of one line of an event stream.
 
     Raises:
-        SamplingError: the server tells of an error.
+        SamplingError: the server reports an error.
     """
     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
     if not data or data == "[DONE]":

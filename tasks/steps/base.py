@@ -1,4 +1,4 @@
-"""Input and output of every step."""
+"""Input and output of all steps."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from rlcore.tasks.tracking.runs import RunTracker
 
 R = TypeVar("R")
 
-MODEL = "model"  # the checkpoint's folder inside an artifact
-RECORDS = "records.parquet"  # what a checkpoint made of each document of a benchmark
+MODEL = "model"  # the checkpoint's folder in an artifact
+RECORDS = "records.parquet"  # a benchmark's records of all documents
 
 
 def prepare_stage_name(data: str) -> str:
-    """The stage that prepares the data set ``data``."""
+    """Return the stage that prepares the dataset ``data``."""
     return f"prepare_{data}"
 
 
 class ProgressReporter(Protocol):
-    """Shows how far a loop is: ``done`` of ``total`` turns, with the metrics of the last."""
+    """Reporter of a loop's progress: ``done`` of ``total`` turns, with the metrics of the last."""
 
     def __call__(self, label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None: ...
 
 
 class TaskRunner(Protocol):
-    """Does one turn of a loop, as its own task if the pipeline has tasks, and returns what ``work`` returns."""
+    """Runner of one turn of a loop, as a task if the pipeline has tasks; returns the result of ``work``."""
 
     def __call__(self, name: str, number: int, work: Callable[[], R]) -> R: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """The input of a step.
+    """Input of a step.
 
-    ``stage`` is the name of its stage, which begins the keys that its errors name (``stages.grpo.…``).
-    ``folder`` becomes the artifact; ``work`` survives a kill, and a resumed step finds it as it was left; ``inputs``
-    are the folders of the upstream artifacts, by the name of their stage, to be read only; ``config`` has the sections
-    that the stage declared; ``tracker`` is the stage's own MLflow run; ``log`` shows a line to people.
+    ``stage`` is the name of its stage, with which keys in its errors begin (``stages.grpo.…``). ``folder`` becomes the
+    artifact. ``work`` survives a kill, and a resumed step finds it unchanged. ``inputs``: folders of the upstream
+    artifacts by stage name, read-only. ``config``: the selected sections. ``tracker``: the stage's MLflow run. ``log``
+    shows a line to the user.
     """
 
     stage: str
@@ -60,7 +60,7 @@ class StageContext:
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """The result of a step besides its files: summary metrics, the number of rows, their contract."""
+    """Result of a step besides its files: summary metrics, number of rows, and contract."""
 
     metrics: Mapping[str, float]
     rows: int = 0

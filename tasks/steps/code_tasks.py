@@ -1,4 +1,4 @@
-"""Code tasks are run before they are trained on: a test that passes everything, or nothing, teaches nothing."""
+"""Trial of code tasks before training: a task whose tests pass every program, or none, gives no signal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIMITS = ResourceLimits(wall_seconds=10.0, cpu_seconds=60)
 
 @contextmanager
 def test_suite_filter() -> Iterator[RowFilter]:
-    """A look at references: reasons against tasks whose own solution fails, or whose tests a stub passes, in a sandbox.
+    """Return a row filter against tasks whose solution fails, or whose tests pass a stub, in a sandbox.
 
     Raises:
         SandboxError: programs cannot be isolated on this machine.
@@ -25,11 +25,9 @@ def test_suite_filter() -> Iterator[RowFilter]:
 
 
 def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
-    """Return the reason of each program's failure: the first test that it did not pass, and its outcome; empty if it
-    passed.
-    """
+    """Return for each program the first failed test and its result; empty if the program passed."""
     jobs = [Job(reference=trial.reference, code=trial.code, limits=_LIMITS, stop_early=True) for trial in trials]
-    # INFRA here is a row whose tests cannot be run at all: a sandbox that does not work has refused at its start.
+    # INFRA here is a row whose tests cannot run at all: a broken sandbox fails when it starts.
     return [_failure(outcomes) for outcomes in sandbox.check_all(jobs)]
 
 

@@ -1,4 +1,4 @@
-"""Datasets from anywhere to gated Parquet files. The one file that imports ``datasets``."""
+"""Datasets from any source as gated Parquet files. The only file that imports ``datasets``."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenView:
-    """Facts of a tokenizer that the gate needs; see :class:`rlcore.data_contracts.gate.token_budget.TokenMeter`.
+    """Properties of a tokenizer that the gate needs; see :class:`rlcore.data_contracts.gate.token_budget.TokenMeter`.
 
-    ``encode``: token ids of each text, control tokens never among them. ``prompt_lengths``: numbers of tokens of
-    conversations, with their template and generation prompt; ``prompt_bounds``, ``text_bound``: what these numbers
-    surely do not exceed. ``special_tokens``: the control tokens, as text.
+    ``encode``: token ids of each text, never special tokens. ``prompt_lengths``: numbers of tokens of conversations,
+    with their template and generation prompt; ``max_prompt_tokens``, ``max_text_tokens``: upper bounds of these
+    numbers. ``special_tokens``: as text.
     """
 
     encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
@@ -57,11 +57,11 @@ class TokenView:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """The use of a data set by the rest of a preset.
+    """Use of a dataset by the rest of a preset.
 
-    ``evaluated``: prompts that another data set evaluates on. Where we divide the rows they are held out; a source that
-    has them in its own ``train`` split is refused. ``is_graded``: answers are compared with the references, and rows by
-    which nobody can be graded are refused.
+    ``evaluated``: evaluation prompts of other datasets. They are held out if the gate divides the rows; a source that
+    has them in its ``train`` split is rejected. ``is_graded``: answers are compared with the reference answers, and
+    rows with unusable ones are rejected.
     """
 
     evaluated: Sequence[Messages] = ()
@@ -77,16 +77,17 @@ def prepare_dataset(
     folder: Path,
     use: Use | None = None,
 ) -> GateReport:
-    """Rows, gated: ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
+    """Gate rows into ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
 
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
-        DataError: an unreadable source, or a dataset that the gate refuses: all but its rows is written.
+        DataError: an unreadable source, or a dataset that the gate rejects; then only report and quarantine are
+            written.
         StorageError: the folder cannot be written.
     """
     check_options(kind, config)
     use, adapter = use or Use(), resolve_adapter(config)
-    # Made-up problems are all different, and like each other.
+    # Generated problems are all different but similar.
     keeps_apart = config.comparison.near_duplicates == "exclude" and not convert.is_generator(adapter)
     limits = GateLimits(
         num_train=config.num_train,
@@ -111,7 +112,7 @@ def prepare_dataset(
 def prepare_source(
     kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
 ) -> GateReport:
-    """Gate rows that are already read or made; raises what :func:`prepare_dataset` raises."""
+    """Gate rows that are already read or generated; raise as :func:`prepare_dataset`."""
     with _contract_errors():
         stream = convert.stream_of(source, kind, adapter=adapter)
         contract = convert.contract_of(adapter, kind)
@@ -134,7 +135,7 @@ def _prepare(
     folder: Path,
     screen: Callable[[], AbstractContextManager[RowFilter | None]],
 ) -> GateReport:
-    """Write the snapshot as its rows go by; the report and the refused rows always, the rows if the gate has passed."""
+    """Write the snapshot while reading the rows; report and quarantine always, the rows if the gate passes."""
     with ExitStack() as stack, _contract_errors():
         looked = stack.enter_context(screen())
         add = {split: stack.enter_context(table_writer(folder / f"{split}.parquet")) for split in ("train", "eval")}
@@ -159,7 +160,7 @@ def _write_account(result: GateResult, folder: Path, *, where: str) -> None:
 
 
 def resolve_adapter(config: DatasetConfig) -> str:
-    """The adapter in use: the fallback when there is one and ``path`` names no file.
+    """Return the adapter in use: the fallback if there is one and ``path`` names no file.
 
     Raises:
         ConfigError: unknown adapter.
@@ -173,7 +174,7 @@ def resolve_adapter(config: DatasetConfig) -> str:
 
 
 def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
-    """Refuse options that neither the adapter nor its fallback knows.
+    """Reject options that neither the adapter nor its fallback knows.
 
     Raises:
         ConfigError: naming the option.
@@ -244,7 +245,7 @@ def _read(path: str) -> Source:
 
 
 def _read_hub(path: str) -> Source:
-    """A split of a dataset on the hub, ``train`` unless the path names one, at one commit; no code of it is run."""
+    """Read a split of a hub dataset, ``train`` unless the path names one, at one commit; none of its code runs."""
     import datasets
 
     parts = hub_parts(path)
@@ -257,11 +258,11 @@ def _read_hub(path: str) -> Source:
             where=path,
             fix="check the name, the revision and the network, or download it and set path to the file",
         ) from error
-    return source_of(path, loaded)  # rows are read from the disk as they are asked for
+    return source_of(path, loaded)  # rows are read lazily from disk
 
 
 def hub_parts(path: str) -> dict[str, str]:
-    """Name, revision, subset and split that a hub path names; empty or None where it does not.
+    """Return name, revision, subset and split of a hub path; empty or None if absent.
 
     Raises:
         ConfigError: it is malformed.

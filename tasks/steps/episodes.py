@@ -1,4 +1,4 @@
-"""The tools of a run: which episodes its stages sample, and the engine that plays them."""
+"""Episodes of a run: the tools of its stages, and the engine that plays them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def environment_errors(config: EpisodeConfig, path: str) -> list[str]:
 
 
 def episodes_of(config: RunConfig) -> EpisodeConfig:
-    """The episodes in which the checkpoints of a run are evaluated: those of its stages that sample, which agree."""
+    """Return the episodes in which a run's checkpoints are evaluated: those of its sampling stages, which agree."""
     found = (sampling for stage in config.stages.values() if (sampling := sampling_of(stage)))
     return next((sampling.episodes for sampling in found), EpisodeConfig())
 
@@ -67,11 +67,10 @@ def corpus_digest(config: EpisodeConfig) -> str:
 
 
 def episodes_digest(config: EpisodeConfig) -> str:
-    """Digest of what episodes depend on outside of this code; empty where that is nothing.
+    """Return a digest of the external dependencies of episodes; empty if there are none.
 
-    The search tool's corpus, the environment with all that is the user's own of what it imports, what the policy reads
-    of its tools (docstrings, which no digest of code holds), and its files.
-
+    It covers the search corpus, the environment with its custom imports, the tool descriptions that the policy reads
+    (docstrings, which no digest of code covers), and its files.
     Raises:
         DataError: a file cannot be read.
         ConfigError: the environment cannot be imported.
@@ -85,5 +84,5 @@ def episodes_digest(config: EpisodeConfig) -> str:
 
 
 def evaluation_episodes(config: Sections) -> str:
-    """:func:`episodes_digest` of the episodes that are evaluated."""
+    """Return the :func:`episodes_digest` of the evaluated episodes."""
     return episodes_digest(config.episodes)

@@ -12,10 +12,10 @@ from rlcore.tasks.store.code_hash import closure_digest
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
-    """The stages whose reward models a run needs: as rewards, or to start its critic from.
+    """Return the stages whose reward models a run needs: as rewards, or to start its critic from.
 
     Raises:
-        ConfigError: as :func:`resolve_algorithm`; a flow asks before any work.
+        ConfigError: as :func:`resolve_algorithm`, before any work.
     """
     in_rewards = [term.stage for term in rl.rewards if term.kind == "reward_model"]
     in_critic = resolve_algorithm(rl).uses_critic and rl.critic.init_from != "policy"
@@ -23,11 +23,10 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
 
 
 def external_digest(config: Sections) -> str:
-    """Digest of what a stage that samples and scores depends on outside of this code.
+    """Return a digest of the external dependencies of a stage that samples and scores.
 
-    The user's own rewards with all that is the user's own of what they import, the files that they and judges read, the
-    search tool's corpus, and the environment of the episodes likewise.
-
+    It covers custom rewards with their custom imports, the files that rewards and judges read, the search corpus, and
+    the environment of the episodes.
     Raises:
         DataError: a file cannot be read.
     """

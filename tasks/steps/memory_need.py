@@ -1,4 +1,4 @@
-"""The memory that a training stage needs of the device, and what an engine takes beside it."""
+"""Memory that a training stage and its engine need on the device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Memory that a stage needs on the device. ``engine``: bytes that a vLLM server takes there for itself.
+    """Memory that a stage needs on the device. ``engine``: bytes that a vLLM server takes there.
 
-    ``fixes``: settings that lower what is held all the time.
+    ``fixes``: settings that reduce the fixed part.
     """
 
     stage: str
@@ -40,7 +40,7 @@ class Need:
 
     @property
     def peak(self) -> int:
-        """The fixed bytes plus the larger of activations and the engine's cache, which take turns; an estimate."""
+        """Fixed bytes plus the larger of activations and the engine's cache, which alternate; an estimate."""
         return self.held + max(self.footprint.activations, self.footprint.kv_cache)
 
     def __str__(self) -> str:
@@ -57,9 +57,9 @@ class Need:
 
 
 def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: str = "", rank: int = 0) -> Need:
-    """Return the memory of a supervised stage, of which ``found`` is on one device.
+    """Return the memory of a supervised stage with the footprint ``found`` on one device.
 
-    ``adapter``: the key of its LoRA rank within the stage, empty where it can have none; ``rank``: its value.
+    ``adapter``: the key of its LoRA rank within the stage, empty if it cannot have one; ``rank``: its value.
     """
     device, _ = choose_device_and_dtype(config.hardware)
     optim: OptimConfig = config.stages[name].settings.optim
@@ -73,9 +73,10 @@ def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: 
 
 
 def of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
-    """Return the part on a rank's device: its part of the shards, and nothing of them if they rest elsewhere.
+    """Return the footprint on a rank's device: its part of the shards, or none of them if they are offloaded.
 
-    An engine's or a reward model's copy is whole: too few bytes here, so that nothing is refused that would fit.
+    Copies for an engine or a reward model are whole, but counted as shards: the estimate rejects nothing that would
+    fit.
     """
     if not placement.is_sharded(adapted=is_adapted):
         return found
@@ -85,10 +86,10 @@ def of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device
 
 
 def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
-    """Bytes that vLLM servers take on the trainer's device; 0 for vLLM in this process, which sleeps during updates.
+    """Return the bytes of vLLM servers on the trainer's device; 0 for in-process vLLM, which sleeps during updates.
 
     Raises:
-        ConfigError: the servers' GPUs do not exist, or ``engine.weight_transfer`` cannot bring weights to them.
+        ConfigError: the servers' GPUs do not exist, or ``engine.weight_transfer`` cannot reach them.
     """
     if engine.kind != "vllm":
         return 0
@@ -98,10 +99,12 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) ->
     placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
     total = (total_bytes(device) or 0) if is_cuda else 0
     with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
-    here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
+    here = [
+        part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared
+    ]  # no fractions of urls
     return sum(with_cache or int(part * total) for part in here)
 
 
 def true_of(flags: Mapping[str, bool]) -> tuple[str, ...]:
-    """The names whose flag is True."""
+    """Return the names whose flag is True."""
     return tuple(name for name, flag in flags.items() if flag)

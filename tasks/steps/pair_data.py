@@ -1,4 +1,4 @@
-"""The preference pairs of a stage that learns from them, a reward model or DPO: the same rows, cut in the same way."""
+"""Preference pairs of a stage that trains on them, a reward model or DPO: the same rows and truncation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcore.training.preferences import TokenPair
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairData:
-    """Pairs to train on and pairs held out, as tokens; ``rows``: those to train on as they stand in the snapshots."""
+    """Training and held-out pairs as tokens; ``rows``: the training rows of the snapshots."""
 
     rows: list[PairRow]
     train: list[TokenPair]
@@ -24,10 +24,10 @@ class PairData:
 
 
 def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
-    """The pairs of all data sets that the stage reads.
+    """Read the pairs of all datasets of the stage.
 
     Raises:
-        DataError: there are none to train on, or none held out.
+        DataError: there are no training pairs, or none held out.
     """
     data: Mapping[str, DatasetConfig] = {name: context.config.data[name] for name in context.config.stage.data}
     rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
@@ -48,10 +48,10 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
 
 
 def read_anchors(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenPair]:
-    """The pairs of the stage's gold_pairs, of both splits: it learns from neither.
+    """Read the stage's gold pairs, of both splits: it trains on neither.
 
     Raises:
-        DataError: gold_pairs are named, and have no pair.
+        DataError: gold_pairs are named but have no pair.
     """
     found: list[TokenPair] = []
     for name in context.config.stage.gold_pairs:

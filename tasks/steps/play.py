@@ -1,4 +1,4 @@
-"""The sampler of a stage: its engine, or episodes with tools that are played on it."""
+"""Sampler of a stage: its engine, or episodes with tools on it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from rlcore.text.tokenization import ChatTokenizer
 
 @contextmanager
 def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> Iterator[Sampler]:
-    """The engine itself where no tools are named, else one that plays episodes on it.
+    """Return the engine itself without tools, else a sampler that plays episodes on it.
 
     Raises:
-        ConfigError: the environment cannot be imported, or is none.
-        DataError: the search tool's corpus cannot be read or breaks its contract.
-        ModelError: the chat template cannot show a tool's output.
+        ConfigError: the environment cannot be imported, or is invalid.
+        DataError: the search corpus cannot be read or breaks its contract.
+        ModelError: the chat template cannot render a tool's output.
     """
     with PLAYERS["tools" if config.has_tools else "none"](engine, tokenizer, config) as sampler:
         yield sampler

@@ -1,4 +1,4 @@
-"""Hashes of prompts, by which one dataset's evaluation is kept out of another's training."""
+"""Hashes of prompts, which keep one dataset's evaluation prompts out of another's training rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcore.types import Message
 
 
 def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
-    """Hashes of the normalised prompts, to keep them out of another dataset's training rows."""
+    """Return hashes of the normalized prompts."""
     return frozenset(prompt_hash(_turns(row.messages)) for row in rows)
 
 

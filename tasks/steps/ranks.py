@@ -1,4 +1,4 @@
-"""The learner of a supervised stage, in which nothing else is placed."""
+"""Learner of a supervised stage, its only component."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ def open_supervised(
     here: Callable[[], Handle],
     groups: Mapping[str, Callable[..., Any]],
 ) -> Iterator[Handle]:
-    """Open what a supervised stage teaches: a model of this process, or ranks where the placement has them.
+    """Open the learner of a supervised stage: a model of this process, or ranks if the preset is distributed.
 
-    ``here`` makes the learner of this process. ``groups``: that on ranks, by the backend that starts them: processes of
-    this one, or a cluster that has room for them and for nothing else of the run.
-
+    ``here`` makes the learner of this process; ``groups`` a distributed one, by backend: child processes, or a cluster
+    that has room for its ranks.
     Raises:
         ConfigError: there are fewer GPUs than ranks, or Ray is not installed.
         ModelError: the checkpoint cannot be trained.

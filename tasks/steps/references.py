@@ -1,4 +1,4 @@
-"""Reference answers are tried before answers are graded by them: nobody can be graded by ``proof`` or ``1/0``."""
+"""Trial of reference answers before grading: no answer can be graded by ``proof`` or ``1/0``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_TRIED = 100_000
 
 @contextmanager
 def references_screen() -> Iterator[RowFilter]:
-    """A look at references: reasons against those that grade no answer, each tried once.
+    """Return a row filter against reference answers that grade no answer, each tried once.
 
     Raises:
         RewardError: the grader cannot be started.
@@ -24,9 +24,9 @@ def references_screen() -> Iterator[RowFilter]:
 
 
 def unusable(references: Sequence[str], known: dict[str, str]) -> Mapping[int, str]:
-    """The reasons against some references, by their place. Empty ones and those of other graders are left alone.
+    """Return the reasons against unusable reference answers, by index. Empty ones and JSON of other graders pass.
 
-    ``known``: what was found before, which grows.
+    ``known`` caches earlier results and grows.
     """
     new = [each for each in dict.fromkeys(references) if each not in known and is_compared(each)]
     tried = new[: max(MAX_TRIED - len(known), 0)]
@@ -40,5 +40,5 @@ def unusable(references: Sequence[str], known: dict[str, str]) -> Mapping[int, s
 
 
 def is_compared(reference: str) -> bool:
-    """True if a reference is an answer that is compared: it is not empty, and no JSON of another grader."""
+    """Return True if a reference answer is compared with answers: nonempty, and no JSON of another grader."""
     return bool(reference.strip()) and not reference.lstrip().startswith('{"')

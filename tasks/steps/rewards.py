@@ -1,4 +1,4 @@
-"""The rewards of a run: the grader of held-out answers, and what reward terms need beside their options."""
+"""Rewards of a run: the grader of held-out answers, and resources of reward terms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def verifier(config: EvaluationConfig, *, prefill: str) -> WeightedReward:
-    """The grader of held-out answers: right or wrong, independent of the reward that trains.
+    """Open the grader of held-out answers: right or wrong, independent of the training reward.
 
     ``prefill``: of the tokenizer whose model answers.
     """
@@ -35,13 +35,13 @@ def verifier(config: EvaluationConfig, *, prefill: str) -> WeightedReward:
 
 
 def files_of(term: RewardTerm) -> tuple[str, ...]:
-    """The files that a term reads: those that it names for a function of one's own, and a judge's template."""
+    """Return the files that a term reads: those of custom functions, and a judge's template."""
     template = term.options.get("template", "") if term.kind == "judge" else ""
     return (*term.files, *([str(template)] if template else []))
 
 
 def file_digest(path: str) -> str:
-    """SHA-256 of a file that a reward or an environment reads.
+    """Return the SHA-256 of a file that a reward or an environment reads.
 
     Raises:
         DataError: it cannot be read.
@@ -58,13 +58,13 @@ def open_reward_models(
     runtime: Runtime,
     policy: PreTrainedModel | AdaptedModel | None = None,
 ) -> dict[str, RewardModel]:
-    """The frozen reward models that terms name, by their stage: on the policy's base where they are adapters of it."""
+    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it."""
     folders = reward_model_folders(context, terms)
     return {name: MODELS["reward_model"](folder, name, runtime, policy) for name, folder in folders.items()}
 
 
 def reward_model_folders(context: StageContext, terms: Sequence[RewardTerm]) -> dict[str, Path]:
-    """The checkpoints of the reward models that terms name, by their stage."""
+    """Return the checkpoints of the reward models of terms, by stage."""
     names = dict.fromkeys(term.stage for term in terms if term.kind == "reward_model")
     return {name: context.inputs[name] / MODEL for name in names}
 
@@ -82,6 +82,6 @@ SCORERS = choices("rewards.kind", {"reward_model": token_scorer})
 
 
 def reward_resources(models: Mapping[str, RewardModel], *, tokens_per_microbatch: int, prefill: str) -> RewardResources:
-    """What reward terms need beside their options: here, the trained reward models as scoring functions."""
+    """Return resources of reward terms besides options: the trained reward models as scoring functions."""
     score = {name: SCORERS["reward_model"](model, tokens_per_microbatch) for name, model in models.items()}
     return RewardResources(score_tokens=score, prefill=prefill)

@@ -1,6 +1,6 @@
-"""The recorder of an RL stage: metrics to MLflow, messages to the log, rollouts to tables.
+"""Recorder of an RL stage: metrics to MLflow, messages to the log, rollouts to tables.
 
-Each iteration's rollouts and scores are a contract-checked Parquet file, and a few of them a table in MLflow.
+Each iteration's rollouts and scores are a contract-checked Parquet file; MLflow shows a sample of them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from rlcore.tasks.tracking.runs import RunTracker
 from rlcore.types import ScoredRollout
 
 SAMPLE_ROWS = 16
-WRITE_SECONDS = 5.0  # between two writes of a quick loop
+WRITE_SECONDS = 5.0  # seconds between two writes of a fast loop
 
 
 class StageRecorder:
-    """Records an iteration as the stage's MLflow run, its rollout tables and a line; see :class:`rlcore.Recorder`."""
+    """Recorder to the stage's MLflow run, rollout tables and log; see :class:`rlcore.Recorder`."""
 
     def __init__(self, context: StageContext, num_iterations: int) -> None:
         self._context, self._num_iterations = context, num_iterations
         self.keeper = RolloutKeeper(context.work, context.tracker)
 
     def log(self, text: str) -> None:
-        """Show it as a line of the stage."""
+        """Show the text as a line of the stage."""
         self._context.log(text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log them, and show a line.
+        """Log the metrics, and a summary line.
 
         Raises:
             TrainingError: a name that the glossary does not know.
@@ -51,17 +51,17 @@ class StageRecorder:
         self.log(summary_line(iteration, self._num_iterations, metrics))
 
     def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
-        """Keep them for the tables."""
+        """Collect the rollouts for the tables."""
         self.keeper.keep(iteration, drawn)
 
     def stopped(self, stop: HealthStop) -> None:
-        """Tag the MLflow run, and say it."""
+        """Tag the MLflow run and log the stop."""
         where = f"stopped by {stop.finding.rule} after iteration {stop.iteration}"
         self._context.tracker.set_tags({"health": where})
         self.log(str(stop))
 
     def flush(self) -> None:
-        """Write the tables, and wait until MLflow has everything.
+        """Write the tables, and wait until MLflow has stored everything.
 
         Raises:
             ContractError: a rollout breaks its contract.
@@ -71,11 +71,10 @@ class StageRecorder:
 
 
 class RolloutKeeper:
-    """Keeps every rollout of a run: a file for each iteration, and a sample of it that MLflow shows.
+    """Keeper of all rollouts of a run: a file for each iteration, and a sample that MLflow shows.
 
-    The iterations of five seconds are checked together, since what that costs hardly hangs on the number of rows, and
-    written in the background. :meth:`write` has to be called before the tracker is flushed for a checkpoint, and on the
-    way out.
+    The iterations of five seconds are checked together, since the cost hardly depends on the number of rows, and
+    written in the background. Call :meth:`write` before the tracker is flushed for a checkpoint, and at the end.
     """
 
     def __init__(self, work: Path, tracker: RunTracker) -> None:
@@ -85,7 +84,7 @@ class RolloutKeeper:
         self._written = time.monotonic()
 
     def keep(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
-        """Take the rollouts of an iteration, including those that dynamic sampling replaced."""
+        """Collect the rollouts of an iteration, including those that dynamic sampling replaced."""
         self._waiting += rollout_rows(iteration, drawn.groups, replaced=drawn.replaced)
         if time.monotonic() - self._written > WRITE_SECONDS:
             self.write()
@@ -111,10 +110,10 @@ class RolloutKeeper:
             self._tracker.log_table(sample, "samples")
 
     def require_intact(self) -> None:
-        """The tables are to be those that were written, also those of an attempt that was killed days ago.
+        """Verify the digests of all tables, including those of earlier attempts.
 
         Raises:
-            StorageError: one has changed since.
+            StorageError: a table was modified.
         """
         for table in sorted(self.folder.glob("*.parquet")):
             if not matches_digest(table):
@@ -133,9 +132,9 @@ def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredR
 
 
 def write_sample(frame: pd.DataFrame, path: Path) -> None:
-    """The iteration's first 16 rollouts, whole groups where they are small enough, as a table that MLflow displays.
+    """Write the iteration's first 16 rollouts, in whole groups if these are small, as a table for MLflow.
 
-    Every part of the reward has a column of its own.
+    Each reward term has a column.
     """
     rows = [_shown(row) for row in frame.head(SAMPLE_ROWS).to_dict("records")]
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -161,7 +160,7 @@ def _shown(row: dict[Any, Any]) -> dict[str, Any]:
 def rollout_rows(
     iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
 ) -> list[dict[str, Any]]:
-    """One row per rollout; tokens and log-probabilities as sampled, the text has every turn and tool output."""
+    """Return a row per rollout: tokens and logprobs as sampled, text with all turns and tool outputs."""
     return [
         {
             "iteration": iteration,

@@ -1,4 +1,4 @@
-"""The engine of a stage: built in, vLLM in this process, or vLLM servers, started for it or running."""
+"""Engine of a stage: native, vLLM in this process, or vLLM servers, started or running."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlcore.types import Prompt
 
 
 def longest(prompts: Sequence[Prompt], max_new_tokens: int) -> int:
-    """Tokens of the longest prompt and its completion."""
+    """Return the tokens of the longest prompt and its completion."""
     return max((len(prompt.token_ids) for prompt in prompts), default=0) + max_new_tokens
 
 
 def sampling_engine(sampling: SamplingConfig) -> EngineConfig:
-    """The engine that a section samples with: a stage is given its sections with one."""
+    """Return the engine of a section, which stages receive with it."""
     assert sampling.engine is not None
     return sampling.engine
 
@@ -38,13 +38,11 @@ def open_engine(
     runtime: Runtime,
     progress: Callable[[str], None],
 ) -> Iterator[Sampler]:
-    """The engine that ``config`` names, serving the checkpoint ``model`` as version 0.
+    """Open the engine of ``config``, serving the checkpoint ``model`` as version 0.
 
-    A policy that is an adapter on it is sent as such where the server is one of ours, else merged into its base.
-
+    A policy that is a LoRA on it is sent as such to servers that rlcore started, else merged into its base.
     Raises:
-        ConfigError: ``max_model_len`` is more than the model has, the GPUs are not there, or the weights cannot go the
-            way that is named.
+        ConfigError: ``max_model_len`` exceeds the model's, GPUs do not exist, or the weight transfer is impossible.
         SamplingError: the server does not start, or vLLM is not installed here.
     """
     with ENGINES[config.kind](model, tokenizer, config, work, runtime, progress) as engine:

@@ -1,4 +1,4 @@
-"""Rows of gated datasets, as the steps that train and evaluate read them."""
+"""Rows of gated datasets, as training and evaluation read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.types import Message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRow:
-    """One row of ``prompts/v1``, without its split."""
+    """Row of ``prompts/v1`` without its split."""
 
     prompt_id: str
     messages: tuple[Message, ...]
@@ -22,7 +22,7 @@ class PromptRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemonstrationRow:
-    """One row of ``demonstrations/v1``, without its split."""
+    """Row of ``demonstrations/v1`` without its split."""
 
     demonstration_id: str
     messages: tuple[Message, ...]
@@ -33,7 +33,7 @@ class DemonstrationRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairRow:
-    """One row of ``preference_pairs/v2``, without its split. ``weight``: how much the pair's set counts."""
+    """Row of ``preference_pairs/v2`` without its split. ``weight``: weight of the pair's set."""
 
     pair_id: str
     set_id: str
@@ -47,7 +47,7 @@ class PairRow:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Rows of a gated file of prompts, in its order.
+    """Read the rows of a gated file of prompts, in its order.
 
     Raises:
         StorageError: missing or damaged.
@@ -56,7 +56,7 @@ def read_prompts(path: Path) -> list[PromptRow]:
 
 
 def read_demonstrations(path: Path) -> list[DemonstrationRow]:
-    """Rows of a gated file of demonstrations, in its order.
+    """Read the rows of a gated file of demonstrations, in its order.
 
     Raises:
         StorageError: missing or damaged.
@@ -65,7 +65,7 @@ def read_demonstrations(path: Path) -> list[DemonstrationRow]:
 
 
 def read_pairs(path: Path) -> list[PairRow]:
-    """Rows of a gated file of preference pairs, in its order.
+    """Read the rows of a gated file of preference pairs, in its order.
 
     Raises:
         StorageError: missing or damaged.

@@ -16,9 +16,9 @@ from rlcore.hardware.runtime import Runtime
 
 @contextlib.contextmanager
 def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
-    """Set threads and the global seed (only dropout draws from it); models are loaded in the configured precision.
+    """Set threads and the global seed, which only dropout uses; models are loaded in the configured precision.
 
-    What an earlier stage of this process left on the GPU is freed before and, as far as nothing holds it, after.
+    GPU memory of earlier stages in this process is freed before and, unless it is referenced, after.
     """
     empty_cache()
     if config.num_threads:
@@ -27,7 +27,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
     device, dtype = choose_device_and_dtype(config)
     if device.type == "cuda":
         if device.index is not None:
-            torch.cuda.set_device(device)  # what takes no device, such as vLLM's senders, takes this one
+            torch.cuda.set_device(device)  # default device of code that takes none, such as vLLM's senders
         torch.cuda.reset_peak_memory_stats(device)
     try:
         narrow = dtype.itemsize < torch.float32.itemsize and not config.save_float32
@@ -37,7 +37,7 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """Peak memory in GiB: of the GPU's allocator, or resident memory of this process on a CPU."""
+    """Return the peak memory in GiB: of the GPU's allocator, or resident memory of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -1,6 +1,6 @@
-"""A policy's answers to prompts: sampled and scored in chunks, each a table that is there as a whole or not at all.
+"""Answers of a policy to prompts: sampled and scored in chunks, each an atomic table.
 
-The draws of a chunk are a function of (seed, chunk): a killed run goes on with the next chunk and ends with the same
+The draws of a chunk depend only on (seed, chunk): a resumed run continues with the next chunk and ends with the same
 bytes.
 """
 
@@ -38,11 +38,11 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 
 PROMPTS_PER_CHUNK = 64
-CALLS = ".calls.json"  # beside a chunk's table, where policies call tools
+CALLS = ".calls.json"  # next to a chunk's table, if policies call tools
 
 
 class SampledAnswers(NamedTuple):
-    """The prompts that were asked, every answer to them, and the tokenizer of both."""
+    """Sampled prompts, all answers to them, and the tokenizer of both."""
 
     prompts: Sequence[Prompt]
     candidates: Sequence[Candidate]
@@ -50,7 +50,7 @@ class SampledAnswers(NamedTuple):
 
 
 def answered_prompts(context: StageContext, policy: str) -> SampledAnswers:
-    """The chosen training prompts, and the scored answers of the checkpoint of the stage ``policy``.
+    """Return the chosen training prompts with the scored answers of the checkpoint of the stage ``policy``.
 
     Raises:
         RewardError: the grader fails too often.
@@ -64,7 +64,7 @@ def answered_prompts(context: StageContext, policy: str) -> SampledAnswers:
 
 
 def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prompt]:
-    """The training prompts, or ``num_prompts`` of them that the seed chooses, in an order of its own."""
+    """Return the training prompts, or ``num_prompts`` of them that the seed chooses, shuffled."""
     stage = context.config.stage
     prompts = read_prompt_sets(context, stage.data, "train", tokenizer)
     order = shuffled(len(prompts), context.seed, stage.kind)[: stage.settings.num_prompts or None]
@@ -72,13 +72,13 @@ def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prom
 
 
 def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
-    """The file of each chunk, whether it is there or not."""
+    """Return the file of each chunk, whether it exists or not."""
     count = math.ceil(num_prompts / PROMPTS_PER_CHUNK)
     return [context.work / "chunks" / f"chunk-{number:05d}.parquet" for number in range(count)]
 
 
 def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer: ChatTokenizer, folder: Path) -> None:
-    """Sample from the checkpoint in ``folder`` and score, chunk by chunk, those that are not on disk yet."""
+    """Sample from the checkpoint in ``folder`` and score the chunks that are not on disk yet."""
     config: AnswersConfig = context.config.stage.settings
     kind: str = context.config.stage.kind
     paths = chunk_paths(context, len(prompts))
@@ -125,10 +125,9 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
 
 
 def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) -> None:
-    """Refuse episodes whose answers answer another prompt than the row's: what is made of them would not know it.
+    """Reject episodes whose answers answer another prompt than the row's, which derived data would not contain.
 
-    ``why``: what cannot be made of them.
-
+    ``why``: the data that cannot be derived.
     Raises:
         ConfigError: the chat template declares tools in the prompt, or an environment adds its first observation.
     """
@@ -149,7 +148,7 @@ def _has_other_calls(path: Path) -> bool:
 def sample_groups(
     sampler: Sampler, prompts: Sequence[Prompt], config: AnswersConfig, *, seed: int
 ) -> list[list[Rollout]]:
-    """The answers to each prompt; what the engine could not produce is left out."""
+    """Return the answers to each prompt, without those that the engine failed to produce."""
     params = SamplingParams(
         temperature=config.sampling.temperature,
         max_new_tokens=config.sampling.max_new_tokens,
@@ -160,7 +159,7 @@ def sample_groups(
 
 
 def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path) -> None:
-    """Stop the run if the grader fails too often; the rollouts with their errors are then in a separate table.
+    """Stop the run if the grader fails too often. The rollouts with their errors are then in a separate table.
 
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.
@@ -168,13 +167,13 @@ def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path)
     try:
         check_error_rate([item.score for group in groups for item in group])
     except RewardError as error:
-        table = path.parent.with_name("not_scored") / path.name  # no chunk: a run that goes on scores them again
+        table = path.parent.with_name("not_scored") / path.name  # no chunk: a resumed run scores them again
         write_rollouts(table, 0, groups)
         raise RewardError(error.what, where=str(table), fix=error.fix) from error
 
 
 def calls_of(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, dict[str, Any]]:
-    """The last turn of each answer, and its calls with the tools' output; a table of rollouts has them as one text."""
+    """Split answers into their last turns and tool calls with outputs, which a rollout table joins to one text."""
     return {
         answer_name(item.rollout.prompt.prompt_id, index): {
             "text": item.rollout.text,
@@ -186,12 +185,12 @@ def calls_of(groups: Sequence[Sequence[ScoredRollout]]) -> dict[str, dict[str, A
 
 
 def answer_name(prompt_id: str, sample_index: int) -> str:
-    """The name of an answer, which is that of its demonstration."""
+    """Return the name of an answer, which its demonstration keeps."""
     return f"{prompt_id}/{sample_index}"
 
 
 def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> list[Candidate]:
-    """Every sampled answer, as the pure part wants it."""
+    """Read all sampled answers as candidates for selection."""
     tasks = {prompt.prompt_id: prompt.task for prompt in prompts}
     controls = tuple(tokenizer.special_tokens)
     found = []

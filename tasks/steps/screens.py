@@ -1,4 +1,4 @@
-"""Trials of rows before they are accepted: references by the grader, code tasks by their own solutions."""
+"""Row filters: trials of reference answers by the grader, and of code tasks by their solutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts to train on as token sequences: demonstrations, and both sides of preference pairs."""
+"""Training texts as token sequences: demonstrations, and both sides of preference pairs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlcore.training.preferences import TokenPair
 
 
 def tokenize_demonstrations(rows: Sequence[DemonstrationRow], tokenizer: ChatTokenizer) -> list[Demonstration]:
-    """Token ids and loss masks: every turn of the assistant is trained on, including its end-of-turn token."""
+    """Return token ids and loss masks: each assistant turn is trained on, including its end-of-turn token."""
     return [render_conversation(tokenizer, row.messages, row.completion) for row in rows]
 
 
 def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tokens: int) -> list[TokenPair]:
-    """Both sides cut to the token budget. The gate has refused pairs that the cut makes equal."""
+    """Truncate both sides to the token budget. The gate has rejected pairs that become equal."""
     pairs = []
     for row in rows:
         prompt_ids, chosen_ids = tokenizer.render_demonstration(row.messages, row.chosen)

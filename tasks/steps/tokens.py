@@ -1,4 +1,4 @@
-"""Prompts as token sequences, and whether the model has room for them."""
+"""Prompts as token sequences, and checks against the model's positions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlcore.types import Prompt
 def tokenize_prompts(
     rows: Sequence[PromptRow], tokenizer: ChatTokenizer, *, dataset: str = "", is_one_of_several: bool = False
 ) -> list[Prompt]:
-    """Rows of a data set with the token ids that the policy will see, generation prompt included.
+    """Return rows with the token ids that the policy sees, including the generation prompt.
 
-    Two data sets may use an id for different prompts, so of several each id begins with the data set's name.
+    Two datasets may use one id for different prompts, so with several datasets each id begins with the dataset's name.
     """
     scope = f"{dataset}/" if is_one_of_several else ""
     return [
@@ -41,7 +41,7 @@ def read_prompt_sets(
     *,
     limit: int | None = None,
 ) -> list[Prompt]:
-    """The prompts of a split of each data set, at most ``limit`` of each; of several, ids begin with the set's name."""
+    """Read the prompts of a split, at most ``limit`` per dataset; with several, ids begin with the dataset's name."""
     found: list[Prompt] = []
     for name in names:
         rows = read_prompts(context.inputs[prepare_stage_name(name)] / f"{split}.parquet")[:limit]
@@ -50,15 +50,14 @@ def read_prompt_sets(
 
 
 def id_in_dataset(prompt: Prompt, *, is_one_of_several: bool) -> str:
-    """The id that a prompt has in its data set, which :func:`tokenize_prompts` puts behind the set's name."""
+    """Return a prompt's id within its dataset, which :func:`tokenize_prompts` appends to the dataset's name."""
     return prompt.prompt_id.removeprefix(f"{prompt.dataset}/") if is_one_of_several else prompt.prompt_id
 
 
 def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int, *, key: str) -> None:
-    """Refuse a run whose longest prompt leaves no room for a whole completion in a model that reads ``positions``.
+    """Reject a run whose longest prompt and completion exceed the model's ``positions``.
 
     ``key``: of the setting ``max_new_tokens``.
-
     Raises:
         ConfigError: names the prompt and the two limits.
     """

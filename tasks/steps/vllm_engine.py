@@ -1,4 +1,4 @@
-"""vLLM as the engine of a stage: in this process, or servers that are started for it or running."""
+"""vLLM as the engine of a stage: in this process, or servers, started or running."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_vllm_in_process(
     progress: Callable[[str], None],
 ) -> Iterator[Sampler]:
     """Open vLLM in this process, on the trainer's GPU if there is one; it sleeps during updates."""
-    empty_cache()  # what is free is what the engine may take
+    empty_cache()  # the engine may use the free memory
     cards = visible_cards(runtime.device, learns=work.learns)
     own = () if cards.trainer is None else (cards.trainer,)
     (fraction,) = memory_fractions(config, [own], cards)
@@ -62,7 +62,7 @@ def open_vllm_servers(
     progress: Callable[[str], None],
 ) -> Iterator[Sampler]:
     """Open the servers of ``config``: those of its addresses, or new ones on the GPUs that it names."""
-    empty_cache()  # what is free is what the engine may take
+    empty_cache()  # the engine may use the free memory
     cards = visible_cards(runtime.device, learns=work.learns)
     whole = _whole_spec(model, config, work, runtime, cards)
     specs = server_specs(whole, cards, runtime.device, adapter_rank=work.adapter.rank, can_send=is_installed())
@@ -72,7 +72,7 @@ def open_vllm_servers(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """For each server its GPUs, its part of them, and whether one is the trainer's; how weights get to all of them."""
+    """Placement of servers: GPUs, fraction of them, whether shared with the trainer, and the weight transfer."""
 
     dealt: Sequence[tuple[int, ...]]
     fractions: Sequence[float]
@@ -83,10 +83,10 @@ class Placement:
 def place(
     config: EngineConfig, cards: VisibleGpus, device: torch.device, *, num_bytes: int, can_send: bool
 ) -> Placement:
-    """Assign servers to GPUs, for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
+    """Assign servers to GPUs for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
 
     Raises:
-        ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
+        ConfigError: the GPUs do not exist, or the weight transfer is impossible.
     """
     dealt = [() for _ in config.urls] or assign_gpus(config, cards)
     shares = [] if config.urls else shares_trainer_gpu(dealt, cards)
@@ -101,10 +101,10 @@ def place(
 def server_specs(
     whole: ServerSpec, cards: VisibleGpus, device: torch.device, *, adapter_rank: int, can_send: bool
 ) -> list[ServerSpec]:
-    """The servers that share the work of ``whole`` and a folder for weights from ``device``.
+    """Return the specs of servers that share the work of ``whole``, and a folder for weights from ``device``.
 
     Raises:
-        ConfigError: the GPUs are not there, or the weights cannot go the way that is named.
+        ConfigError: the GPUs do not exist, or the weight transfer is impossible.
     """
     config = whole.config
     num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
@@ -127,10 +127,10 @@ def server_specs(
 
 
 def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: VisibleGpus) -> ServerSpec:
-    """Return the spec of one server that has all of the work."""
+    """Return the spec of one server for all of the work."""
     return ServerSpec(
         model=model.resolve(),
-        exchange=Path(),  # of servers alone
+        exchange=Path(),  # only for servers
         config=config,
         dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
         max_model_len=_model_length(model, config, work),
@@ -142,7 +142,7 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
 
 
 def _model_length(model: Path, config: EngineConfig, work: Workload) -> int:
-    """Positions that the engine makes room for: those of the longest text, and one to score a whole text."""
+    """Return the engine's positions: for the longest text, and one to score a whole text."""
     positions = positions_of(model)
     if config.max_model_len > positions:
         raise ConfigError(

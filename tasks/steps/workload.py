@@ -1,4 +1,4 @@
-"""The work for which an engine is sized."""
+"""Workload of an engine, which determines its size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlcore.hardware.runtime import Runtime
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """The work of an engine in a stage, by which it is sized.
+    """Workload of an engine in a stage.
 
-    ``max_tokens``: of the longest prompt and its completion. ``learns``: a learner computes beside the engine, and
-    ``learns_meanwhile``, while it samples. ``adapter``: the shape of the policy's, on the checkpoint that is served.
+    ``max_tokens``: of the longest prompt and its completion. ``learns``: a learner shares the device, and
+    ``learns_meanwhile``, while the engine samples. ``adapter``: the policy's LoRA on the served checkpoint.
     """
 
     max_concurrent: int
@@ -26,7 +26,7 @@ class Workload:
 
 
 def engine_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
-    """The precision that the engine computes in."""
+    """Return the precision of the engine."""
     if config.kind == "native" or config.dtype == "auto":
         return runtime.compute_dtype
     dtype: torch.dtype = getattr(torch, config.dtype)

@@ -1,7 +1,7 @@
-"""Results on disk, named by their content: ``artifacts/<kind>/<sha256>/`` with a manifest of every file.
+"""Artifacts: content-addressed results in ``artifacts/<kind>/<sha256>/``, with a manifest of their files.
 
-The digest of a folder is the SHA-256 over its sorted (path, SHA-256 of the file) pairs: times, owners and the place
-where it was made do not enter, so the same bytes are the same artifact on every machine.
+The digest of a folder is the SHA-256 over its sorted (path, SHA-256 of the file) pairs, without times, owners and
+location. Equal bytes are thus the same artifact on every machine.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactRef:
-    """A small value that stands for a folder of files; it goes to caches, task results and tags as JSON.
+    """Reference to a folder of files, stored as JSON in caches, task results and tags.
 
-    ``uri`` is relative to the home, so that the home can be moved. ``bytes`` is the sum of the files' sizes,
-    ``rows`` the number of rows (0: not a table), ``contract`` the data contract that they passed
+    ``uri`` is relative to the state directory, which can therefore be moved. ``bytes``: total size of the files;
+    ``rows``: number of rows (0: not a table); ``contract``: the data contract that they passed
     (``preference_pairs/v2``).
     """
 
@@ -45,7 +45,7 @@ class ArtifactRef:
 
     @classmethod
     def from_json(cls, document: Any) -> ArtifactRef:
-        """The reference that a document holds.
+        """Parse a reference from a document.
 
         Raises:
             StorageError: it is no object, or a field is missing, unknown or of the wrong type.
@@ -60,13 +60,13 @@ class ArtifactRef:
 
 
 class ArtifactStore:
-    """The artifacts below one home; files are never changed once they are committed."""
+    """Artifacts of a state directory. Committed files are never changed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def commit(self, folder: Path, *, kind: str, rows: int = 0, contract: str = "", stage_key: str = "") -> ArtifactRef:
-        """Seal a finished folder and place it in the store.
+        """Seal a finished folder and move it into the store.
 
         Raises:
             StorageError: as :meth:`seal` and :meth:`place`.
@@ -76,10 +76,10 @@ class ArtifactStore:
         return ref
 
     def seal(self, folder: Path, *, kind: str, rows: int = 0, contract: str = "", stage_key: str = "") -> ArtifactRef:
-        """Write the manifest of a finished folder, and have all of it on the disk; what it will be in the store.
+        """Write the manifest of a finished folder, flush it to disk, and return its future reference.
 
         Raises:
-            StorageError: an empty folder, a link, a special or a half-written file in it, or the disk refuses.
+            StorageError: an empty folder, a link, a special or a half-written file in it, or a write error.
         """
         try:
             digest, size = _seal(folder, kind)
@@ -91,12 +91,11 @@ class ArtifactStore:
         )
 
     def place(self, folder: Path, ref: ArtifactRef) -> None:
-        """Move a sealed folder into the store; when the same content is there already, drop the new copy.
+        """Move a sealed folder into the store, or drop it if the same content is already there.
 
-        ``folder`` must lie on the same disk as the home. After the return it no longer exists.
-
+        ``folder`` must be on the same disk as the store. After the return it no longer exists.
         Raises:
-            StorageError: the disk refuses.
+            StorageError: writing fails.
         """
         try:
             self._place(folder, self.root / ref.uri, ref.sha256)
@@ -108,10 +107,10 @@ class ArtifactStore:
         return _folder_errors(self.root / ref.uri, ref.sha256)
 
     def path(self, ref: ArtifactRef) -> Path:
-        """The folder of ``ref``.
+        """Return the folder of ``ref``.
 
         Raises:
-            StorageError: it is not there.
+            StorageError: it does not exist.
         """
         folder = self.root / ref.uri
         if not (folder / MANIFEST).is_file():
@@ -131,7 +130,7 @@ class ArtifactStore:
         try:
             folder.rename(target)
         except OSError:
-            # A folder that is not empty cannot be replaced: it holds this very content, perhaps since a moment ago.
+            # A nonempty folder cannot be replaced: it has this very content, perhaps written concurrently.
             if _folder_errors(target, digest):
                 raise
             shutil.rmtree(folder)
@@ -139,10 +138,10 @@ class ArtifactStore:
 
 
 def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
-    """The digests of an artifact's files by their paths, from a manifest that is that of the artifact ``sha256``.
+    """Return the digests of an artifact's files by path, from the manifest of the artifact ``sha256``.
 
     Raises:
-        StorageError: it cannot be read, or is another artifact's.
+        StorageError: it cannot be read, or belongs to another artifact.
     """
     try:
         files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
@@ -155,7 +154,7 @@ def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
 
 
 def file_errors(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
-    """Errors of the files of a folder, whose digests are listed by path; its manifest counts for none."""
+    """Return the errors in files whose digests are listed by path; the manifest itself is not listed."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not _is_folder(path)}
     found.pop(MANIFEST, None)
     missing = [f"{name} is missing" for name in sorted(listed.keys() - found.keys())]
@@ -166,7 +165,7 @@ def file_errors(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -227,5 +226,5 @@ def _folder_errors(folder: Path, digest: str) -> tuple[str, ...]:
 def _is_intact(path: Path, sha256: str) -> bool:
     try:
         return path.is_file() and file_sha256(path) == sha256
-    except OSError:  # a file that cannot be read is as good as lost, and is computed again
+    except OSError:  # an unreadable file counts as lost, and is computed again
         return False

@@ -1,4 +1,4 @@
-"""Writes that need not be waited for, made one after another by a thread of their own."""
+"""Background writes, done in order by one thread."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-MAX_WAITING = 32  # jobs; whoever brings more waits, so that a slow server cannot fill the memory
+MAX_WAITING = 32  # jobs; more block the caller, so that a slow server cannot fill the memory
 
 
 class BackgroundWriter:
-    """Does jobs in the order in which they came, while the caller goes on.
+    """Run jobs in order while the caller continues.
 
-    A job that fails is the last one that is done: what was to follow it is dropped, so that nothing is ever recorded
-    after a gap. Its error is raised by every later :meth:`submit` and :meth:`wait`.
+    After a job fails, the later ones are dropped, so that records have no gap. Each later :meth:`submit` and
+    :meth:`wait` raises its error.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class BackgroundWriter:
         self._error: Exception | None = None
 
     def submit(self, job: Callable[[], object]) -> None:
-        """Do ``job`` as soon as those before it are done; waits while ``MAX_WAITING`` are."""
+        """Queue ``job``; block while ``MAX_WAITING`` are queued."""
         if len(self._pending) >= MAX_WAITING:
             self._pending.popleft().result()
         while self._pending and self._pending[0].done():
@@ -31,13 +31,13 @@ class BackgroundWriter:
         self._pending.append(self._thread.submit(self._do, job))
 
     def wait(self) -> None:
-        """Return when every job is done."""
+        """Wait until all jobs are done."""
         while self._pending:
             self._pending.popleft().result()
         self._raise()
 
     def close(self) -> None:
-        """Do what waits and end the thread, whether or not a job failed."""
+        """Finish the queued jobs and end the thread, even if a job failed."""
         self._thread.shutdown(wait=True)
 
     def _do(self, job: Callable[[], object]) -> None:

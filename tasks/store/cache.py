@@ -1,4 +1,4 @@
-"""The cache of results: a record for each finished stage, with everything that its key covers."""
+"""Cache of results: a record for each finished stage, with everything that its key covers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FORMAT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A finished stage in the cache: its result, what that was made from, by what code and in what environment.
+    """Record of a finished stage: its result, key inputs, code and environment.
 
-    ``files``: where the files lay that the preset names, by its keys, since ingredients have their names alone.
-    ``created``: ISO 8601, UTC. ``environment``: digest of all installed packages. ``metrics`` sum the stage up.
+    ``files``: paths of the files that the preset names, by its keys; the key inputs have only their names. ``created``:
+    ISO 8601, UTC. ``environment``: digest of all installed packages. ``metrics`` summarize the stage.
     """
 
     key: str
@@ -48,17 +48,17 @@ def describe_machine(machine: Mapping[str, object]) -> str:
 
 
 class StageCache:
-    """``cache/<stage>/<key>.json``: which key gave which artifact."""
+    """Records in ``cache/<stage>/<key>.json``: the artifact of each key."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def find(self, stage: str, key: str) -> Record | None:
-        """The record of a key; one that is damaged, or that is about another stage or key, counts as absent."""
+        """Return the record of a key; a damaged one, or one of another stage or key, counts as absent."""
         return _read(self.folder / stage / f"{key}.json")
 
     def records(self, stage: str) -> tuple[Record, ...]:
-        """All records of a stage; one that cannot be read counts as absent, so its stage is computed again."""
+        """Return all records of a stage. An unreadable one counts as absent, so that its stage is computed again."""
         read = (_read(path) for path in sorted((self.folder / stage).glob("*.json")))
         return tuple(record for record in read if record is not None)
 
@@ -69,7 +69,7 @@ class StageCache:
 
 
 def now() -> str:
-    """The time, as records keep it."""
+    """Return the current time in the format of records."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
@@ -87,6 +87,6 @@ def _read(path: Path) -> Record | None:
 
 
 def _seal(document: Mapping[str, Any]) -> str:
-    """A digest of everything else that a record says: no byte of it is believed that was not written so."""
+    """Return a digest of the other fields of a record, by which changed records are detected."""
     as_read = json.loads(json.dumps(document))
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

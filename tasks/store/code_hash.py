@@ -1,13 +1,11 @@
-"""The code that a stage runs, and a digest of it that formatting and comments do not change.
+"""Digest of the code that a stage runs, independent of formatting and comments.
 
-The closure of a module is found without importing it: every import statement is followed, at the top of a file or
-inside a function, as long as it leads into the same top-level packages.
+The closure of a module is found without importing it: each import statement, at the top of a file or inside a function,
+is followed within the same top-level packages. A custom module, such as a reward, is followed into all of its imports
+outside the standard library and installed distributions: neighboring helpers and packages of a source tree.
 
-A user's module (a reward of one's own) is followed into everything that it imports which is neither the standard
-library's nor an installed distribution's: the helpers beside it, the packages of a source tree.
-
-Limits: ``importlib.import_module`` is followed only for a literal name, and files that are not Python (presets,
-templates) are not code: they enter a stage's key through its configuration or its ``external`` digest.
+Limits: ``importlib.import_module`` is followed only for a literal name. Files that are not Python (presets, templates)
+are not code: they enter a stage's key through its configuration or its ``source_digest``.
 """
 
 from __future__ import annotations
@@ -28,12 +26,11 @@ import rlcore
 from rlcore.errors import StorageError
 from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen, imported_packages, imports_of, syntax_tree
 
-OWN = "rlcore"  # the root of all our modules
+OWN = "rlcore"  # the root of all rlcore modules
 
-# The folder says whether code can change a result. What lies in these moves bytes, records, schedules or draws, holds
-# values that enter the key themselves (rlcore.config), or words (rlcore.metrics), or can stop a run and do nothing else
-# (the audit and some canaries: no figure of theirs is in an artifact). Of a stage kind only its step and its parts
-# compute.
+# The folder tells whether code can change a result. These move bytes, records, schedules or drawings, hold values that
+# are in the key themselves (rlcore.config) or texts (rlcore.metrics), or can only stop a run (the audit and some
+# canaries: none of their metrics is in an artifact). Of a stage kind only its step and components compute.
 NEUTRAL = (
     "rlcore.checks.audit",
     *(f"rlcore.checks.canaries.{name}" for name in ("known_answers", "masks", "rewards")),
@@ -48,18 +45,17 @@ NEUTRAL = (
 )
 _KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
 _NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(settings|page|stage|memory|checks)")
-_MEASURES = ("psutil",)  # packages of others that look at the machine and change no result
+_MEASURES = ("psutil",)  # external packages that inspect the machine and change no result
 _ROOT = Path(rlcore.__file__).resolve().parents[1]
-_INSTALLED = frozenset({"site-packages", "dist-packages"})  # the folders of installed distributions
+_INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of installed distributions
 
 
 def closure(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> frozenset[str]:
-    """The modules of our packages that ``module`` imports, directly or not, and itself.
+    """Return the rlcore modules that ``module`` imports, directly or indirectly, and itself.
 
-    ``chosen``: the rows of tables that are used (:mod:`rlcore.choices`). ``root`` is the folder that holds the package
-    (default: that of this installation). A module outside our packages (a user's reward) is followed
-    into all of the user's own code, by :func:`is_own`. Of a module that draws, the room of drawing counts.
-
+    ``chosen``: the rows of tables that are used (:mod:`rlcore.choices`). ``root``: the folder of the package (default:
+    this installation). A custom module is followed into all custom code (:func:`is_own`). For a module that draws, the
+    package ``drawing`` counts.
     Raises:
         StorageError: the source of ``module`` cannot be found.
     """
@@ -67,15 +63,15 @@ def closure(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None =
 
 
 def closure_digests(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> Mapping[str, str]:
-    """The digest of each module of the closure, by name."""
+    """Return the digest of each module of the closure, by name."""
     found = sorted(_reach(module, chosen, root).items())
     return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
 
 
 def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
-    """The packages of others that the closure of ``module`` imports, at the top of a file or inside a function.
+    """Return the external packages that the closure of ``module`` imports, at the top of a file or in a function.
 
-    What is imported for type checkers alone is not run.
+    Imports for type checkers do not count.
     """
     reached = _reach(module, chosen, None)
     found = {name for path in reached.values() for name in imported_packages(path.read_text(encoding="utf-8"))}
@@ -84,17 +80,18 @@ def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]
 
 
 def closure_digest(module: str, *, root: Path | None = None) -> str:
-    """One SHA-256 over the names and digests of the whole closure."""
+    """Return one SHA-256 over the names and digests of the whole closure."""
     pairs = "\n".join(f"{name} {digest}" for name, digest in closure_digests(module, root=root).items())
     return hashlib.sha256(pairs.encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """The commit of this checkout (``+dirty`` with uncommitted changes), else what ``RLCORE_CODE_VERSION`` says of an
-    image that was built from one, else the version of the package.
+    """Return the commit of this checkout (``+dirty`` with changes), else ``RLCORE_CODE_VERSION``, else the version.
+
+    Images that are built from a commit set ``RLCORE_CODE_VERSION``.
     """
-    # An installation may lie inside somebody else's repository: only our own has this file tracked.
+    # An installation may be inside another repository: only rlcore's own tracks this file.
     if _git("ls-files", "--error-unmatch", str(Path(__file__).resolve())):
         commit = _git("rev-parse", "HEAD")
         return f"{commit}+dirty" if _git("status", "--porcelain", "--untracked-files=no") else commit
@@ -128,9 +125,9 @@ def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
         if path is None:
             continue
         source = path.read_text(encoding="utf-8")
-        if name == module or _digest(source) != _digest(""):  # a package without code says nothing
+        if name == module or _digest(source) != _digest(""):  # a package without code is ignored
             found[name] = path
-        # A package's __init__ runs first. That of the library only says where names are, to those who ask it for one.
+        # A package's __init__ runs first. The library's only maps names, for importers of the package itself.
         parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", OWN) else []
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         imported = imports_of(source, package, chosen)
@@ -146,7 +143,7 @@ def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
 
 
 def is_own(top: str) -> bool:
-    """Return True if a top-level module is the user's own: neither Python's nor an installed distribution's."""
+    """Return True if a top-level module is custom: neither Python's nor an installed distribution's."""
     if top in sys.stdlib_module_names or top == OWN:
         return False
     path = _foreign(top)
@@ -158,7 +155,7 @@ def _lies_in(module: str, packages: Collection[str]) -> bool:
 
 
 def _source(module: str, root: Path | None) -> Path | None:
-    """The file of a module, or None when the name is not a module (``from x import a_function``)."""
+    """Return the file of a module, or None if the name is not a module (``from x import a_function``)."""
     top, *rest = module.split(".")
     folder = (root or _ROOT) / top if top == OWN else _foreign(top)
     if folder is None:
@@ -168,7 +165,7 @@ def _source(module: str, root: Path | None) -> Path | None:
 
 
 def _foreign(top: str) -> Path | None:
-    """Return the path of a top-level module or package outside ours, without its suffix."""
+    """Return the path of an external top-level module or package, without its suffix."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # __main__ of an interactive session
@@ -186,7 +183,7 @@ def _digest(source: str) -> str:
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Drops every statement that is a bare string; such a tree is for comparison, it need not compile."""
+    """Transformer that drops all bare strings; the result is compared, not compiled."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

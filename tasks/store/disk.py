@@ -24,13 +24,13 @@ _FIXES = {
 
 
 def to_storage_error(verb: str, path: Path, error: OSError) -> StorageError:
-    """The error of a file that the system lets nobody read, write or make, with what to do about it."""
+    """Convert a file error of the system to a StorageError with a fix."""
     reason = error.strerror or str(error)
     return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk itself, so that a power cut cannot take them back."""
+    """Flush a file, or the names in a folder, to disk, so that a power cut cannot undo them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -40,10 +40,10 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def raise_on_full_disk(folder: Path) -> Iterator[None]:
-    """Let an error of the block whose reason is a full disk be one of ours, which says so.
+    """Convert any error of the block that was caused by a full disk.
 
     Raises:
-        StorageError: in the place of any error that was caused by a full disk or quota.
+        StorageError: instead of an error that was caused by a full disk or quota.
     """
     try:
         yield
@@ -60,7 +60,7 @@ def raise_on_full_disk(folder: Path) -> Iterator[None]:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return True if the error, or one of its causes, says that there is no space."""
+    """Return True if the error, or one of its causes, was a full disk."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

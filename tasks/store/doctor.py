@@ -22,10 +22,10 @@ from rlcore.tasks.store.cache import describe_machine
 from rlcore.tasks.store.settings import Home, engine_name
 
 GIB = 2**30
-# Of all recipes on the tiny model no stage takes more than 1.1 GiB, and their results 0.1 GiB; the rest is for the
-# embedded server, graders and MLflow.
+# On the tiny model no stage takes more than 1.1 GiB, and the results 0.1 GiB; the rest is for the embedded server,
+# graders and MLflow.
 MEMORY_GIB, DISK_GIB = 2.0, 1.0
-_SECONDS = 3.0  # that a server has to answer in
+_SECONDS = 3.0  # seconds within which a server must answer
 _INSTALL = "run make setup, or: uv pip install --constraint infra/locks/pipeline.txt ."
 _MARKS = {"ok": "ok", "absent": "-", "missing": "MISSING"}
 _PAGES = {"Prefect": "version", "MLflow": "api/2.0/mlflow/experiments/search?max_results=1"}
@@ -34,7 +34,7 @@ State = Literal["ok", "absent", "missing"]
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorCheck:
-    """One line. ``absent``: some recipes need it, the demo does not; ``missing``: the demo needs it."""
+    """Result of one check. ``absent``: some recipes need the part, not the demo; ``missing``: the demo needs it."""
 
     subject: str
     state: State
@@ -43,7 +43,7 @@ class DoctorCheck:
 
 
 def run_checks(home: Home) -> Iterator[DoctorCheck]:
-    """Every finding, as it is found; what is needed for the demo first."""
+    """Yield the results of all checks, those for the demo first."""
     checks: tuple[Callable[[], DoctorCheck], ...] = (
         python,
         packages,
@@ -69,13 +69,13 @@ def _tried(check: Callable[[], DoctorCheck]) -> DoctorCheck:
 
 
 def lines(finding: DoctorCheck) -> str:
-    """A finding for a terminal: one line, and what to do in a second."""
+    """Format a result for a terminal: one line, and a second with the fix."""
     fix = f"\n{'':<29}{finding.fix}" if finding.fix and finding.state != "ok" else ""
     return f"{_MARKS[finding.state]:<9}{finding.subject:<20}{finding.text}{fix}"
 
 
 def python() -> DoctorCheck:
-    """The interpreter and the operating system."""
+    """Report the interpreter and the operating system."""
     text = f"Python {platform.python_version()}, {platform.system()} {platform.machine()}, {sys.executable}"
     is_old = sys.version_info < (3, 11)
     return DoctorCheck(
@@ -84,7 +84,7 @@ def python() -> DoctorCheck:
 
 
 def packages() -> DoctorCheck:
-    """The libraries that everything needs, against what rlcore asks for."""
+    """Report the required libraries and their versions."""
     errors = [error for text in _required() if (error := _error_of(Requirement(text)))]
     if errors:
         return DoctorCheck(subject="packages", state="missing", text="; ".join(errors), fix=_INSTALL)
@@ -110,13 +110,13 @@ def device(config: HardwareConfig | None = None) -> DoctorCheck:
 
 
 def cores() -> DoctorCheck:
-    """Processor cores that this process may use."""
+    """Report the processor cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return DoctorCheck(subject="cores", state="ok", text=f"{usable} usable of {os.cpu_count()}")
 
 
 def memory() -> DoctorCheck:
-    """Memory that is free, as far as kernel and container let us."""
+    """Report the free memory, as far as kernel and container allow."""
     import torch
 
     from rlcore.hardware.free_memory import free_bytes
@@ -163,7 +163,7 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     fix = f"start it (make services), or unset {variable} for the embedded one"
     base = url.rstrip("/")
     try:
-        # MLflow's is beside its pages, Prefect's below its API. Only the second page asks who we are.
+        # MLflow has it next to its pages, Prefect below its API. Only that page requires authentication.
         answer = httpx.get(f"{base}/health", timeout=_SECONDS)
         if answer.is_success:
             answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=_user(name))
@@ -177,7 +177,7 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
 
 
 def _user(name: str) -> tuple[str, str]:
-    """User and password for a server, as its own client takes them from the environment."""
+    """Return user and password for a server, as its client reads them from the environment."""
     if name == "Prefect":
         user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
         return user, password
@@ -185,7 +185,7 @@ def _user(name: str) -> tuple[str, str]:
 
 
 def sandbox() -> DoctorCheck:
-    """Check that untrusted programs can be isolated: sandboxes are started and attacked."""
+    """Check that untrusted programs can be isolated, by starting and attacking sandboxes."""
     from rlcore.sandbox.pool import SandboxPool
 
     try:
@@ -198,7 +198,7 @@ def sandbox() -> DoctorCheck:
 
 
 def rollout_engine() -> DoctorCheck:
-    """Report the environment that has vLLM; the native sampler is always there."""
+    """Report the environment that has vLLM; the native engine is always available."""
     own = Path(".venv-engine/bin/python")
     if importlib.util.find_spec("vllm"):
         return DoctorCheck(subject="rollout engines", state="ok", text="native; vLLM in this environment")
@@ -211,7 +211,7 @@ def rollout_engine() -> DoctorCheck:
 
 
 def extras() -> DoctorCheck:
-    """The optional libraries of pyproject.toml that recipes ask for."""
+    """Report the optional libraries of pyproject.toml that recipes need."""
     known: Mapping[str, str] = {"peft": "lora", "bitsandbytes": "bnb", "gguf": "gguf"}
     missing = [name for name in known if importlib.util.find_spec(name) is None]
     there = ", ".join(name for name in known if name not in missing)

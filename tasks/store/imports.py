@@ -1,4 +1,4 @@
-"""The imports of a source file, as its syntax tree says: the code is not run."""
+"""Imports of a source file, from its syntax tree: the code is not run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Chosen = Mapping[str, frozenset[str]]
 """The rows that are chosen of each table of :func:`rlcore.choices.choices`, by its setting; else every row counts."""
 NOTHING_CHOSEN: Chosen = {}
 _Rows = tuple[tuple[str, str, frozenset[str]], ...]
-_ATTEMPTS, _MOMENT = 20, 0.05  # to make a syntax tree, and seconds between them
+_ATTEMPTS, _MOMENT = 20, 0.05  # attempts at a syntax tree, and seconds between them
 
 
 def imports_of(source: str, package: str, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
@@ -26,7 +26,7 @@ def imports_of(source: str, package: str, chosen: Chosen = NOTHING_CHOSEN) -> fr
 
 
 def syntax_tree(source: str) -> ast.Module:
-    """The syntax tree of a file. Two threads that make one at once disturb each other in CPython (gh-106905)."""
+    """Return the syntax tree of a file. Concurrent parsing in two threads fails in CPython (gh-106905)."""
     for _ in range(_ATTEMPTS):
         try:
             return ast.parse(source)
@@ -44,12 +44,10 @@ def imported_packages(source: str) -> frozenset[str]:
     return frozenset(tops - sys.stdlib_module_names - {""})
 
 
-# Cached by the text itself and not by time of change, which is too coarse for two edits in one tick.
+# Cached by the text and not by modification time, which is too coarse for two edits in one tick.
 @lru_cache(maxsize=1024)
 def _read(source: str, package: str) -> tuple[frozenset[str], _Rows]:
-    """Return the imports of a module whatever is chosen, and for each row of its tables the setting, the row, its
-    imports.
-    """
+    """Return the unconditional imports of a module, and for each table row the setting, the row and its imports."""
     tree: ast.Module = _WithoutTypeChecking().visit(syntax_tree(source))
     tables = {statement: table for statement in tree.body if (table := _table(statement))}
     if not tables:
@@ -72,7 +70,7 @@ def _read(source: str, package: str) -> tuple[frozenset[str], _Rows]:
 
 
 def _table(statement: ast.stmt) -> tuple[str, Mapping[str, ast.expr]] | None:
-    """The setting and the rows of ``NAME = choices("setting", {"row": ...})``; None where it is another statement."""
+    """Parse ``NAME = choices("setting", {"row": ...})`` into the setting and the rows; None for other statements."""
     call = getattr(statement, "value", None)
     if not (isinstance(call, ast.Call) and _called_name(call) == "choices" and len(call.args) == 2):
         return None
@@ -84,7 +82,7 @@ def _table(statement: ast.stmt) -> tuple[str, Mapping[str, ast.expr]] | None:
 
 
 def _names(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, frozenset[str]]:
-    """The names that an import statement binds, with what each of them imports."""
+    """Return the names that an import statement binds, with the import of each."""
     found = {}
     for alias in statement.names:
         alone = ast.Import([alias]) if isinstance(statement, ast.Import) else _from(statement, alias)
@@ -132,7 +130,7 @@ def _called_name(node: ast.Call) -> str:
 
 
 class _WithoutTypeChecking(ast.NodeTransformer):
-    """Drops what stands below ``if TYPE_CHECKING``."""
+    """Transformer that drops the blocks of ``if TYPE_CHECKING``."""
 
     def visit_If(self, node: ast.If) -> ast.AST:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"

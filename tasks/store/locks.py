@@ -1,6 +1,6 @@
 """Exclusive file locks that the kernel releases when their holder dies, however it dies.
 
-``flock`` and not process ids: an id is reused, and means nothing in another container that shares the folder.
+They use ``flock`` and not process ids, which are reused and mean nothing in other containers on the same folder.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True, spare: bool = False) -> Iterator[bool]:
-    """Hold the lock file ``path``; the file is gone afterwards. With ``spare`` it stays if the block fails.
+    """Hold the lock file ``path``, which is removed afterwards. With ``spare`` it stays if the block fails.
 
-    Yields True while the lock is held, or False, at once, when another holds it and ``wait`` is off.
-
+    Yields True while the lock is held, or False immediately if another process holds it and ``wait`` is off.
     Raises:
         StorageError: the file cannot be made.
     """
@@ -55,7 +54,7 @@ def file_lock(path: Path, *, wait: bool = True, spare: bool = False) -> Iterator
 
 @contextmanager
 def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """A new file that is locked from the moment on which it can be seen, and gone afterwards, where ``goes`` says so.
+    """Create a file that is locked from its first visible moment, and removed afterwards if ``goes`` returns True.
 
     Raises:
         StorageError: the file cannot be made.
@@ -82,7 +81,7 @@ def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: Tru
 
 
 def is_held(path: Path) -> bool:
-    """True if a process holds the lock of a file, which stays as it is; where there is no file, nobody does."""
+    """Return True if a process holds the lock of a file, without changing it; False if there is no file."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -12,10 +12,10 @@ _LOGGERS = ("prefect.flow_runs", "prefect.task_runs", _STORE)
 
 
 class UserErrors(logging.Filter):
-    """An error of ours is one clear message, so its traceback is left out of the log, on the console as in the API.
+    """Filter that omits the traceback of rlcore's errors on the console and in the API.
 
-    Prefect logs it for the task and again for the flow, with the whole traceback, and MLflow's store does so for a full
-    disk. Errors that are not a user's keep theirs.
+    Prefect logs such an error for the task and again for the flow, with the whole traceback, and MLflow's store does so
+    for a full disk. Other errors keep their tracebacks.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -35,6 +35,6 @@ _USER_ERRORS = UserErrors()
 
 
 def shorten_user_errors() -> None:
-    """Let those loggers pass through :class:`UserErrors`; a second call changes nothing."""
+    """Attach :class:`UserErrors` to those loggers; a second call changes nothing."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_USER_ERRORS)

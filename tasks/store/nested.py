@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested values by dotted path: ``{"grpo": {"rewards": [{"weight": 1}]}}`` -> ``{"grpo.rewards.0.weight": 1}``."""
+    """Flatten nested values: ``{"grpo": {"rewards": [{"weight": 1}]}}`` -> ``{"grpo.rewards.0.weight": 1}``."""
     if isinstance(value, Mapping) and value:
         items: Iterator[tuple[Any, Any]] = iter(value.items())
     elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):

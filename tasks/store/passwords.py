@@ -1,4 +1,4 @@
-"""Passwords of the servers that we start: drawn once, in files that their owner alone may read."""
+"""Passwords of the servers of rlcore: generated once, in files that only their owner may read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _BYTES = 24
 
 
 def draw() -> str:
-    """A new password of letters, digits, - and _: it needs no quotes in an address, a shell or SQL."""
+    """Generate a password of letters, digits, - and _: it needs no quotes in an address, a shell or SQL."""
     return secrets.token_urlsafe(_BYTES)
 
 
 def passwords(path: Path, names: Sequence[str]) -> Mapping[str, str]:
-    """The password of each name from the file at ``path``; those that are not in it yet are drawn and written."""
+    """Return the password of each name from the file at ``path``; missing ones are generated and stored."""
     known: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     missing = [name for name in names if name not in known]
     if missing:
@@ -27,12 +27,12 @@ def passwords(path: Path, names: Sequence[str]) -> Mapping[str, str]:
 
 
 def private_file(path: Path) -> None:
-    """Make an empty file that its owner alone may read, where there is none."""
+    """Create an empty file that only its owner may read, unless it exists."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
 def write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Write a file whole or not at all, with ``mode`` from the moment on which it exists."""
+    """Write a file atomically, with ``mode`` from its creation on."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

@@ -1,7 +1,7 @@
-"""Temporary folders of commands, in the home: what a kill leaves of one goes with the next command.
+"""Temporary folders of commands in the state directory; the next command removes those of killed ones.
 
-A folder is locked while its command runs (:mod:`rlcore.models.unfinished`). What a command begins elsewhere, beside the
-folder that a user has named, is announced in here before.
+A folder is locked while its command runs (:mod:`rlcore.models.unfinished`). Partial output next to a folder that the
+user named is announced here first.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from pathlib import Path
 from rlcore.models.unfinished import abandoned, remove_abandoned, unfinished_folder
 
 _PREFIX = ".scratch-"
-_ELSEWHERE = "elsewhere"  # a file with the folder and the prefix of what is begun there
+_ELSEWHERE = "elsewhere"  # a file with the folder and the prefix of partial output
 
 
 def scratch_folder(work: Path) -> AbstractContextManager[Path]:
-    """A new folder in a home's ``work``, gone afterwards."""
+    """Make a new folder in a state directory's ``work``, removed afterwards."""
     return unfinished_folder(work, _PREFIX)
 
 
 @contextmanager
 def announced(work: Path, folder: Path, prefix: str) -> Iterator[None]:
-    """Have the next command remove what a kill in the block leaves in ``folder`` under names of that prefix."""
+    """Let the next command remove files of that prefix in ``folder`` if the block is killed."""
     with scratch_folder(work) as own:
         (own / _ELSEWHERE).write_text(f"{folder}\n{prefix}", encoding="utf-8")
         yield
 
 
 def remove_left(work: Path) -> None:
-    """Remove what commands that were killed have left."""
+    """Remove the remains of killed commands."""
     for folder in abandoned(work, _PREFIX):
         note = folder / _ELSEWHERE
         if note.is_file():

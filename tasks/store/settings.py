@@ -1,6 +1,6 @@
-"""The state folder, and the environment that Prefect and MLflow need before they are imported.
+"""State directory, and the environment that Prefect and MLflow need before they are imported.
 
-This module imports neither: both read their settings when they are imported, so it has to come first.
+This module imports neither: both read their settings on import, so it must come first.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rlcore.tasks.store.state import require_readable
 
 Engine = Literal["prefect", "inline"]
 
-# Nothing calls home, results are JSON, nothing is unpickled, and a slow machine may take its time to start the API.
+# No telemetry, JSON results, nothing unpickled, and time for a slow machine to start the API.
 _DEFAULTS = {
     "DO_NOT_TRACK": "1",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-    "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore",  # our progress lines stand on the flow run's page
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore",  # rlcore's progress lines appear on the flow run's page
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines outside of a flow run
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database tells of its tables
+    "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database logs its tables
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "GIT_PYTHON_REFRESH": "quiet",  # MLflow's git library complains on machines without git
@@ -44,12 +44,12 @@ _NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds all state; it may be moved or copied while nothing runs, and a copy is a home of its own.
+    """State directory. It may be moved or copied while no process uses it; a copy is independent.
 
-    ``artifacts/`` results of stages, ``cache/`` which key gave which result, ``pages/`` pages and plots of results,
-    ``work/`` unfinished stages, ``leases/`` runs that are alive, ``past/`` how a champion's data looked, read from
-    MLflow, ``versions.json`` what wrote all this, ``backups/`` databases as they were before an upgrade, ``prefect/``
-    and ``mlflow.db`` + ``mlartifacts/`` the two tools' own state.
+    ``artifacts/`` results of stages, ``cache/`` the result of each key, ``pages/`` pages and plots of results,
+    ``work/`` unfinished stages, ``leases/`` living runs, ``past/`` records of champions' data, read from MLflow,
+    ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade, ``prefect/`` and
+    ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
     """
 
     root: Path
@@ -88,36 +88,35 @@ class Home:
 
     @property
     def tracking_uri(self) -> str:
-        """The URI of MLflow's runs unless ``MLFLOW_TRACKING_URI`` names another."""
+        """URI of MLflow's runs unless ``MLFLOW_TRACKING_URI`` names another."""
         return f"sqlite:///{self.root / 'mlflow.db'}"
 
 
 def find_home() -> Home:
-    """The home named by ``RLCORE_HOME``, else ``.rlcore/`` below the current directory."""
+    """Return the state directory: ``RLCORE_HOME``, else ``.rlcore/`` below the current directory."""
     return Home(Path(os.environ.get("RLCORE_HOME") or ".rlcore").absolute())
 
 
 def configure_environment(home: Home) -> None:
-    """Make the home's folders, for their owner alone, and set what Prefect and MLflow read.
+    """Create the state directory for its owner alone, and set the environment of Prefect and MLflow.
 
-    What the user has set already stays. What commands that were killed have left goes.
-
+    Settings of the user stay. Remains of killed commands are removed.
     Raises:
-        StorageError: the home cannot be made or written, or other versions wrote what lies there.
+        StorageError: it cannot be made or written, or other versions wrote it.
     """
     prepare_environment(home)
     require_readable(home)
 
 
 def prepare_environment(home: Home) -> None:
-    """:func:`configure_environment` for what may be in an older state.
+    """Do as :func:`configure_environment`, also for state that needs an upgrade.
 
     Raises:
-        StorageError: the home cannot be made or written.
+        StorageError: it cannot be made or written.
     """
     _make_writable(home)
     remove_left(home.work)
-    os.environ["RLCORE_HOME"] = str(home.root)  # for processes that this one starts
+    os.environ["RLCORE_HOME"] = str(home.root)  # for child processes
     placed = {
         "PREFECT_HOME": str(home.prefect),
         # Prefect looks for this file in ~/.prefect, whatever its home is.
@@ -129,10 +128,10 @@ def prepare_environment(home: Home) -> None:
 
 
 def _embedded_access() -> dict[str, str]:
-    """Draw the password that lets this process, and no page in a browser, into its embedded Prefect server."""
+    """Generate the password that admits this process, and no page in a browser, to its embedded Prefect server."""
     names = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
     if os.environ.get("PREFECT_API_URL"):
-        return {}  # a server of somebody's own, who says how to be let in
+        return {}  # an external server, whose access the user configures
     known = next((os.environ[name] for name in names if os.environ.get(name)), "") or f"rlcore:{draw()}"
     return dict.fromkeys(names, known) | {"PREFECT_SERVER_CORS_ALLOWED_ORIGINS": _NOWHERE}
 
@@ -150,9 +149,9 @@ def engine_name() -> Engine:
 
 
 def configure_logging() -> None:
-    """Show one plain line per stage on standard error; under Prefect its own handlers do, beside the API."""
+    """Show one plain line per stage on standard error; under Prefect its handlers do, besides the API."""
     shorten_user_errors()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # MLflow imports it, and it misses what nobody uses
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # imported by MLflow; it warns about an unused part
     logger = logging.getLogger("rlcore")
     logger.setLevel(logging.INFO)
     if engine_name() == "inline" and not logger.handlers:
@@ -179,10 +178,10 @@ def _make_writable(home: Home) -> None:
 
 
 def _tighten(home: Home) -> None:
-    """Let the owner alone into the home, and read its databases: they hold what models wrote, and passwords.
+    """Restrict the state directory, with its databases of completions and passwords, to its owner.
 
-    A volume that belongs to somebody else, such as the platform that mounts it, stays as that has made it. Where
-    PostgreSQL runs in the home as a user of its own, others may pass through it and see nothing of it.
+    A volume of another owner, such as the platform that mounts it, is unchanged. If PostgreSQL runs in it as another
+    user, others may traverse it but see nothing of it.
     """
     private_file(home.prefect / "prefect.db")  # Prefect's server would make it for everybody
     for path in (home.root, *_folders(home), *home.root.glob("*.db"), *home.root.glob("*/*.db")):
@@ -198,6 +197,6 @@ def _folders(home: Home) -> tuple[Path, ...]:
 
 
 def _is_passed(home: Home) -> bool:
-    """True if a cluster of ``make services`` lies in the home that belongs to another user than the home does."""
+    """Return True if a cluster of ``make services`` in the state directory belongs to another user."""
     cluster = home.root / "services" / "postgres"
     return cluster.exists() and cluster.stat().st_uid != home.root.stat().st_uid

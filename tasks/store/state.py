@@ -1,8 +1,8 @@
-"""Versions that wrote a home's state, and their compatibility with the installed ones.
+"""Versions that wrote a state directory, and their compatibility with the installed ones.
 
-MLflow and Prefect bring an older database up to their own schema by themselves, and no older version opens it any more.
-So a home notes in ``versions.json`` what wrote it, and is opened only with databases of the installed schema. An older
-one is brought up on demand (:func:`upgrade`), and copied before; a newer one is refused.
+MLflow and Prefect upgrade an older database without being asked, after which no older version opens it. The file
+``versions.json`` therefore records the writers, and databases must have the installed schema. An older one is copied
+and upgraded on demand (:func:`upgrade`); a newer one is rejected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _QUOTED = re.compile(r"""["']([^"']+)["']""")
 
 @dataclass(frozen=True, kw_only=True)
 class Database:
-    """A tool's database in a home. ``migrations``: below the tool's package; ``command`` brings it up to the schema."""
+    """Database of a tool. ``migrations``: below the tool's package; ``command`` upgrades it to the schema."""
 
     tool: str
     path: Path
@@ -47,12 +47,12 @@ class Database:
 
     @property
     def installed(self) -> str:
-        """The installed version of the tool."""
+        """Installed version of the tool."""
         return metadata.version(self.tool)
 
     @property
     def schema(self) -> str:
-        """The schema of the database; empty where there is none yet."""
+        """Return the schema of the database; empty if it does not exist yet."""
         if not self.path.is_file():
             return ""
         with closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True)) as database:
@@ -67,7 +67,7 @@ class Database:
         return str(row[0]) if row else ""
 
     def schemas(self) -> tuple[frozenset[str], frozenset[str]]:
-        """The schemas that the installed version knows, and the newest of them."""
+        """Return the schemas that the installed version knows, and the newest of them."""
         spec = find_spec(self.tool)
         folders = spec.submodule_search_locations if spec else None
         known, followed = set[str](), set[str]()
@@ -79,10 +79,10 @@ class Database:
 
 
 def require_readable(home: Home) -> None:
-    """Note what writes in the home from now on, unless what lies there needs other versions.
+    """Record the installed versions as writers, unless the existing state needs other versions.
 
     Raises:
-        StorageError: a newer version wrote it, or a database has to be brought up first.
+        StorageError: a newer version wrote it, or a database needs an upgrade.
     """
     note = home.root / _NOTE
     known = _read(note)
@@ -115,7 +115,7 @@ def require_readable(home: Home) -> None:
 
 
 def databases(home: Home) -> tuple[Database, ...]:
-    """The databases in the home that this process uses: a server elsewhere has its own."""
+    """Return the databases in the state directory that this process uses; external servers have their own."""
     mlflow = Database(
         tool="mlflow",
         path=home.root / "mlflow.db",
@@ -134,13 +134,11 @@ def databases(home: Home) -> tuple[Database, ...]:
 
 
 def upgrade(home: Home) -> tuple[str, ...]:
-    """Bring the home's databases up to the installed versions, each after a copy; a line for each that was older.
+    """Upgrade the databases to the installed versions, each after a copy; return a line for each older one.
 
-    Nothing may run in the home meanwhile.
-
+    No process may use the state directory meanwhile.
     Raises:
-        StorageError: a run is under way, a newer version wrote a database, or it cannot be brought up; then it is as it
-            was.
+        StorageError: a run is active, a newer version wrote a database, or its upgrade failed and was undone.
     """
     if any(map(is_held, home.leases.glob("*.json"))):
         raise StorageError("a run is under way in this home", where=str(home.leases), fix="wait until it has ended")
@@ -169,7 +167,7 @@ def upgrade(home: Home) -> tuple[str, ...]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder's own lock, which leaves no file: a kill at this place would leave that too."""
+    """Lock the folder itself, which leaves no file: a kill would leave that too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -179,7 +177,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _read(note: Path) -> dict[str, Any]:
-    """Return the versions noted in a home; empty if the note is damaged, so that the databases are checked."""
+    """Return the recorded versions; empty if the record is damaged, so that the databases are checked."""
     try:
         known = json.loads(note.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -188,11 +186,9 @@ def _read(note: Path) -> dict[str, Any]:
 
 
 def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
-    """True if another version than the one that is installed wrote the database, and in an older schema.
+    """Return True if another version than the installed one wrote the database, with an older schema.
 
-    A schema on the way to the newest is none of another version where the same version was at work: it was killed as
-    it made the tables.
-
+    A partial schema of the installed version is no reason: that process was killed while it made the tables.
     Raises:
         StorageError: a newer version wrote it.
     """
@@ -208,7 +204,7 @@ def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A copy of a database that is whole, also where its last changes still lie in a log beside it."""
+    """Copy a database consistently, including changes that are still in its write-ahead log."""
     with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(target)) as write:
         read.backup(write)
     sync(target)

@@ -1,4 +1,4 @@
-"""The one reader and writer of tables and JSON files. Every write is whole or absent: temporary, fsync, rename."""
+"""Reader and writer of tables and JSON files. All writes are atomic: temporary file, fsync, rename."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.disk import sync, to_storage_error
 
-GROUP_ROWS = 16_384  # of a table that is written in parts
+GROUP_ROWS = 16_384  # rows of a table that is written in parts
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as Parquet, without its index; lists and {name: value} objects become nested columns.
+    """Write a frame as Parquet without its index; lists and {name: value} objects become nested columns.
 
     Raises:
-        StorageError: a column mixes types, or the disk refuses.
+        StorageError: a column mixes types, or writing fails.
     """
     buffer = pa.BufferOutputStream()
     pq.write_table(_arrow(frame, path), buffer)
@@ -35,12 +35,11 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
 
 @contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
-    """A function that takes a table's frames one after another; the file is there when the block ends without an error.
+    """Yield a function that appends frames to a table, which appears when the block ends without an error.
 
     Memory holds one group of rows. A table of one group has the bytes of :func:`write_table`.
-
     Raises:
-        StorageError: a column mixes types, or the disk refuses.
+        StorageError: a column mixes types, or writing fails.
     """
     with _whole_file(path) as file, ExitStack() as stack:
         waiting: list[pd.DataFrame] = []
@@ -64,7 +63,7 @@ def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
 
 
 def read_column(path: Path, name: str) -> Iterator[list[Any]]:
-    """The values of one column of a Parquet file, some thousands at a time.
+    """Yield the values of one column of a Parquet file, some thousands at a time.
 
     Raises:
         StorageError: missing, not permitted, or damaged.
@@ -92,10 +91,10 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write a JSON value, indented, with a line end.
+    """Write a JSON value, indented, with a final newline.
 
     Raises:
-        StorageError: the disk refuses, or the value has what JSON has not (NaN included).
+        StorageError: writing fails, or the value is not JSON (NaN included).
     """
     try:
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
@@ -119,20 +118,20 @@ def read_json(path: Path) -> Any:
 
 
 def write_bytes(content: bytes, path: Path) -> None:
-    """Write a file so that a reader, or a crash at any moment, sees the old content or the new one.
+    """Write a file atomically: readers, also after a crash, see the old or the new content.
 
     Raises:
-        StorageError: the disk refuses; the old file, if any, is untouched and no temporary file is left.
+        StorageError: writing fails; an old file is unchanged and no temporary file is left.
     """
     with _whole_file(path) as file:
         file.write(content)
 
 
 def note_digest(path: Path) -> None:
-    """Note beside a folder, in ``<folder>-digests``, what one of its files is: it has to be the same when it is used.
+    """Record the digest of a folder's file in ``<folder>-digests``, for a later check.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: writing fails.
     """
     write_bytes(file_sha256(path).encode(), _digest_file(path))
 
@@ -150,10 +149,10 @@ def _digest_file(path: Path) -> Path:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file that nobody changes a second name; where the disk has no hard links, or is another one, copy it.
+    """Give an immutable file a second name, or copy it if the disk has no hard links or differs.
 
     Raises:
-        StorageError: the disk refuses.
+        StorageError: writing fails.
     """
     try:
         try:
@@ -166,7 +165,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A temporary file that takes the place of ``path`` when the block ends without an error."""
+    """Yield a temporary file that replaces ``path`` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +189,7 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, pa.ArrowInvalid) as error:
         if isinstance(error, OSError) and error.strerror:
             raise to_storage_error("read", path, error) from error
-        # pyarrow has OSErrors of its own, without a number: the bytes are wrong.
+        # pyarrow has OSErrors without a number: the bytes are wrong.
         raise StorageError(
             f"not a Parquet file: {error}", where=str(path), fix="run the stage that wrote it"
         ) from error

@@ -1,4 +1,4 @@
-"""MLflow's embedded database: its tables are made aside, so that it is whole or not there."""
+"""Embedded MLflow database, created atomically."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rlcore.tasks.store.settings import Home
 
 
 def make_database(home: Home) -> None:
-    """Make the home's database, if there is none, in a file that then gets its name.
+    """Create the state directory's database, if there is none, in a file that is then renamed.
 
-    Sixty migrations make the tables, each a transaction of its own. A kill between two of them leaves a database that
-    MLflow refuses for ever; here it leaves a file that the next start removes. The caller holds the lock of MLflow.
+    Sixty migrations create the tables, each in its own transaction. A kill between two of them would leave a database
+    that MLflow always rejects; here it leaves a file that the next start removes. The caller holds MLflow's lock.
     """
     path = home.root / "mlflow.db"
     if path.exists():
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # each migration is told of
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # each migration is logged
     aside = path.with_name(f".{path.name}.new")
-    for remains in home.root.glob(f"{aside.name}*"):  # SQLite's journal lies beside its file
+    for remains in home.root.glob(f"{aside.name}*"):  # SQLite's journal is next to its file
         remains.unlink()
     private_file(aside)
     store = SqlAlchemyStore(f"sqlite:///{aside}", home.mlartifacts.as_uri())  # type: ignore[no-untyped-call]

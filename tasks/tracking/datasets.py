@@ -1,4 +1,4 @@
-"""Data sets as MLflow knows them: Parquet files under the digest of their bytes."""
+"""Datasets in MLflow: Parquet files under the digest of their bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MAX_DIGEST = 36  # MLflow's limit in characters
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedDataset:
-    """A dataset as MLflow knows it."""
+    """Dataset in MLflow."""
 
     name: str
     digest: str
 
 
 def describe_dataset(path: Path, *, name: str, context: str) -> DatasetInput:
-    """A Parquet file as a run's data: the SHA-256 of its bytes, its columns and row count; ``context``: what for.
+    """Describe a Parquet file as a run's data: SHA-256 of its bytes, columns and row count; ``context``: its use.
 
-    MLflow cuts a digest at 36 characters; the tag ``sha256`` has all.
+    MLflow truncates a digest to 36 characters; the tag ``sha256`` has all.
     """
     import pyarrow.parquet as parquet
     from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -1,4 +1,4 @@
-"""The two errors of MLflow that say no more than whether a thing is there."""
+"""MLflow's errors for missing and existing resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def none_if_missing(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> 
 
 
 def ignore_existing(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Call ``create``; it is no error when the thing is there already, perhaps since a moment ago."""
+    """Call ``create``; ignore that the resource exists already, perhaps created concurrently."""
     from mlflow.exceptions import MlflowException
 
     try:

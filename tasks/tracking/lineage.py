@@ -1,7 +1,7 @@
-"""The lineage of a model: from a version's tags through the records of stages to the digests of the raw rows.
+"""Lineage of a model: from a version's tags through the records of stages to the digests of the raw rows.
 
-Everything but the alias is read from our own files: records in ``cache/``, reports in ``artifacts/``. A stage of which
-this home has no record (made elsewhere, or cleaned away) stands in the tree by its digest alone.
+Only the alias is read from MLflow; the rest from records in ``cache/`` and reports in ``artifacts/``. A stage without a
+record here (made elsewhere, or removed) appears in the tree by its digest alone.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.registry import read_version
 
-DIGITS = 12  # of a digest, for people
+DIGITS = 12  # digits of a digest that are shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestor:
-    """One result and what it was made from. ``facts`` are lines for people; ``sha256`` is the artifact's digest."""
+    """Result and its inputs. ``facts`` are human-readable lines; ``sha256`` is the artifact's digest."""
 
     stage: str
     sha256: str
@@ -30,10 +30,10 @@ class Ancestor:
 
 
 def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
-    """The tags and the ancestry of a registered version: ``tiny-grpo@champion`` or ``tiny-grpo/3``.
+    """Return the tags and the ancestry of a registered version: ``tiny-grpo@champion`` or ``tiny-grpo/3``.
 
     Raises:
-        ModelError: no such version, or one that this pipeline did not register.
+        ModelError: no such version, or rlcore did not register it.
     """
     tags = read_version(home, model)
     records = read_records(home)
@@ -48,7 +48,7 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
 
 
 def read_records(home: Home) -> tuple[Record, ...]:
-    """Every record of the home, the newest first."""
+    """Return all records of the state directory, the newest first."""
     cache = StageCache(home.cache)
     stages = sorted(folder.name for folder in home.cache.iterdir() if folder.is_dir())
     found = [record for stage in stages for record in cache.records(stage)]
@@ -56,8 +56,8 @@ def read_records(home: Home) -> tuple[Record, ...]:
 
 
 def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancestor:
-    """The tree above one record; of several records of the same content the newest that is not newer counts."""
-    # Of an import from the registry: what made the artifact that was registered.
+    """Return the tree above one record; of several records with the same content the newest earlier one counts."""
+    # for an import from the registry: the origin of the registered artifact
     registered = record.ingredients["arguments"]["sha256"] if is_import(record) else None
     made_it = (each for each in records if each.ref.sha256 == registered)
     parents = [ancestry(home, records, each) for each in made_it][:1]
@@ -81,7 +81,7 @@ def is_import(record: Record) -> bool:
 
 
 def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
-    """The tree for a terminal; what stands in it already is not drawn out a second time."""
+    """Format the tree for a terminal; each result is expanded once."""
     names = (
         "sha256",
         "preset",
@@ -102,7 +102,7 @@ def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
 
 
 def tree_lines(root: Ancestor) -> list[str]:
-    """The tree alone, a line for each ancestor."""
+    """Format the tree alone, a line for each ancestor."""
     return _tree_lines(root, "", set())
 
 

@@ -1,9 +1,9 @@
-"""A checkpoint in the form that MLflow loads and serves by itself: its transformers flavour, with the task of a chat.
+"""Checkpoint as an MLflow model in its transformers flavor, with the task of a chat.
 
-``model/`` holds the checkpoint, file by file a hard link to the artifact of the stage where both lie on one disk, so
-that the weights lie on it once. Beside it lies the artifact's manifest, whose digest is a tag of the version: whoever
-takes the checkpoint up compares every file with it. MLflow's server and ``pyfunc`` take OpenAI's messages, render the
-chat template and answer greedily; ``temperature`` changes nothing there.
+``model/`` has the checkpoint as hard links to the stage's artifact if both are on one disk, so that weights are stored
+once. Next to it is the artifact's manifest, whose digest is a tag of the version: imports verify each file with it.
+MLflow's server and ``pyfunc`` accept OpenAI's messages, render the chat template and answer greedily; ``temperature``
+has no effect there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHECKPOINT, _TOKENIZER = "model", "components/tokenizer"  # MLflow's names for 
 _WEIGHTS = ".safetensors"
 _LIBRARIES = ("mlflow", "torch", "transformers", "accelerate", "safetensors", "tokenizers")
 _QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens": 32}
-# Of MLflow's own server, which has no way to ask for greedy decoding. The template writes what begins a text itself.
+# Settings of MLflow's server, which cannot request greedy decoding. The template writes the BOS token itself.
 _ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": False}
 
 
@@ -41,7 +41,7 @@ _Save = Callable[["Package", Path, Path, "Model"], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Cards:
-    """The cards of a model: ``model`` and ``data`` are Markdown, the first with a header in YAML."""
+    """Cards of a model: ``model`` and ``data`` are Markdown, the first with a YAML header."""
 
     model: str
     data: str
@@ -50,9 +50,9 @@ class Cards:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A model to register: the checkpoint's folder, its cards, and ``facts`` for MLflow's record of the model.
+    """Model to register: the checkpoint's folder, its cards, and ``facts`` for MLflow's record.
 
-    ``beside``: files that go with it, by their paths there.
+    ``beside``: additional files, by their paths in the package.
     """
 
     checkpoint: Path
@@ -62,25 +62,24 @@ class Package:
 
 
 def is_chat_model(checkpoint: Path) -> bool:
-    """Return True if a folder holds a language model with its tokenizer, and no head of a reward model."""
+    """Return True if a folder has a language model with its tokenizer, and no head of a reward model."""
     return (checkpoint / "tokenizer.json").is_file() and not is_reward_model(checkpoint)
 
 
 def is_reward_model(checkpoint: Path) -> bool:
-    """Return True if a folder holds a language model's backbone with the head of a reward model."""
-    from rlcore.models.heads import HEAD_FILE  # torch: a plan of cached stages does without
+    """Return True if a folder has a language model's backbone with the head of a reward model."""
+    from rlcore.models.heads import HEAD_FILE  # brings torch, which a plan of cached stages does not need
 
     return (checkpoint / HEAD_FILE).is_file()
 
 
 def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
-    """Write the model ``name`` into ``folder``, a new one that is whole or absent.
+    """Write the model ``name`` into the new folder ``folder``, atomically.
 
-    A reward model is loaded by MLflow where rlcore is installed. What is neither this nor a chat model is written as
-    the files that it is, beside its cards.
-
+    MLflow loads a reward model if rlcore is installed. A model that is neither that nor a chat model is written as
+    plain files next to its cards.
     Raises:
-        StorageError: ``folder`` exists or the disk refuses.
+        StorageError: ``folder`` exists, or writing fails.
     """
     from rlcore.models.saving import atomic_folder
 
@@ -93,14 +92,14 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
             _link(package.checkpoint, temporary / _CHECKPOINT, _files(package.checkpoint))
         for name, path in package.beside.items():
             _link(path.parent, (temporary / name).parent, [Path(path.name)])
-        (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow leaves the header out
+        (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow omits the header
         (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
 
 
 def checkpoint_in(folder: Path) -> Path:
-    """The checkpoint in the downloaded files of a registered model, whoever registered it.
+    """Return the checkpoint in the downloaded files of any registered model.
 
-    MLflow keeps the tokenizer apart from the weights when it saves a model by itself; here they are brought together.
+    MLflow separates tokenizer and weights of models that it saves; they are joined here.
     """
     if not (folder / _MLMODEL).is_file():
         return folder / _CHECKPOINT if (folder / _CHECKPOINT).is_dir() else folder
@@ -111,11 +110,10 @@ def checkpoint_in(folder: Path) -> Path:
 
 
 def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path, uri: str) -> Path:
-    """The checkpoint in the downloaded files of ``uri``, a version of ours, each of them as it was registered.
+    """Return the checkpoint in the downloaded files of ``uri``, a version of rlcore, after verifying all files.
 
-    ``sha256``: the artifact's, from the version's tags; ``manifest``: where a copy lies in case that the downloaded
-    files have none.
-
+    ``sha256``: the artifact's, from the version's tags; ``manifest``: a copy in case that the downloaded files have
+    none.
     Raises:
         ModelError: names the first file that is damaged, missing or new; or there is no manifest to compare with.
     """
@@ -141,8 +139,8 @@ def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path, uri: str) 
 
 
 def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel, *, save: _Save) -> None:
-    """MLflow writes all but the weights, which it would copy; they are linked afterwards, and its record mended."""
-    with warnings.catch_warnings():  # of MLflow about its own type hints, when it imports them for the first time
+    """Let MLflow write all but the weights, which it would copy; then link these and correct the record."""
+    with warnings.catch_warnings():  # MLflow warns about its own type hints on their first import
         warnings.simplefilter("ignore")
         from mlflow.models import Model
 
@@ -156,7 +154,7 @@ def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel
         _link(
             package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()]
         )
-        record.flavors["transformers"]["source_model_name"] = name  # else the place where it was written
+        record.flavors["transformers"]["source_model_name"] = name  # otherwise the record names the temporary folder
     (folder / _LICENCE).write_text(_licence(package.cards.licence), encoding="utf-8")
     record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     record.save(str(folder / _MLMODEL))
@@ -203,7 +201,7 @@ def _requirements() -> list[str]:
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """The files of a folder by their paths in it."""
+    """Return the files of a folder by their relative paths."""
     return {path.as_posix(): folder / path for path in _files(folder)}
 
 

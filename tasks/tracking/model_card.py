@@ -1,6 +1,6 @@
-"""The model card and the data card of a registered version: Markdown, made from records and reports of this home.
+"""Model card and data card of a registered version: Markdown from records and reports.
 
-A card is written when the version is registered and again when there is more to say: the evaluation, the verdict.
+A card is written at registration, and again when an evaluation or a decision adds to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, tree_lines
 from rlcore.tasks.tracking.mlflow_model import Cards
 
-_BASE_CARD = Path("model", "model_card.json")  # of the stage that imported the base
+_BASE_CARD = Path("model", "model_card.json")  # the stage that imported the base
 _DIGITS = 12
 _NOT_YET = "Not judged yet: no promotion has compared it with a champion."
 _INTENDED = """It answers questions of the kind of its training data, in the chat format of its tokenizer. It is a
@@ -33,7 +33,7 @@ _LIMITS = """- The results hold for these held-out problems. Other tasks, langua
 
 
 def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: str, tags: Mapping[str, str]) -> Cards:
-    """The cards of the model that ``record`` tells of, registered under ``name`` with ``tags``."""
+    """Write the cards of the model of ``record``, registered under ``name`` with ``tags``."""
     root = ancestry(home, tuple(records), record)
     base = _base(home, records, root)
     data = _data_sets(home, records, root)
@@ -56,12 +56,12 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
 
 
 def body_of(card: str) -> str:
-    """A card without its header in YAML."""
+    """Return a card without its YAML header."""
     return card.split("\n---\n", 1)[-1].strip()
 
 
 def _header(licence: str, base: Mapping[str, Any], record: Record) -> str:
-    """Return the header of a card for hubs and MLflow, as YAML (of which JSON is a part)."""
+    """Return the YAML header of a card for hubs and MLflow (JSON is valid YAML)."""
     fields: dict[str, object] = {
         "license": licence.lower() if licence else "unknown",
         "library_name": "transformers",
@@ -101,7 +101,7 @@ def _training(record: Record) -> str:
 
 
 def _results(records: Sequence[Record], record: Record) -> str:
-    """Figures of the whole evaluation where there is one, else those that the training ended with."""
+    """Return metrics of the evaluation if there is one, else the final training metrics."""
     stage = record.ingredients["stage"]["name"]
     made = [
         each
@@ -180,7 +180,7 @@ def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
-    """The card of the imported base model, empty where this home has none."""
+    """Return the card of the imported base, empty if it has none."""
     for node in _nodes(root):
         found = _read(home, records, node, _BASE_CARD)
         if found:
@@ -189,7 +189,7 @@ def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str,
 
 
 def _data_sets(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
-    """The reports of every data set above the model, each with the name of its ``stage``."""
+    """Return the reports of all datasets above the model, each with the name of its ``stage``."""
     found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in _nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]
 
@@ -207,7 +207,7 @@ def _read(home: Home, records: Sequence[Record], node: Ancestor, name: Path) -> 
 
 
 def _nodes(root: Ancestor) -> Iterator[Ancestor]:
-    """A model's ancestors, the nearest first."""
+    """Return a model's ancestors, the nearest first."""
     level: tuple[Ancestor, ...] = (root,)
     while level:
         yield from level

@@ -1,4 +1,4 @@
-"""Descriptions of versions on MLflow's pages: the card, also beside the version's files."""
+"""Descriptions of versions on MLflow's pages: the card, also stored with the version's files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rlcore.tasks.tracking.model_card import body_of, write_cards
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags
 from rlcore.tasks.tracking.runs import Tracker
 
-_MAX_LETTERS = 5000  # of a description, in MLflow's tables
+_MAX_LETTERS = 5000  # characters of a description in MLflow's tables
 _MORE = f"\n\n(The whole card is the file {CARD} of the model.)"
 
 
 def describe(tracker: Tracker, version: ModelVersion, card: str) -> None:
-    """Let a card, cut at its end if it is long, be the description of a version."""
+    """Set a card, truncated if it is long, as the description of a version."""
     tracker.client.update_model_version(version.name, str(version.version), _description(card))
 
 
 def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]) -> None:
-    """Write cards anew where there is more to say by now: an evaluation, a verdict, a roll-back.
+    """Rewrite cards that an evaluation, a decision or a rollback extends.
 
-    Nothing is done to a version that this home has no record of. A repeated call changes nothing.
+    Versions without a record in this state directory are unchanged. A repeated call changes nothing.
     """
     records = read_records(home)
     by_key = {record.key: record for record in records}
@@ -45,7 +45,7 @@ def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
         path = Path(folder) / CARD
         path.write_text(card, encoding="utf-8")
         tracker.client.log_model_artifact(version.model_id, str(path))
-    describe(tracker, version, card)  # the last, so that a call that was killed is done again
+    describe(tracker, version, card)  # last, so that a killed call is repeated
 
 
 def _description(card: str) -> str:

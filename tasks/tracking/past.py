@@ -1,9 +1,9 @@
-"""The inputs of a version, kept in MLflow so that later data can be compared with them without the home.
+"""Inputs of a version, stored in MLflow so that later data can be compared without the state directory.
 
-``past.json``: the nearest artifact of each stage, the digest of the recipe, and digests of the other files. For each
-data set there is ``<artifact>/report.json`` with the digest and the sketches of its rows, and for preference pairs
-``<artifact>/prompts.parquet`` with hashes of the prompts that were trained on. The digest of ``past.json`` is a tag of
-the version, so that nothing is compared with a damaged account.
+``past.json`` has the nearest artifact of each stage, the recipe's digest, and digests of the other files. Each dataset
+has ``<artifact>/report.json`` with the digest and the sketches of its rows, and preference pairs also
+``<artifact>/prompts.parquet`` with hashes of the training prompts. The digest of ``past.json`` is a tag of the version,
+so that no damaged record is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ChampionLineage:
-    """The inputs of a version: the nearest artifact of each stage by its name, and the digest of its recipe.
+    """Inputs of a version: the nearest artifact of each stage by its name, and the digest of its recipe.
 
-    ``datasets``: the artifacts whose sketches are kept; ``paired``: those of preference pairs, whose prompts are.
+    ``datasets``: artifacts with stored sketches; ``paired``: those of preference pairs, with stored prompts.
     """
 
     artifacts: Mapping[str, str]
@@ -44,23 +44,23 @@ class ChampionLineage:
 
 
 def write_past(past: ChampionLineage, folder: Path) -> str:
-    """Write the account of what lies in ``folder``; its digest."""
+    """Write the record of the contents of ``folder``; return its digest."""
     files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in _files(folder)}
     write_json({"format": _FORMAT, **asdict(past), "files": files}, folder / _ACCOUNT)
     return file_sha256(folder / _ACCOUNT)
 
 
 def add_past(tracker: Tracker, version: ModelVersion, folder: Path, digest: str) -> None:
-    """Put an account beside a version that has none, or a damaged one. ``folder``: a folder named ``past``."""
+    """Add a record to a version that has none, or a damaged one. ``folder``: a folder named ``past``."""
     tracker.client.log_model_artifacts(version.model_id, str(folder.parent))
     set_tags(tracker, version, {PAST: digest})
 
 
 def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> ChampionLineage:
-    """The account of a version; its files lie in the home's folder ``past`` then, by the digest of their data set.
+    """Download the record of a version into the folder ``past``, by the digests of its datasets, and return it.
 
     Raises:
-        DataError: it has none, or a damaged one; the error names the command that writes one.
+        DataError: it is missing or damaged; the error names the command that writes one.
     """
     digest = read_tags(tracker, version).get(PAST)
     try:

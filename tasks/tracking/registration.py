@@ -1,4 +1,4 @@
-"""Registers a checkpoint: a logged model of its run, and the next version of a registered model."""
+"""Registration of a checkpoint: a logged model of its run, and the next version of a registered model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, LoggedModelOutput
 
 _LOCAL = "file:"
-_NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow refuses them in the name of a logged model
+_NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow rejects these in the name of a logged model
 
 
 def register_model(
@@ -26,9 +26,8 @@ def register_model(
 ) -> ModelVersion:
     """Store a checkpoint as a logged model of ``run`` and register it as the next version of ``name``.
 
-    ``tags`` go to both; they hold ``sha256``, the digest of the artifact. ``metrics`` are those of the logged model.
-
-    The version comes last. A call that was killed before is done again with the logged model that it has begun.
+    ``tags`` go to both and include ``sha256``, the digest of the artifact. ``metrics`` belong to the logged model. The
+    version comes last: a repeated call after a kill continues with its logged model.
     """
     from mlflow.entities import LoggedModelOutput
 
@@ -55,7 +54,7 @@ def register_model(
 
 
 def _begun(run: RunTracker, label: str, sha256: str) -> LoggedModel | None:
-    """The logged model of this artifact that ``run`` has already."""
+    """Return the logged model of this artifact that ``run`` already has."""
     query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{sha256}'"
     found = run.client.search_logged_models([run.experiment_id], filter_string=query)
     return found[0] if found else None
@@ -67,10 +66,10 @@ def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
 
 
 def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
-    """Write the model's files where MLflow looks for them: there itself, or from here through its server."""
+    """Write the model's files to MLflow's location: directly, or through its server."""
     if model.artifact_location.startswith(_LOCAL):
         folder = Path(unquote(urlparse(model.artifact_location).path))
-        if not folder.exists():  # it is whole, and there from a call that was killed behind it
+        if not folder.exists():  # complete, from a call that was killed afterwards
             write_package(package, name, folder, model)
         return
     with scratch_folder(find_home().work) as temporary:  # the artifacts' disk: weights are links

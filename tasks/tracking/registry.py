@@ -1,9 +1,9 @@
-"""Models by name and version: packaged files registered with MLflow, never pickles; and which version is the champion.
+"""Model registry: versions registered with MLflow as plain files, never pickles, and the champion.
 
-The aliases of a registered model: ``champion`` (what others use), ``previous`` (what a roll-back returns to),
-``challenger`` (judged last, and not promoted). MLflow cannot move an alias on a condition, so every move is made under
-a lock in the home: promotions of one home never interleave. Homes that share a server do not see each other's lock.
-Every move can be repeated after a kill: the champion is moved last by a promotion and first by a roll-back.
+The aliases of a registered model: ``champion`` (served), ``previous`` (target of a rollback), ``challenger`` (last
+rejected). MLflow cannot move an alias conditionally, so all moves are made under a lock in the state directory:
+promotions of one state directory never interleave. State directories that share a server do not see each other's lock.
+All moves can be repeated after a kill: a promotion moves the champion last, a rollback first.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a versi
 _SQLITE = "sqlite:///"
 _MODELS = "models:/"
 _NONE: Mapping[str, str] = MappingProxyType({})
-_FIRST = "none"  # what the first champion was promoted over
+_FIRST = "none"  # the champion at the time of the promotion
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelVersion:
-    """A version in the registry; ``model_id`` and the artifact's ``sha256`` are empty if others registered it."""
+    """Version in the registry; ``model_id`` and the artifact's ``sha256`` are empty if rlcore did not register it."""
 
     name: str
     version: int
@@ -50,10 +50,9 @@ class ModelVersion:
 
 
 def download_model(uri: str, folder: Path) -> Path:
-    """The checkpoint of a registered model (``models:/policy/3``, ``models:/policy@champion``) in a local folder.
+    """Download a registered model (``models:/policy/3``, ``models:/policy@champion``) and return its checkpoint.
 
-    Every file is compared with the digest that the version was registered with. What others have registered has none.
-
+    Each file is compared with its registered digest; versions of other tools have none.
     Raises:
         ModelError: there is no such model, or a file of it is damaged.
     """
@@ -76,7 +75,7 @@ def download_model(uri: str, folder: Path) -> Path:
 
 
 def _resolved(tracker: Tracker, uri: str) -> tuple[str, Mapping[str, str]]:
-    """A model's URI without an alias, which may move in the meantime, and the tags of what it names."""
+    """Return a model's URI without its alias, which may move meanwhile, and the version's tags."""
     name, _, number = uri.removeprefix(_MODELS).partition("/")
     name, _, alias = name.partition("@")
     if alias:
@@ -87,36 +86,35 @@ def _resolved(tracker: Tracker, uri: str) -> tuple[str, Mapping[str, str]]:
 
 
 def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:
-    """The version that carries an alias (``champion``), or None."""
+    """Return the version with an alias (``champion``), or None."""
     model = none_if_missing(tracker.client.get_registered_model, name)
     version = model.aliases.get(alias) if model else None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
 def last_champion(tracker: Tracker, name: str) -> str:
-    """The version that was made champion last, whether or not the alias is there; empty where none ever was."""
+    """Return the latest version that became champion, whether or not the alias exists; empty if none did."""
     model = none_if_missing(tracker.client.get_registered_model, name)
     return model.tags.get(CHAMPION) or model.aliases.get(PREVIOUS, "") if model else ""
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
-    """Version ``number`` of a registered model, or None."""
+    """Return version ``number`` of a registered model, or None."""
     version = none_if_missing(tracker.client.get_model_version, name, number) if number.isdecimal() else None
     return as_version(version) if version else None
 
 
 def find_by_sha256(tracker: Tracker, name: str, sha256: str) -> ModelVersion | None:
-    """The newest version of ``name`` that an artifact of that digest was registered as, or None."""
+    """Return the newest version of ``name`` with that artifact digest, or None."""
     found = tracker.client.search_model_versions(f"name = '{name}' and tags.sha256 = '{sha256}'")
     return as_version(max(found, key=lambda each: int(each.version))) if found else None
 
 
 def read_version(home: Home, model: str) -> Mapping[str, str]:
-    """Name, number and tags of the version that ``tiny-grpo@champion`` or ``models:/tiny-grpo/3`` names.
+    """Return name, number and tags of the version that ``tiny-grpo@champion`` or ``models:/tiny-grpo/3`` names.
 
-    Read from MLflow's database itself where there is no server: to import MLflow takes longer than all the rest of a
+    Without a server they are read from MLflow's database directly: importing MLflow takes longer than the rest of a
     lineage.
-
     Raises:
         ModelError: there is none.
     """
@@ -135,26 +133,26 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
 
 
 def read_tags(tracker: Tracker, version: ModelVersion) -> dict[str, str]:
-    """The tags of a version: digests, parents, code, and how it was judged."""
+    """Return the tags of a version: digests, parents, code, and decision."""
     return dict(tracker.client.get_model_version(version.name, str(version.version)).tags)
 
 
 def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
-    """Add tags to a version, or change them."""
+    """Add or change tags of a version."""
     for name, value in tags.items():
         tracker.client.set_model_version_tag(version.name, str(version.version), name, value)
 
 
 def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
-    """Point an alias at a version; the champion is moved by :func:`promote` and :func:`roll_back` alone."""
+    """Point an alias at a version; only :func:`promote` and :func:`roll_back` move the champion."""
     tracker.client.set_registered_model_alias(version.name, alias, str(version.version))
 
 
 def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str) -> int:
-    """Return the number of this look at the held-out prompts, from 1; the same pair at the same prompts keeps its look.
+    """Return the number of this look at the held-out prompts, from 1; the same pair at the same prompts keeps it.
 
-    Looks of all registered models count together, as trying ten models under ten names finds a "better" one as easily.
-    Kept as tags of the registered model ``name``: ``look.<data>.<pair>``, digests cut by the caller.
+    Looks of all registered models count together, because trying ten models under ten names finds a "better" one as
+    easily. They are tags of the registered model ``name``: ``look.<data>.<pair>``, with truncated digests.
     """
     with _lock(home):
         prefix = f"look.{data}."
@@ -184,17 +182,16 @@ def _tags_of_models(tracker: Tracker) -> Iterator[Mapping[str, str]]:
 def promote(
     home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None, tags: Mapping[str, str] = _NONE
 ) -> bool:
-    """Make a version the champion in the place of ``over``, its opponent in the verdict; False if it is that already.
+    """Make a version the champion instead of ``over``, with which it was compared; False if it is champion already.
 
-    It gets ``tags`` only where it becomes the champion, before it does.
-
+    Its ``tags`` are set before it becomes the champion.
     Raises:
-        PromotionError: the champion is another than ``over`` by now, or the version was rolled back before.
+        PromotionError: the champion is no longer ``over``, or the version was rolled back before.
     """
     with _lock(home):
         champion = find_version(tracker, version.name, CHAMPION)
         if champion == version:
-            _crown(tracker, version)  # whole, where a kill came between its two steps
+            _crown(tracker, version)  # completes a promotion that was killed between its two steps
             _remove_alias(tracker, version, CHALLENGER)
             return False
         if champion != over:
@@ -218,13 +215,12 @@ def promote(
 
 
 def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:
-    """Take version ``version`` down: the previous champion is champion again; gives that one.
+    """Roll back version ``version`` and return the previous champion, which is champion again.
 
-    ``previous`` then points at the one before, so roll-backs can follow each other. When the version was taken down
-    already, nothing changes: a repeated call takes no second version down.
-
+    ``previous`` then names the one before, so that rollbacks can be repeated. If the version was rolled back already,
+    nothing changes: a repeated call does not roll back a second version.
     Raises:
-        PromotionError: the version is not the champion, or there is nothing to go back to.
+        PromotionError: the version is not the champion, or there is no previous one.
     """
     where = f"registered model {name}"
     with _lock(home):
@@ -261,13 +257,13 @@ def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[st
 
 
 def _crown(tracker: Tracker, version: ModelVersion) -> None:
-    """Make a version the champion, and note at the model that it has one, so that a lost alias is noticed."""
+    """Make a version the champion, and record at the model that it has one, so that a lost alias is noticed."""
     set_alias(tracker, version, CHAMPION)
     tracker.client.set_registered_model_tag(version.name, CHAMPION, str(version.version))
 
 
 def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
-    """``previous`` of a champion is what it was promoted over."""
+    """Point ``previous`` at the champion before the present one."""
     over = read_tags(tracker, champion).get(_PROMOTED_OVER, _FIRST)
     if over == _FIRST:
         _remove_alias(tracker, champion, PREVIOUS, whatever=True)
@@ -276,7 +272,7 @@ def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
 
 
 def _remove_alias(tracker: Tracker, version: ModelVersion, alias: str, *, whatever: bool = False) -> None:
-    """Remove an alias that points at ``version``, or ``whatever`` it points at."""
+    """Remove an alias that points at ``version``, or at any if ``whatever``."""
     holder = find_version(tracker, version.name, alias)
     if holder is not None and (whatever or holder == version):
         tracker.client.delete_registered_model_alias(version.name, alias)
@@ -291,7 +287,7 @@ def _words(version: ModelVersion | None) -> str:
 
 
 def as_version(version: MlflowVersion) -> ModelVersion:
-    """A version of MLflow's as one of ours."""
+    """Convert a version of MLflow."""
     return ModelVersion(
         name=version.name,
         version=int(version.version),

@@ -1,8 +1,8 @@
-"""A home that was moved or copied: MLflow's embedded database names every file by its whole path.
+"""Relocation of a state directory: MLflow's embedded database stores absolute paths of files.
 
-Each experiment of a home keeps its files in ``<home>/mlartifacts/<experiment>``, and the places of its runs and models
-begin with that path. When the path is not in this home, the home has been moved or copied since, and the places are
-rewritten in one transaction before anything reads them. So a copy reads and writes its own files alone.
+Each experiment keeps its files in ``<home>/mlartifacts/<experiment>``, and the locations of its runs and models begin
+with that path. If the path is not in this state directory, it was moved or copied, and one transaction rewrites the
+locations before they are read. A copy thus uses only its own files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rlcore.tasks.store.settings import Home
 
 logger = logging.getLogger(__name__)
 
-_SECONDS = 60.0  # to wait for another process that writes
+_SECONDS = 60.0  # seconds to wait for another process that writes
 _FOLDER = "/mlartifacts/"
-_PLACES = (  # the columns of MLflow's tables that hold places of files
+_PLACES = (  # the columns of MLflow's tables with file locations
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
     ("logged_models", "artifact_location"),
@@ -27,7 +27,7 @@ _PLACES = (  # the columns of MLflow's tables that hold places of files
     ("model_versions", "source"),
     ("trace_tags", "value"),
 )
-# MLflow makes it by itself, for files below the folder in which the database was first opened.
+# MLflow creates it, for files below the folder in which the database was first opened.
 _EMPTY_DEFAULT = """
     SELECT artifact_location FROM experiments WHERE experiment_id = 0
     AND NOT EXISTS (SELECT 1 FROM runs WHERE experiment_id = 0)
@@ -36,9 +36,9 @@ _EMPTY_DEFAULT = """
 
 
 def rewrite_artifact_paths(home: Home) -> int:
-    """Let the embedded database name the files of this home; the number of places that were rewritten.
+    """Rewrite the file locations in the embedded database to this state directory; return their number.
 
-    All or none are. Nothing is written where the home lies where it did.
+    The rewrite is atomic. Nothing is written if the state directory was not moved.
     """
     path = home.root / "mlflow.db"
     if not path.is_file():
@@ -47,17 +47,17 @@ def rewrite_artifact_paths(home: Home) -> int:
         if not _moves(database, home):
             return 0
         database.execute("BEGIN IMMEDIATE")
-        moves = _moves(database, home)  # again: another process may have done it
+        moves = _moves(database, home)  # checked again: another process may have rewritten them
         count = sum(_rewrite(database, old, new) for old, new in moves.items())
         database.execute("COMMIT")
-    # A new database has one place, of the experiment that MLflow makes by itself: nothing has been moved.
+    # A new database has one location, of MLflow's default experiment: nothing was moved.
     if count > 1:
         logger.info("the home was moved or copied: MLflow now finds %d places of files below %s", count, home.root)
     return count
 
 
 def _moves(database: sqlite3.Connection, home: Home) -> Mapping[str, str]:
-    """The folders of experiments that lie elsewhere, each with its folder in this home."""
+    """Return the experiment folders of other locations, each with its folder in this state directory."""
     if not _has(database, "experiments", "artifact_location"):
         return {}
     root = home.mlartifacts.as_uri()

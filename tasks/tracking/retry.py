@@ -1,4 +1,4 @@
-"""Waits for MLflow while its database is locked by another process, or its server is away, and says so."""
+"""Retries of MLflow calls while the database is locked or the server is unreachable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MINUTES = 10.0  # that a run waits; SQLite and MLflow's own client have waited up to half a minute before each try
+MINUTES = 10.0  # seconds that a run waits; SQLite and MLflow's client wait up to half a minute before each try
 _FIRST, _LONGEST = 1.0, 30.0  # seconds between tries
 _REASONS = {
     "database is locked": "another process keeps MLflow's database locked",
@@ -28,10 +28,10 @@ _REASONS = {
 
 
 def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Return the result of ``call``, retrying while MLflow cannot be reached.
+    """Return the result of ``call``, retrying while MLflow is unavailable.
 
     Raises:
-        ServiceError: it could not be reached for ten minutes.
+        ServiceError: MLflow was unavailable for ten minutes.
     """
     began = time.monotonic()
     for pause in _pauses():
@@ -53,13 +53,13 @@ def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwa
 
 
 def unavailable_reason(error: BaseException) -> str:
-    """Return why MLflow cannot be reached for now, as text; empty for any other error."""
+    """Return the reason why MLflow is unavailable for now; empty for any other error."""
     text = str(error)
     return next((words for sign, words in _REASONS.items() if sign in text), "")
 
 
 def patient_client(client: MlflowClient) -> MlflowClient:
-    """The client, every method of which waits as :func:`retry_while_unavailable` does."""
+    """Return a client whose methods retry as :func:`retry_while_unavailable` does."""
     return cast("MlflowClient", _Patient(client))
 
 

@@ -1,6 +1,6 @@
-"""A reward model as MLflow's ``pyfunc`` loads it: a score for each answer, where rlcore is installed.
+"""Reward model as MLflow ``pyfunc``: a score for each answer, if rlcore is installed.
 
-No library of the field has its heads, ensembles and scales, so its checkpoint is no model of transformers' own kinds.
+No external library has its heads, ensembles and scales, so its checkpoint is no model of transformers.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 
-_TOKENS = 8192  # of a batch
+_TOKENS = 8192  # rows of a batch
 _FOLDER = "model"
 
 
 class Scorer:
-    """Centred rewards in standard deviations of the model's reference set, the mean of its members."""
+    """Scorer of centered rewards in standard deviations of the model's reference set, the mean of its members."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._tokenizer = ChatTokenizer.load(checkpoint)
@@ -31,7 +31,7 @@ class Scorer:
         self._model = load_reward_model(backbone, checkpoint)
 
     def predict(self, rows: pd.DataFrame, params: Mapping[str, Any] | None = None) -> list[float]:
-        """A score for each row of the columns ``messages`` (a conversation) and ``completion`` (the answer to it)."""
+        """Score each row of the columns ``messages`` (a conversation) and ``completion`` (its answer)."""
         sequences = []
         for messages, completion in zip(rows["messages"], rows["completion"], strict=True):
             turns = [Message(role=turn["role"], content=turn["content"]) for turn in messages]

@@ -1,9 +1,8 @@
-"""The one place that imports MLflow: runs, metrics, datasets; the registry of models is in ``registry.py``.
+"""Runs, metrics and datasets in MLflow; ``registry.py`` has the registry of models.
 
-MLflow takes seconds to import, so each function that needs it imports it. Everything goes through run ids: MLflow's
-"active run" belongs to one thread, and tasks may run in others. Models are plain files, never pickles. A loop does not
-wait for what it shows: metrics and tables are written in the background, in their order, and :meth:`RunTracker.flush`
-waits for them, so what comes before a checkpoint or the end of a run is stored by then.
+MLflow takes seconds to import, so each function that needs it imports it. All calls use run ids: MLflow's "active run"
+belongs to one thread, and tasks may run in others. Metrics and tables are written in the background, in order, so that
+a loop does not wait. :meth:`RunTracker.flush` waits for them before a checkpoint and at the end of a run.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-_TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of 8000 characters at most: the interface looks there
+_TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 _MAX_TABLES = 100
-PARENT_TAG = "mlflow.parentRunId"  # what MLflow's interface nests runs by
+PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _MAX_PARAM = 500  # MLflow's limit in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
-# Between two writes of metrics: one of fifty costs 30 ms of processor time, one of two hundred 40. Not MLflow's own
-# queue: it takes up to a second to stop, at the end of every run, and an error in it is a line in a log.
+# Between two writes of metrics: one of fifty costs 30 ms of processor time, one of two hundred 40. MLflow's own queue
+# takes up to a second to stop at the end of a run, and only logs its errors.
 _WRITE_SECONDS = 5.0
 
 
 def open_tracker(home: Home) -> Tracker:
-    """MLflow's server if ``MLFLOW_TRACKING_URI`` names one, else the database in the home."""
+    """Open MLflow's server if ``MLFLOW_TRACKING_URI`` names one, else the database of the state directory."""
     uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
     from mlflow import MlflowClient
 
-    with file_lock(home.root / "mlflow.lock"):  # two processes that make the tables at once fail
+    with file_lock(home.root / "mlflow.lock"):  # two processes that create the tables concurrently fail
         if uri == home.tracking_uri:
             make_database(home)
-        # The client opens the database as soon as it is made, and would make the tables where they are missing.
+        # The client opens the database immediately, and would create missing tables.
         client = patient_client(retry_while_unavailable(MlflowClient, tracking_uri=uri, registry_uri=uri))
         client.search_experiments(max_results=1)
         if uri == home.tracking_uri:
@@ -62,7 +61,7 @@ def open_tracker(home: Home) -> Tracker:
 
 
 class Tracker:
-    """MLflow's server or database, for one home."""
+    """MLflow's server or database, for one state directory."""
 
     def __init__(self, client: MlflowClient, uri: str, artifact_root: str | None) -> None:
         self.client = client
@@ -70,47 +69,47 @@ class Tracker:
         self._artifact_root = artifact_root  # None: the server decides
 
     def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
-        """Begin a run; ``parent`` is the id of the run that it belongs to."""
+        """Start a run; ``parent`` is the id of its parent run."""
         nested = {PARENT_TAG: parent} if parent else {}
         run = self.client.create_run(self._experiment_id(experiment), run_name=name, tags={**tags, **nested})
         return RunTracker(self.client, run)
 
     def reopen_run(self, run_id: str, *, tags: Mapping[str, str] | None = None, parent: str = "") -> RunTracker | None:
-        """Go on with a run that was interrupted, or None when MLflow no longer has it.
+        """Continue an interrupted run, or return None if MLflow no longer has it.
 
-        It counts how often that was, in the tag ``restarts``. Metrics of steps that it has already are dropped from now
-        on: MLflow would keep both.
+        The tag ``restarts`` counts the continuations. Metrics of steps that the run already has are dropped: MLflow
+        would keep both.
         """
         run = none_if_missing(self.client.get_run, run_id)
         if run is None:
             return None
         nested = {PARENT_TAG: parent} if parent else {}
         again = RunTracker(self.client, run, resumed=True)
-        # Whose it is comes first: a kill between the two leaves nothing that is said to run and belongs to nobody.
+        # The lease comes first: a kill between the two leaves no running run without a lease.
         again.set_tags({"restarts": str(1 + int(run.data.tags.get("restarts", 0))), **(tags or {}), **nested})
         self.client.update_run(run_id, status="RUNNING")
         return again
 
     def find_run(self, run_id: str) -> RunTracker | None:
-        """A run as it is, to add to; None when MLflow has none of that id."""
+        """Return a run without restarting it, to add to; None if MLflow has none of that id."""
         run = none_if_missing(self.client.get_run, run_id) if run_id else None
         return RunTracker(self.client, run) if run else None
 
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
-        """The ids of an experiment's runs with that tag, the newest first.
+        """Return the ids of an experiment's runs with that tag, the newest first.
 
-        ``status``: what it has to be, as in ``= 'KILLED'``.
+        ``status``: a required status, such as ``= 'KILLED'``.
         """
         query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
         return [run.info.run_id for run in self.client.search_runs([self._experiment_id(experiment)], query)]
 
     def run_metrics(self, run_id: str) -> Mapping[str, float]:
-        """The last value of every metric of a run; none when MLflow no longer has it."""
+        """Return the last value of every metric of a run; none if MLflow no longer has it."""
         run = none_if_missing(self.client.get_run, run_id) if run_id else None
         return dict(run.data.metrics) if run else {}
 
     def kill_runs(self, run_id: str) -> int:
-        """Mark a dead pipeline's run, and its stages' runs, as killed where they are said to run; how many were."""
+        """Mark a dead pipeline's run and its stages' runs as killed if shown as running; return their number."""
         run = none_if_missing(self.client.get_run, run_id)
         if run is None:
             return 0
@@ -131,23 +130,23 @@ class Tracker:
 
 
 class RunTracker:
-    """One run: a pipeline's or a stage's. Use it as a context manager: leaving it ends the run with its status."""
+    """Run of a pipeline or a stage. Use it as a context manager: leaving it ends the run with its status."""
 
     def __init__(self, client: MlflowClient, run: Run, *, resumed: bool = False) -> None:
         self.client = client
         self.run_id: str = run.info.run_id
         self.experiment_id: str = run.info.experiment_id
-        self.known_tags: Mapping[str, str] = run.data.tags  # when it was opened
+        self.known_tags: Mapping[str, str] = run.data.tags  # opening time
         self.began = datetime.fromtimestamp(run.info.start_time / 1000, UTC).isoformat(timespec="milliseconds")
-        self.is_over = False  # whether MLflow knows that it has ended
+        self.is_over = False  # whether MLflow has recorded its end
         self._resumed = resumed
         self._last_steps: dict[str, int] = {}
         self._writer = BackgroundWriter()
         self._waiting: list[Metric] = []
         self._sent = time.monotonic()
-        self.show: Callable[[Mapping[str, float], int], None] | None = None  # who is told of every step too
-        self._tables: list[dict[str, str]] | None = None  # that the interface shows; None: not read yet
-        self._told_tables = True  # whether MLflow knows of all of them
+        self.show: Callable[[Mapping[str, float], int], None] | None = None  # also called with each step
+        self._tables: list[dict[str, str]] | None = None  # those that the interface shows; None: not read yet
+        self._told_tables = True  # whether MLflow has recorded all of them
 
     def __enter__(self) -> RunTracker:
         return self
@@ -161,18 +160,18 @@ class RunTracker:
         for tell in (partial(self.set_tags, reason), partial(self.end, status)):
             try:
                 tell()
-            except Exception as trouble:  # noqa: BLE001 - what ended the run is what is raised
+            except Exception as trouble:  # noqa: BLE001 - the error that ended the run is the one to raise
                 logger.warning("MLflow could not be told how run %s ended: %.200s", self.run_id, trouble)
 
     @property
     def url(self) -> str:
-        """The run's page, empty when MLflow is a database without a server."""
+        """Run's page, empty if MLflow is a database without a server."""
         base = os.environ.get("MLFLOW_TRACKING_URI", "")
         place = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
         return base.rstrip("/") + place if base.startswith("http") else ""
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters; nested ones get dotted names, long ones are cut at 500 characters."""
+        """Log parameters; nested ones get dotted names, long ones are truncated to 500 characters."""
         from mlflow.entities import Param
 
         entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in flatten(params).items()]
@@ -180,10 +179,10 @@ class RunTracker:
             self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
 
     def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log numbers at a step; :meth:`flush` makes sure that they are stored.
+        """Log numbers at a step; :meth:`flush` stores them.
 
-        A quick loop's steps are written together, every five seconds. A reopened run drops what it has already: after
-        a resume the last iterations come a second time. A write that failed is an error of a later call.
+        A fast loop's steps are written together, every five seconds. A reopened run drops steps that it already has:
+        after a resume the last iterations are repeated. A later call raises the error of a failed write.
         """
         from mlflow.entities import Metric
 
@@ -195,13 +194,13 @@ class RunTracker:
             self._send()
 
     def log_summary(self, metrics: Mapping[str, float]) -> None:
-        """Log the figures of a finished stage, except those whose curve the run has already."""
+        """Log the metrics of a finished stage, except those whose curve the run already has."""
         self.flush()
         known = self.client.get_run(self.run_id).data.metrics
         self.log_metrics({name: value for name, value in metrics.items() if name not in known})
 
     def flush(self) -> None:
-        """Wait until every metric and table is written; afterwards no kill can lose one."""
+        """Wait until all metrics and tables are written; no later kill can lose one."""
         self._send()
         self._writer.wait()
 
@@ -215,10 +214,10 @@ class RunTracker:
         self.client.log_artifact(self.run_id, str(path), folder)
 
     def log_table(self, path: Path, folder: str) -> None:
-        """Copy a JSON table (``columns``, ``data``) that MLflow's interface shows as one: the newest hundred of a run.
+        """Copy a JSON table (``columns``, ``data``) that MLflow's interface shows: the newest hundred of a run.
 
-        In the background: the file has to be there by then, and to stay until :meth:`flush`. Not MLflow's own
-        ``log_table``, which reads back and rewrites what is there.
+        The copy is made in the background: the file must stay until :meth:`flush`. MLflow's ``log_table`` reads and
+        rewrites earlier tables.
         """
         self._writer.submit(partial(self.log_artifact, path, folder))
         if self._tables is None:
@@ -229,7 +228,7 @@ class RunTracker:
         self._told_tables = False
 
     def in_background(self, job: Callable[[], object]) -> None:
-        """Have a job done behind everything that waits, as :meth:`log_table` does; :meth:`flush` waits for it too."""
+        """Queue a job for the background thread; :meth:`flush` waits for it too."""
         self._writer.submit(job)
 
     def log_artifacts(self, path: Path, folder: str) -> None:
@@ -237,9 +236,9 @@ class RunTracker:
         self.client.log_artifacts(self.run_id, str(path), folder)
 
     def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
-        """Name a Parquet file as this run's data: under the SHA-256 of its bytes, with its columns and row count.
+        """Log a Parquet file as this run's data: with the SHA-256 of its bytes, its columns and row count.
 
-        ``context`` says what for: ``train`` or ``eval``.
+        ``context`` is its use: ``train`` or ``eval``.
         """
         described = describe_dataset(path, name=name, context=context)
         self.client.log_inputs(self.run_id, [described])
@@ -248,10 +247,10 @@ class RunTracker:
     def log_model_metrics(
         self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
     ) -> None:
-        """Log what this run measured of a logged model, on which data: MLflow compares models by these.
+        """Log this run's metrics of a logged model on a dataset: MLflow compares models by these.
 
-        MLflow puts these on the run's curves too. So each is the last point of its curve, down to its moment, which
-        MLflow does not keep twice.
+        MLflow adds them to the run's curves too. Each therefore repeats the last point of its curve, including its
+        time, which MLflow does not store twice.
         """
         from mlflow.entities import Metric
 
@@ -264,7 +263,7 @@ class RunTracker:
         self.client.log_batch(self.run_id, metrics=entries)
 
     def end(self, status: Status) -> None:
-        """Write what waits and end the run; when the writing fails, it ends too, and is not said to have finished."""
+        """Write what is queued and end the run; if writing fails, the run ends but is not marked as finished."""
         try:
             self.flush()
         except BaseException:
@@ -276,7 +275,7 @@ class RunTracker:
             self.is_over = True
 
     def _send(self) -> None:
-        """Have written what waits: the metrics, and which tables there are."""
+        """Queue pending metrics and the list of tables for writing."""
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), _METRICS_PER_CALL):
             batch = waiting[start : start + _METRICS_PER_CALL]

@@ -1,7 +1,7 @@
-"""Some rollouts of a run as MLflow traces, which its interface lists, searches and opens beside the run's curves.
+"""Rollouts of a run as MLflow traces, which its interface lists, searches and opens next to the run's curves.
 
-A trace is a function of the run and of what it holds, its id too. So to store one again changes nothing: whoever finds
-that some are missing, after a kill, on a disk that was full, or beside another process, stores them all.
+A trace and its id are a function of the run and the content, so that storing one again changes nothing. If some are
+missing, after a kill or a full disk, all are stored again.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from mlflow.entities import Run, Span, TraceInfo
 
 _MILLISECOND = 1_000_000  # nanoseconds
-_OF_RUN = "of_run"  # a tag that is stored last: a trace that has it is whole
+_OF_RUN = "of_run"  # a tag that is stored last: a trace that has it is complete
 _NAME = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """One rollout: what was asked, what came, and ``tags`` to search by (``kind``, ``iteration``, ``reward``, …)."""
+    """Rollout: its prompt, its completion, and ``tags`` to search by (``kind``, ``iteration``, ``reward``, …)."""
 
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
@@ -35,10 +35,10 @@ class Trace:
 
 
 def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
-    """Store those of a run's traces that are missing; the interface, newest first, lists them in this order.
+    """Store the missing traces of a run; the interface, newest first, lists them in this order.
 
-    They stand at the run's end, whatever the clock says now. One costs tens of milliseconds of processor time, so they
-    are a few, and belong behind a run and not into it. A run that MLflow does not have gets none.
+    Their time is the run's end. Each costs tens of milliseconds of processor time, so they are few, and are stored
+    after a run. A run that MLflow does not have gets none.
     """
     run = none_if_missing(tracker.client.get_run, run_id) if run_id and traces else None
     if run is None:
@@ -47,14 +47,14 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     end = max(run.info.start_time, run.info.end_time or 0)
     missing = {_id(run_id, trace): (trace, end - place) for place, trace in reversed([*enumerate(traces)])}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow warns of type hints of its own, when its tracing is imported
+        warnings.simplefilter("ignore")  # MLflow warns about its type hints when its tracing is imported
         for name, (trace, moment) in missing.items():
             if name not in known:
                 retry_while_unavailable(_store, tracker, run, name, trace, moment)
 
 
 def _id(run_id: str, trace: Trace) -> str:
-    """32 hexadecimal digits."""
+    """Return 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps([run_id, asdict(trace)], sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -67,7 +67,7 @@ def _stored(tracker: Tracker, run: Run) -> set[str]:
 
 
 def _store(tracker: Tracker, run: Run, name: str, trace: Trace, moment: int) -> None:
-    """Two transactions: what it holds, then what it is."""
+    """Store a trace in two transactions: first its spans, then its info."""
     from mlflow.tracing.client import TracingClient
 
     client = TracingClient(tracker.uri)
