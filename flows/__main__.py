@@ -1,4 +1,4 @@
-"""``python -m rlcore.flows``: the command ``rlcore``, where the console script is not installed."""
+"""The command ``rlcore`` as ``python -m rlcore.flows``, if the console script is not installed."""
 
 from __future__ import annotations
 

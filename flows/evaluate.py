@@ -15,11 +15,11 @@ def evaluate(
     checkpoint: Name = "sft",
     overrides: Overrides = (),
 ) -> dict[str, ArtifactRef]:
-    """Greedy and sampled accuracy, with intervals, on the held-out problems.
+    """Measure greedy and sampled accuracy, with intervals, on the held-out problems.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        checkpoint: Which checkpoint of the preset; it is made first where it is not cached.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        checkpoint: The checkpoint of the preset; it is made first if it is not cached.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [f"evaluate_{checkpoint}"])

@@ -1,4 +1,4 @@
-"""Flow: import the starting checkpoint."""
+"""Flow: import of the base."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 
 @flow(name="import-sft", flow_run_name="import-sft {preset}", persist_result=False)
 def import_sft(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Bring the preset's model into the store as verified safetensors.
+    """Import the preset's model into the store as verified safetensors.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, ["import_sft"])

@@ -1,4 +1,4 @@
-"""Flow: online RL, the one that the deployments of the algorithms share."""
+"""Flow: online RL, shared by the deployments of all algorithms."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def online_rl(preset: Preset = "tiny", stage: Name = "grpo", overrides: Override
     """Run one stage of online RL and what it needs.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        stage: Which stage of the preset to run; the key `algorithm` in it names the formula.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        stage: The stage of the preset to run; the key `algorithm` in it names the formula.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [stage])

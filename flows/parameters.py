@@ -1,9 +1,8 @@
-"""The parameters of deployments: their descriptions in the Prefect UI, and checks before a run is queued.
+"""Parameters of deployments: descriptions in the Prefect UI, and checks before a run is queued.
 
-Prefect validates a request against the JSON schema of the flow's signature, so whatever a pattern can say is said
-here; ``infra/services/parameters.py`` adds which stages each preset has. A key or a value that only the preset's own
-types can judge ends the run within its first seconds.
-Prefect takes a parameter's description from the flow's docstring alone.
+Prefect validates a request against the JSON schema of the flow's signature, so patterns check what they can;
+``infra/services/parameters.py`` adds the stages of each preset. Other invalid keys and values end the run within its
+first seconds. Prefect reads a parameter's description from the flow's docstring only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flow: everything that a preset describes, from raw data to the comparison."""
+"""Flow: a complete preset, from raw data to the comparison."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 
 @flow(name="post-train", flow_run_name="post-train {preset}", persist_result=False)
 def post_train(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Data, every stage of the graph, an evaluation of each checkpoint, the comparison: each once, cached by content.
+    """Run data, every stage of the graph, an evaluation per checkpoint, and the comparison; cached by content.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, every_target(preset, overrides))

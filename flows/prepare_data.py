@@ -13,10 +13,10 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 
 @flow(name="prepare-data", flow_run_name="prepare-data {preset}", persist_result=False)
 def prepare_data(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Every data set of the preset through its contract into a content-addressed snapshot.
+    """Pass every dataset of the preset through its contract into a content-addressed snapshot.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, datasets(open_preset(preset, overrides)))

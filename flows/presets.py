@@ -12,25 +12,25 @@ FOLDER = Path(__file__).parent / "presets"
 
 
 def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The configuration of a committed preset (``tiny``) or of a file (``path/to/mine.toml``), with overrides.
+    """Return the configuration of a built-in preset (``tiny``) or a file (``path/to/mine.toml``), with overrides.
 
     Raises:
-        ConfigError: no such preset, or an error in it (all errors are named together).
+        ConfigError: no such preset, or errors in it, which are reported together.
     """
     return load_preset(preset_path(preset), overrides, library=FOLDER)
 
 
 def open_unvalidated(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """As :func:`open_preset`, but the graph may have errors: preflight names them among all others.
+    """Open a preset whose graph may have errors, which preflight reports with all others.
 
     Raises:
-        ConfigError: no such preset, or keys and values that cannot be read (all of them are named at once).
+        ConfigError: no such preset, or keys and values that cannot be read, which are reported together.
     """
     return read_preset(preset_path(preset), overrides, library=FOLDER)
 
 
 def preset_path(preset: str) -> Path:
-    """The file of a preset.
+    """Return the file of a preset.
 
     Raises:
         ConfigError: there is none.

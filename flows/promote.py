@@ -1,4 +1,4 @@
-"""Flow: the challenger against the champion, and its promotion where the verdict allows it."""
+"""Flow: comparison of challenger and champion, and the promotion."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 
 @flow(name="promote", flow_run_name="promote {preset}", persist_result=False)
 def promote(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, ArtifactRef]:
-    """Evaluate both on the same held-out prompts, write the verdict, move the aliases.
+    """Evaluate both on the same held-out prompts, write the decision, move the aliases.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_promotion(preset, overrides)

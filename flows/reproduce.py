@@ -1,4 +1,4 @@
-"""The same run once more, from a registered version's records, in a scratch home; the command ``reproduce``."""
+"""Reproduction of a registered version from its records, in a scratch directory; the command ``reproduce``."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class Reproduction:
 
 
 def run_reproduce(model: str, preset: str = "", *, force: bool = False) -> Reproduction:
-    """Run what made ``model`` again and compare the files of the model.
+    """Rerun the stages of ``model`` and compare the model's files.
 
-    ``preset`` fills in the sections that none of its stages used; the version's own unless it is given. Nothing is run
-    where data are gone; nor, unless ``force``, where code, library versions, data or the machine are others than then.
-
+    ``preset`` provides sections that none of its stages used; default: the version's own. Nothing runs if data are
+    missing, or unless ``force``, if code, library versions, data or the machine have changed.
     Raises:
-        ModelError: no such version, or no record of how it was made.
+        ModelError: no such version, or no record of its origin.
         ConfigError: the preset cannot be opened.
     """
     home = find_home()

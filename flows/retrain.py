@@ -11,10 +11,10 @@ from rlcore.tasks.pipeline.retrain import Retraining
 
 @flow(name="retrain", flow_run_name="retrain {preset}", persist_result=False)
 def retrain(preset: Preset = "retrain", overrides: Overrides = ()) -> Retraining:
-    """Gate new data and their drift, then the reward model; RL from the champion; promote or refuse. Idempotent.
+    """Gate new data and their drift, then the reward model; RL from the champion; promote or reject. Idempotent.
 
     Args:
-        preset: A committed preset such as retrain, or the path of a .toml file on the worker's machine.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as retrain, or the path of a .toml file on the worker's machine.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_retrain(preset, overrides)

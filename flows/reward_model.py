@@ -13,11 +13,11 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 def reward_model(
     preset: Preset = "tiny", stage: Name = "reward_model", overrides: Overrides = ()
 ) -> dict[str, ArtifactRef]:
-    """Train and judge a reward model on its preference pairs.
+    """Train a reward model on its preference pairs and test it.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        stage: Which stage of the preset to run, of the kind reward_model.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        stage: The stage of the preset to run, of the kind reward_model.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [stage])

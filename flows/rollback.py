@@ -1,4 +1,4 @@
-"""Flow: take a champion down."""
+"""Flow: rollback of a champion."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def rollback(
     version: Annotated[int, Field(ge=1)],
     reason: Annotated[str, Field(min_length=1)],
 ) -> str:
-    """The previous champion of ``model`` is champion again; ``version`` must be the present one.
+    """Make the previous champion of ``model`` champion again; ``version`` must be the present one.
 
     Args:
         model: Name of the registered model, such as tiny-grpo.
-        version: The version to take down, which must be the champion.
-        reason: Why, for the version's tags.
+        version: The version to roll back, which must be the champion.
+        reason: The reason, for the version's tags.
     """
     return run_rollback(model, version, reason)

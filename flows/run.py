@@ -38,7 +38,7 @@ plan_logger = logging.getLogger("rlcore.plan")
 
 
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
-    """Run what the targets need; returns the artifact of every stage by the stage's name."""
+    """Run the stages that the targets need; return the artifacts by stage name."""
     home = find_home()
     configure_environment(home)
     configure_logging()
@@ -50,19 +50,19 @@ def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str])
 
 
 def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
-    """The report of a run, with the command that repeats it and the preset that it extends."""
+    """Write the report of a run, with the command that repeats it and the preset that it extends."""
     words = ["rlcore", command, preset]
     words += [word for override in overrides for word in ("--set", override)]
     base_name = _extended(preset)
     try:
         base = open_preset(base_name) if overrides or base_name != preset else None
-    except ConfigError:  # not whole by itself
+    except ConfigError:  # incomplete by itself
         base = None
     return partial(publish_report, origin=Origin(command=shlex.join(words), base_name=base_name, base=base))
 
 
 def _extended(preset: str) -> str:
-    """The preset that one extends, as :func:`open_preset` takes it; itself where it extends none."""
+    """Return the preset that one extends, for :func:`open_preset`; itself if it extends none."""
     path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
     base = tomllib.loads(path.read_text(encoding="utf-8")).get("extends")
     beside = path.with_name(f"{base}.toml")
@@ -70,12 +70,12 @@ def _extended(preset: str) -> str:
 
 
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:
-    """Make what is not cached, judge the challenger, and move the registry's aliases as the verdict says."""
+    """Run what is not cached, decide on the challenger, and move the registry's aliases accordingly."""
     home = find_home()
     configure_environment(home)
     configure_logging()
     config = open_preset(preset, overrides)
-    config.section("promotion", PromotionConfig)  # refused before any work
+    config.section("promotion", PromotionConfig)  # reject invalid presets before any work
     _say(preflight_lines(config, ["promote"], home=home))
     with raise_on_full_disk(home.root):
         champion = current_champion(home, config)
@@ -91,18 +91,17 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
 def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     """Continue training the champion on new data, and promote a better model; without new data do nothing.
 
-    Without a champion the preset's whole chain is run, and its result has only limits of its own to meet.
-
+    Without a champion the whole preset runs, and its result must meet only its own limits.
     Raises:
         ConfigError: the preset lacks the section ``retrain`` or ``promotion``.
         DataError: the new data break their contract, or drift too far from the last accepted.
-        TrainingError: the new reward model is refused.
+        TrainingError: the new reward model failed its gate.
     """
     home = find_home()
     configure_environment(home)
     configure_logging()
     config = open_preset(preset, overrides)
-    config.section("retrain", RetrainConfig)  # refused before any work
+    config.section("retrain", RetrainConfig)  # reject invalid presets before any work
     _say(preflight_lines(config, ["promote"], home=home))
     with raise_on_full_disk(home.root):
         champion, report = current_champion(home, config), _report("retrain", preset, overrides)
@@ -138,7 +137,7 @@ def _is_unfinished(home: Home, config: RunConfig, targets: Collection[str]) -> b
 def _run_promotion(
     home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None, *, report: Report
 ) -> Retraining:
-    """Run what is not cached, then apply the verdict; a cached verdict is applied again."""
+    """Run what is not cached, then apply the decision; a cached decision is applied again."""
     targets = [stage.name for stage in table if stage.name in ("drift", "reward_gate", "promote")]
     refs = cached_refs(table, config, targets, home=home)
     known = "promote" in refs and not _is_unfinished(home, config, targets)
@@ -153,7 +152,7 @@ def _run_promotion(
 
 
 def run_rollback(model: str, version: int, reason: str) -> str:
-    """Take the champion ``version`` of a registered model down; which version is champion again, in a sentence."""
+    """Roll back the champion ``version`` of a registered model; return a sentence with the new champion."""
     home = find_home()
     configure_environment(home)
     configure_logging()
@@ -171,7 +170,7 @@ def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) 
     """Return human-readable lines about a run before its work.
 
     Raises:
-        ConfigError: everything that can be known to fail, at once, each error with its full key.
+        ConfigError: all errors that can be found before the run, each with its full key.
     """
     try:
         table = stages(config)
@@ -179,13 +178,13 @@ def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) 
         named = targets if set(targets) <= set(known) else known  # a promotion needs all
         refs = recorded_refs(table, config, named, home=home)
     except RlcoreError:
-        preflight(config, home, targets, {})  # names it among all others
+        preflight(config, home, targets, {})  # preflight reports it with all others
         raise
     return preflight(config, home, targets, refs)
 
 
 def _say(lines: Iterable[str]) -> None:
-    """Log what people should read before the work. The memory plan follows when the model is imported."""
+    """Log the lines before a run. The memory plan follows when the model is imported."""
     for line in lines:
         if line.startswith(("warning:", "evaluation:")):
             plan_logger.warning("%s", line)
@@ -195,7 +194,7 @@ def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]
     """Return the plan of :func:`run_targets` without running it.
 
     Raises:
-        ConfigError: everything that can be known to fail, at once, each error with its full key.
+        ConfigError: all errors that can be found before the run, each with its full key.
     """
     config, home = open_preset(preset, overrides), find_home()
     preflight_lines(config, targets, home=home)
@@ -203,7 +202,7 @@ def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]
 
 
 def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str]) -> list[str]:
-    """Lines on the targets' memory and disk, as far as the starting checkpoint is known, and on unusual values.
+    """Return lines on the targets' memory and disk, as far as the base is known, and on unusual values.
 
     Raises:
         ConfigError: as :func:`plan_targets`.
@@ -212,7 +211,7 @@ def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str])
 
 
 def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Everything that a preset describes.
+    """Return all targets of a preset.
 
     Raises:
         ConfigError: as :func:`plan_targets`.

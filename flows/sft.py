@@ -14,8 +14,8 @@ def sft(preset: Preset = "tiny", stage: Name = "sft", overrides: Overrides = ())
     """Train a checkpoint on its demonstrations and evaluate it.
 
     Args:
-        preset: A committed preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
-        stage: Which stage of the preset to run, of the kind sft.
-        overrides: Single keys of the preset with other values, such as stages.grpo.learning_rate=1e-4 or seed=1.
+        preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
+        stage: The stage of the preset to run, of the kind sft.
+        overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
     return run_targets(preset, overrides, [f"evaluate_{stage}"])

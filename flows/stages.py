@@ -1,4 +1,4 @@
-"""The stages of a run and what each depends on, from the graph of its preset. Flows name targets; the order follows."""
+"""Stages of a run and their dependencies, from the graph of its preset. Flows name targets; the order follows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlcore.tasks.tracking.registry import ModelVersion
 
 
 def stages(config: RunConfig) -> tuple[Stage, ...]:
-    """Every stage of a run: imports, data, the preset's own, an evaluation of each checkpoint, the comparison."""
+    """Return all stages of a run: imports, data, the preset's own, an evaluation per checkpoint, the comparison."""
     return (
         *_imports_and_data(config),
         *(preset_stage(name, config) for name in stage_order(config)),
@@ -33,12 +33,12 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
 
 
 def datasets(config: RunConfig) -> tuple[str, ...]:
-    """The stages that prepare the data sets."""
+    """Return the stages that prepare the datasets."""
     return tuple(prepare_stage_name(name) for name in config.data)
 
 
 def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
-    """The stages of a run, followed by the promotion of its challenger over the present champion.
+    """Return the stages of a run, followed by the promotion of its challenger over the champion.
 
     Raises:
         ConfigError: the preset has no section promotion.
@@ -47,14 +47,14 @@ def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[
 
 
 def retrain_stages(config: RunConfig, champion: ModelVersion, past: ChampionLineage) -> tuple[Stage, ...]:
-    """The stages of a retraining: gates for drift and reward model, RL from the champion, promotion over it."""
+    """Return the stages of a retraining: gates for drift and reward model, RL from the champion, promotion."""
     challenger = config.section("promotion", PromotionConfig).challenger
     own = config.stage(challenger, RlStage)
     models = needed_reward_models(own.settings)
     rows = dict.fromkeys((*own.prompts, *(name for model in models for name in data_of(config.stages[model]))))
     return (
         *_imports_and_data(config),
-        drift_stage(stages_of_data(config, rows), past),  # before what is trained: it refuses before the training
+        drift_stage(stages_of_data(config, rows), past),  # a failed gate ends the retraining before any training
         *(preset_stage(name, config) for name in stage_order(config) if name != challenger),
         *(reward_gate_stage(name, config, past) for name in models),
         rl_stage(challenger, config, start="champion"),

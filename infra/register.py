@@ -1,7 +1,7 @@
-"""Tells a Prefect server what it should know: the work pool, a deployment of every flow, queue limits, automations.
+"""Registration of the work pool, deployments, queue limits and automations on a Prefect server.
 
-``python infra/register.py`` with ``PREFECT_API_URL`` set; a second run changes nothing. In containers this is the job
-``deployments``. ``WORK_POOL_TYPE=kubernetes`` fills the pool's template from ``RUN_IMAGE``, ``RUN_NAMESPACE``,
+Run ``python infra/register.py`` with ``PREFECT_API_URL`` set; a second run changes nothing. In containers this is the
+job ``deployments``. ``WORK_POOL_TYPE=kubernetes`` fills the pool's template from ``RUN_IMAGE``, ``RUN_NAMESPACE``,
 ``RUN_GPUS`` and the other variables in ``SETTINGS``.
 """
 
@@ -33,7 +33,7 @@ SETTINGS: Mapping[str, str] = {
 
 
 def main() -> int:
-    """Register everything; the exit code of the first step that fails."""
+    """Register everything; return the exit code of the first step that fails."""
     kind = os.environ.get("WORK_POOL_TYPE") or "process"
     with tempfile.TemporaryDirectory() as folder:
         template = Path(folder) / "template.json"
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def job_template(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The template of the pool's Kubernetes jobs, with defaults from the environment."""
+    """Return the template of the pool's Kubernetes jobs, with defaults from the environment."""
     template: dict[str, Any] = yaml.safe_load((HERE / "kubernetes" / "job-template.yaml").read_text(encoding="utf-8"))
     variables = template["variables"]["properties"]
     for name, variable in SETTINGS.items():

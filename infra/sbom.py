@@ -1,7 +1,7 @@
-"""A bill of materials in CycloneDX JSON, of the pinned set and of what is installed: ``python -m infra.sbom [FILE]``.
+"""Bill of materials of pinned and installed packages, in CycloneDX JSON: ``python -m infra.sbom [FILE]``.
 
-It needs no network. A pinned package that is not installed, because nobody asked for its extra, has the scope
-"optional". The same environment gives the same bytes.
+It needs no network. A pinned package that is not installed, because its extra was not requested, has the scope
+"optional". Equal environments give equal bytes.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def main() -> None:
 
 
 def read_pins(path: Path) -> dict[str, str]:
-    """Names and versions of the lines of a lock that hold for this interpreter and platform."""
+    """Return names and versions of the lines of a lock that apply to this interpreter and platform."""
     lines = (line.rstrip("\\ ") for line in path.read_text(encoding="utf-8").splitlines() if "==" in line)
     pins = [pin for pin in map(Requirement, lines) if not pin.marker or pin.marker.evaluate()]
     return {canonicalize_name(pin.name): next(iter(pin.specifier)).version for pin in pins}
 
 
 def installed() -> dict[str, Distribution]:
-    """The packages of this environment by name."""
+    """Return the packages of this environment by name."""
     found = importlib.metadata.distributions()
     return {canonicalize_name(each.name): each for each in found}
 
 
 def bill_of_materials(pins: Mapping[str, str], packages: Mapping[str, Distribution]) -> dict[str, Any]:
-    """The bill as a value that can be written as JSON."""
+    """Return the bill as a JSON value."""
     versions = dict(pins) | {name: each.version for name, each in packages.items()}
     project = versions.pop(PROJECT, "0")
     references = {name: f"pkg:pypi/{name}@{quote(version)}" for name, version in sorted(versions.items())}
@@ -77,7 +77,7 @@ def bill_of_materials(pins: Mapping[str, str], packages: Mapping[str, Distributi
 
 
 def _licences(package: Distribution | None) -> dict[str, Any]:
-    """Return the licences of a package: an SPDX expression, else its own text."""
+    """Return the licenses of a package: an SPDX expression, else its own text."""
     if package is None:
         return {}
     said = package.metadata.json

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"
 _MARK = re.compile(r"<!-- generated: (\w+) -->")
 _PLACEHOLDERS = {"model.source": "folder", "data.pairs.adapter": "hh"}
-_MESSAGE = 110  # characters of a message that the table of faults shows
+_MESSAGE = 110  # characters of a message in the table of faults
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -41,7 +41,7 @@ def faults() -> str:
 
 
 def presets() -> str:
-    """Return a section for each committed preset: its comment and its stages."""
+    """Return a section for each built-in preset: its comment and its stages."""
     return "\n\n".join(_preset(file) for file in sorted(FOLDER.glob("*.toml")))
 
 
@@ -56,7 +56,7 @@ def _preset(file: Path) -> str:
 
 
 def _placeholders(file: Path) -> list[str]:
-    """Return overrides for the keys that a preset leaves to the presets which extend it."""
+    """Return overrides for the keys that a preset leaves to those that extend it."""
     required = tomllib.loads(file.read_text(encoding="utf-8")).get("requires", ())
     return [f"{key}={_PLACEHOLDERS.get(key, 'prompts')}" for key in required]
 

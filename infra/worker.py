@@ -1,8 +1,8 @@
-"""A worker of Prefect that also keeps Prefect's records true: ``python -m infra.worker`` with ``PREFECT_API_URL`` set.
+"""Prefect worker that also corrects Prefect's records: ``python -m infra.worker`` with ``PREFECT_API_URL`` set.
 
-It takes the options of ``prefect worker start``. Beside it, ``watch`` finds runs that
-died and queues them again. It judges the runs that a worker of its ``--name`` has taken, so each machine needs its own,
-which stays the same (default: the machine's). The runs that it starts outlive it (``worker_output``).
+It takes the options of ``prefect worker start``. A thread (``watch``) finds dead runs and queues them again. It handles
+the runs of a worker with its ``--name``, so each machine needs its own constant name (default: the host name). The runs
+that it starts outlive it (``worker_output``).
 """
 
 from __future__ import annotations

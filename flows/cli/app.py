@@ -1,7 +1,7 @@
-"""The command ``rlcore``: one parser for the console script, for ``python -m rlcore.flows`` and for the Makefile.
+"""The command ``rlcore``: one parser for the console script, ``python -m rlcore.flows`` and the Makefile.
 
-A command is a function of this folder: its signature is what it takes, its docstring is its help. What it works with is
-imported when it runs, so that ``--help`` and completion are quick.
+A command is a function of this folder: its signature has the arguments, its docstring is the help. It imports what it
+needs when it runs, so that ``--help`` and completion are quick.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ app.register_install_completion_command(help="Let the shell complete commands an
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
+    """Run one command; return the exit code. A known error ends with its message, without a traceback."""
     if arguments is None:
         _add_cwd_to_path()
     try:
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_cwd_to_path() -> None:
-    """Let presets name functions of modules in the current folder: a console script, unlike ``python -m``, sees none.
+    """Let presets name functions of modules in the current folder, which a console script does not see.
 
-    It is the last place where modules are looked for.
+    The folder comes last in the search path.
     """
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
@@ -96,5 +96,5 @@ def _add_cwd_to_path() -> None:
 
 def _refuse(kind: str, text: str, code: int) -> int:
     shown = "".join(each if each.isprintable() or each == "\n" else ascii(each)[1:-1] for each in text)
-    sys.stderr.write(f"\nerror ({kind}): {shown}\n")  # names and values of other people, without a terminal's codes
+    sys.stderr.write(f"\nerror ({kind}): {shown}\n")  # external names and values, without control codes of a terminal
     return code

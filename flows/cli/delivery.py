@@ -1,4 +1,4 @@
-"""Commands that hand a registered model on: as a folder that other libraries load, and behind an address."""
+"""Commands that deliver a registered model: as a folder for other libraries, or behind an address."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def export(
     ] = "keep",
     gguf: Annotated[bool, Parameter(help="GGUF files are not written; the answer names the tool that does.")] = False,
 ) -> int:
-    """Write a registered model as a folder that transformers, vLLM and the hubs load.
+    """Export a registered model as a folder that transformers, vLLM and model hubs load.
 
-    It holds safetensors with merged adapters, the tokenizer with its chat template, the generation configuration with
-    every EOS id, and the model card as README.md.
+    It has safetensors with merged LoRAs, the tokenizer with its chat template, the generation configuration with all
+    EOS ids, and the model card as README.md.
 
     ```
     rlcore export tiny-grpo@champion exported
@@ -67,13 +67,13 @@ def serve(
 ) -> int:
     """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.
 
-    A request calls the model by its registered name, without the version, and brings the token: that of the variable
-    RLCORE_SERVE_TOKEN, else one that is drawn and printed.
+    A request names the model by its registered name, without the version, and carries the token: RLCORE_SERVE_TOKEN,
+    else one that is generated and printed.
 
     ```
     rlcore serve tiny-grpo@champion --port 8001
     curl http://127.0.0.1:8001/v1/chat/completions -H "Authorization: Bearer $TOKEN" --json \\
-      '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
+        '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
     ```
     """
     home = open_home()

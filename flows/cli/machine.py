@@ -1,4 +1,4 @@
-"""The commands that look at the machine, and bring a home up to what is installed on it."""
+"""Commands that inspect the machine and upgrade a state directory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 
 
 def upgrade() -> int:
-    """Bring the databases of a home up to the installed versions of MLflow and Prefect, each after a copy.
+    """Upgrade the databases of a state directory to the installed MLflow and Prefect, each after a copy.
 
-    A home that an older version wrote is refused until then. Older versions do not read it afterwards: the copies, in
-    its folder backups, are the way back.
+    Other commands reject a state directory of an older version until then. Older versions cannot read it afterwards;
+    its folder backups has the copies.
 
     ```
     rlcore upgrade
@@ -26,10 +26,10 @@ def upgrade() -> int:
 
 
 def doctor() -> int:
-    """Say what this machine can do: device, precision, engines, sandbox, servers, disk, memory, versions.
+    """Check this machine: device, precision, engines, sandbox, servers, disk, memory, versions.
 
-    A line that begins with MISSING names what the demo needs, and the exit code is 1. One that begins with - is needed
-    by some recipes alone.
+    A line that begins with MISSING names a requirement of the demo, and the exit code is 1. A line that begins with -
+    names a requirement of some recipes only.
 
     ```
     rlcore doctor

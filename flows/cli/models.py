@@ -17,7 +17,7 @@ def rollback(
     *,
     reason: Annotated[str, Parameter(help="Why, for the version's tags.")],
 ) -> int:
-    """Take a champion down: the previous champion is champion again.
+    """Roll back a champion: the previous champion becomes champion again.
 
     ```
     rlcore rollback tiny-grpo 3 --reason "answers got longer"
@@ -32,7 +32,7 @@ def rollback(
 
 
 def lineage(model: Model, /) -> int:
-    """Say where a registered model comes from, down to the raw rows, and draw it as an SVG file.
+    """Show the lineage of a registered model down to the raw rows, and write it as an SVG file.
 
     ```
     rlcore lineage tiny-grpo@champion
@@ -51,9 +51,9 @@ def lineage(model: Model, /) -> int:
 
 
 def remember(model: Model, /) -> int:
-    """Write beside a registered model what it was trained on, where MLflow has lost that or never had it.
+    """Write the record of a registered model's training data if MLflow lost it or never had it.
 
-    Retraining compares new data with this account. A version gets it when it is registered.
+    Retraining compares new data with this record. Registration writes it.
 
     ```
     rlcore remember tiny-grpo@champion
@@ -74,7 +74,7 @@ def reproduce(
     preset: Annotated[str, Parameter(help="Where its preset lies, if it is not a committed one.")] = "",
     force: Annotated[bool, Parameter(help="Run though code, versions or the machine have changed.")] = False,
 ) -> int:
-    """Run what made a model again in a scratch home, and compare the bytes; exit code 1 if they differ.
+    """Rerun the stages of a model in a scratch directory and compare the bytes; exit code 1 if they differ.
 
     ```
     rlcore reproduce tiny-grpo@champion

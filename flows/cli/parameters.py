@@ -1,4 +1,4 @@
-"""Parameters that several commands take, and their common start."""
+"""Parameters that several commands take, and their common set-up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NESTED = re.compile(r"""("(?:[^"\\]|\\.)*")|('[^']*')|([\[{(])|([\])}])""")
 
 
 def split_overrides(text: str) -> tuple[str, ...]:
-    """The overrides of ``a.b=1 c=two words d=[{e='x', f=1}]``: three, the second of which has a blank.
+    """Split overrides: ``a.b=1 c=two words d=[{e='x', f=1}]`` has three, the second with a blank.
 
-    A blank parts two overrides where ``key=`` follows it, outside of quotes and brackets.
+    A blank separates two overrides if ``key=`` follows it, outside of quotes and brackets.
     """
     found, begin, place, depth = [], 0, 0, 0
     while place < len(text):
@@ -36,7 +36,7 @@ def _overrides(_: Any, tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(override for token in tokens for override in split_overrides(token.value))
 
 
-Preset = Annotated[str, Parameter(help="A committed preset such as tiny, or the path of a .toml file.")]
+Preset = Annotated[str, Parameter(help="A built-in preset such as tiny, or the path of a .toml file.")]
 Overrides = Annotated[
     tuple[str, ...],
     Parameter(
@@ -53,7 +53,7 @@ Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@c
 
 
 def open_home() -> Home:
-    """The folder of all state, with the environment and the log of this process set for it.
+    """Prepare and return the state directory, with this process's environment and log.
 
     Raises:
         StorageError: it cannot be made or written.

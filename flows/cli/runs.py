@@ -1,4 +1,4 @@
-"""Commands that run a preset, or say what would run."""
+"""Commands that run a preset, or show what would run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcore.flows.cli.parameters import Gpus, GpuType, Overrides, Preset, open_h
 def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     """Run every stage of a preset: data, training, evaluation, comparison, report.
 
-    What is cached is not run again. After an interruption the same command goes on where it was.
+    Cached stages are skipped. After an interruption the same command resumes.
 
     ```
     rlcore run
@@ -21,14 +21,14 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     home = open_home()
     from rlcore.flows.presets import open_unvalidated
 
-    config = open_unvalidated(preset, overrides)  # refused here, before anything is imported: what cannot be read
+    config = open_unvalidated(preset, overrides)  # reject unreadable presets before slow imports
     from rlcore.flows.post_train import post_train
     from rlcore.flows.run import every_target
     from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.report.summary import summarise
 
-    every_target(preset, overrides)  # refused here, before anything is started: what cannot be run
+    every_target(preset, overrides)  # reject invalid presets before anything starts
     started = time.perf_counter()
     with live_view():
         refs = call_flow(post_train, preset=preset, overrides=overrides)
@@ -37,7 +37,7 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
 
 
 def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
-    """Say which stages are cached, which would run and why, and what memory they need; nothing is run.
+    """Show which stages are cached, which would run and why, and their memory; nothing runs.
 
     ```
     rlcore plan mine.toml
@@ -54,11 +54,11 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
 
 
 def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, gpu_type: GpuType = "h100") -> int:
-    """Say what each stage of a preset needs of memory, whether it fits here, and what a run writes to the disk.
+    """Estimate the memory of each stage, whether it fits here, and the disk space of a run.
 
-    The sizes follow from the model's configuration. Where the model has not been fetched yet, they are known when
-    `rlcore run` has imported it. With `--gpus` it says for each RL stage how so many GPUs are best dealt between
-    learner and engines, and how long an iteration then takes, by arithmetic.
+    The sizes follow from the model's configuration. If the model has not been fetched yet, they are known after `rlcore
+    run` has imported it. With `--gpus` the best division of that number of GPUs into learner and engines, and the
+    iteration time, are computed for each RL stage.
 
     ```
     rlcore estimate mine.toml
@@ -85,9 +85,9 @@ def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus =
 
 
 def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
-    """Judge a preset's challenger against the champion, and promote it if it is better.
+    """Compare a preset's challenger with the champion, and promote it if it is better.
 
-    The section [promotion] names the challenger and what it must not lose.
+    The section [promotion] names the challenger and the allowed losses.
 
     ```
     rlcore promote mine.toml
@@ -96,7 +96,7 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     home = open_home()
     from rlcore.flows.presets import open_preset
 
-    config = open_preset(preset, overrides)  # refused here, before anything is started
+    config = open_preset(preset, overrides)  # reject invalid presets before anything starts
     from rlcore.flows.promote import promote as promote_flow
     from rlcore.tasks.pipeline.pages import page_folder
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
@@ -120,7 +120,7 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     from rlcore.tasks.presets.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
-    config.section("retrain", RetrainConfig)  # refused here, before anything is started
+    config.section("retrain", RetrainConfig)  # reject invalid presets before anything starts
     from rlcore.flows.retrain import retrain as retrain_flow
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.store.markdown import on_terminal

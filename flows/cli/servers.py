@@ -1,4 +1,4 @@
-"""The command that opens the user interfaces."""
+"""Command that opens the user interfaces."""
 
 from __future__ import annotations
 

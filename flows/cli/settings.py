@@ -1,4 +1,4 @@
-"""Commands about the keys of presets: show them, migrate them."""
+"""Commands about preset keys: show them, migrate them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config(
     markdown: Annotated[bool, Parameter(help="The page of every key that a preset may have.")] = False,
     schema: Annotated[bool, Parameter(help="A JSON Schema of preset files, for editors.")] = False,
 ) -> int:
-    """Print a preset whole, as TOML: every key with its type, default, bounds, meaning, and the file that sets it.
+    """Print a complete preset as TOML: every key with its type, default, limits, comment, and source file.
 
     ```
     rlcore config mine.toml stages.grpo
@@ -61,7 +61,7 @@ def migrate_preset(
     file: Annotated[Path, Parameter(help="A preset's .toml file, which is rewritten in place.")],
     /,
 ) -> int:
-    """Rewrite a preset's keys and values that an earlier version named differently; comments and layout stay.
+    """Rename the keys and values of a preset for an older version; comments and layout stay.
 
     Nothing else changes, and a second run changes nothing.
 

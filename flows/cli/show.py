@@ -1,4 +1,4 @@
-"""The command that shows results."""
+"""Command that shows results."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def show(
     *,
     overrides: Overrides = (),
 ) -> int:
-    """Show the results of a preset (stages, comparison, report) or of a registered model (metrics, verdict, files).
+    """Show the results of a preset (stages, comparison, report) or of a registered model (metrics, decision, files).
 
-    Nothing is run. Exit code 1 if nothing of a preset is there.
+    Nothing runs. The exit code is 1 if the preset has no results.
 
     ```
     rlcore show mine.toml

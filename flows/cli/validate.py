@@ -1,4 +1,4 @@
-"""The command that validates data."""
+"""Command that validates data."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def validate(
     ] = "",
     overrides: Overrides = (),
 ) -> int:
-    """Check data against their contracts without a run: what is accepted, what is refused and why.
+    """Check data against contracts without a run: accepted and rejected rows, with reasons.
 
-    Exit code 1 if a run would refuse them. The tokenizer's rules (length, control tokens) are judged in the run.
+    The exit code is 1 if a run would reject the data. Rules that need the tokenizer (length, special tokens) are left
+    to the run.
 
     ```
     rlcore validate questions.jsonl --contract prompts
@@ -54,7 +55,7 @@ def validate(
 def _data_sets(
     source: str, contract: Contract, adapter: str, overrides: Overrides
 ) -> tuple[Mapping[str, DatasetConfig], int, Callable[[str], References]]:
-    """The data sets of a preset, its seed, and what becomes of a data set's references; or the one file."""
+    """Return the datasets of a preset with the use of their reference answers, and its seed; or the one file."""
     from rlcore.flows.presets import open_preset
     from rlcore.tasks.pipeline.data_check import whole_file
     from rlcore.tasks.presets.graph import math_data

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 
 try:
-    # What a proxy's settings say is not asked for an address of this container.
+    # The container's own address needs no proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(sys.argv[1], timeout=8.0) as answer:
         sys.exit(0 if answer.status == 200 else 1)

@@ -1,1 +1,1 @@
-"""PostgreSQL, Prefect, MLflow and a worker on one machine, without containers, kept up by a supervisor."""
+"""PostgreSQL, Prefect, MLflow and a worker on one machine, without containers, under a supervisor."""

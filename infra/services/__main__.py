@@ -16,7 +16,7 @@ from rlcore.tasks.store.settings import configure_environment, find_home
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. An error that we know ends with its message, without a traceback."""
+    """Run one command; return the exit code. A known error ends with its message, without a traceback."""
     command = _parser().parse_args(arguments).command
     try:
         return _run(command)
@@ -50,9 +50,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m infra.services", description="Servers of one machine.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
-        ("up", "start what does not run, register the deployments, say how to use it"),
-        ("down", "end everything; runs under way go on at the next start"),
-        ("status", "say what runs; exit code 1 when something does not"),
+        ("up", "start missing services, register the deployments, show the addresses"),
+        ("down", "end everything; the next start resumes active runs"),
+        ("status", "show the services; exit code 1 if one is not ready"),
         ("migrate", "copy the embedded MLflow's runs, models and files to the server"),
         ("supervise", "keep the services up in the foreground (what `up` starts in the background)"),
         ("tell", "register queue limits and automations with the server that PREFECT_API_URL names"),

@@ -1,4 +1,4 @@
-"""`infra/automations.yaml` for one server: what stands there by name, a deployment or the webhook, by its id."""
+"""Automations of ``infra/automations.yaml`` on a server, with ids for the names of deployments and webhook."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import Automation, AutomationCore
 
 FILE = CODE / "infra" / "automations.yaml"
-WEBHOOK = "RLCORE_WEBHOOK_URL"  # what a user sets: who is told of a failed gate or canary
-BLOCK = "rlcore-webhook"  # Prefect keeps the address in it, encrypted
-# What the file had while the server was to find dead runs: it calls living ones crashed.
+WEBHOOK = "RLCORE_WEBHOOK_URL"  # set by the user: address of the webhook for failures
+BLOCK = "rlcore-webhook"  # Prefect stores the address in it, encrypted
+# Automations of an earlier version: Prefect's own search for dead runs marks living ones as crashed.
 _REPLACED = (
     "a run without heartbeat has crashed",
     "a crashed run goes on",
@@ -26,10 +26,10 @@ _REPLACED = (
 
 
 def webhook_url() -> str:
-    """The address that ``RLCORE_WEBHOOK_URL`` names; empty: nobody is told.
+    """Return ``RLCORE_WEBHOOK_URL``; empty if there is no webhook.
 
     Raises:
-        ConfigError: it is no address of a web page.
+        ConfigError: it is no web address.
     """
     url = os.environ.get(WEBHOOK, "")
     if url and not url.startswith(("http://", "https://")):
@@ -40,7 +40,7 @@ def webhook_url() -> str:
 
 
 def read_automations() -> list[dict[str, Any]]:
-    """The file's automations as they stand there."""
+    """Return the file's automations."""
     import yaml
 
     found: list[dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
@@ -48,10 +48,7 @@ def read_automations() -> list[dict[str, Any]]:
 
 
 def resolve_ids(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> AutomationCore | None:
-    """An automation with ids in place of names; None where it names something that this server has not.
-
-    That is the webhook, while nobody has given its address.
-    """
+    """Replace names in an automation by ids; None if the server lacks a named object, such as an unset webhook."""
     from prefect.events.schemas.automations import AutomationCore
 
     actions = [dict(action) for action in automation["actions"]]
@@ -64,13 +61,13 @@ def resolve_ids(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> Autom
 
 
 def promised() -> list[str]:
-    """The names of the automations that a server has once it was told."""
+    """Return the names of the automations that a configured server has."""
     nobody = not webhook_url()
     return [each["name"] for each in read_automations() if not (nobody and "block_document_id" in each["actions"][0])]
 
 
 async def sync_automations(client: PrefectClient) -> None:
-    """Make the server's automations those of the file; one that lacks its webhook is taken away."""
+    """Synchronize the server's automations with the file; remove those whose webhook is not set."""
     wanted = read_automations()
     ids = await _deployments(client, wanted) | await _webhook()
     for name in _REPLACED:

@@ -1,4 +1,4 @@
-"""Commands of the services: bring them up, take them down, show their state."""
+"""Commands of the services: start, stop, show their state."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rlcore.errors import ServiceError
 from rlcore.tasks.pipeline.server_access import HOST, USER
 from rlcore.tasks.store.locks import file_lock
 
-_START_SECONDS = 420.0  # a busy machine takes its time
+_START_SECONDS = 420.0  # generous, for a busy machine
 _STOP_SECONDS = 180.0
 _TICK = 0.5
 
 
 def bring_up(layout: Layout) -> str:
-    """Start what does not run and register what is not registered; returns what runs and how to use it.
+    """Start what does not run and register what is not registered; return a description of the services.
 
     Raises:
-        ServiceError: something does not come up; what has been started is ended again. The message names the log.
+        ServiceError: a service does not start; then all are stopped. The message names the log.
     """
-    webhook_url()  # a wrong one is refused before anything is started
+    webhook_url()  # a wrong address is rejected before anything starts
     if _is_supervised(layout):
         layout = saved_layout(layout)
     else:
@@ -46,7 +46,7 @@ def bring_up(layout: Layout) -> str:
 
 
 def take_down(layout: Layout) -> str:
-    """End everything that was started from this folder, also what a killed supervisor has left."""
+    """Stop all processes of these services, including those of a killed supervisor."""
     layout = saved_layout(layout)
     if not layout.root.exists():
         return f"nothing runs from {layout.root}\n"
@@ -63,7 +63,7 @@ def take_down(layout: Layout) -> str:
 
 
 def describe(layout: Layout) -> tuple[str, bool]:
-    """Each service, whether it is ready, its log; and whether all are, with all that the servers were told."""
+    """Describe each service, its state and log; also return whether all are ready and configured."""
     lines, states = [], []
     for service in SERVICES:
         states.append(service.is_ready(layout))
@@ -157,7 +157,7 @@ def _is_supervised(layout: Layout) -> bool:
 
 
 def _supervisor(layout: Layout) -> int | None:
-    """The supervisor's process id, if one holds this folder."""
+    """Return the supervisor's process id, if one holds this folder."""
     number = _read_number(layout.root / "supervisor.pid")
     return number if number and _is_supervised(layout) and psutil.pid_exists(number) else None
 

@@ -21,16 +21,16 @@ from rlcore.tasks.store.passwords import passwords as drawn
 from rlcore.tasks.store.passwords import write_private
 
 POOL, QUEUE = "rlcore", "gpu"
-FOLDER = "RLCORE_SERVICES"  # what a user sets
-MARK = "RLCORE_STARTED_BY"  # in the environment of all that the supervisor starts: how a stop finds what was left
+FOLDER = "RLCORE_SERVICES"  # set by the user
+MARK = "RLCORE_STARTED_BY"  # in the environment of all child processes, by which a stop finds them
 CODE = Path(__file__).resolve().parents[2]
-_NAMES = ("postgres", "prefect", "mlflow", WEB, SESSIONS)  # of passwords: PostgreSQL's roles, and what the web asks for
+_NAMES = ("postgres", "prefect", "mlflow", WEB, SESSIONS)  # PostgreSQL's roles, and the web interfaces
 _PORTS = {"postgres": 5442, "prefect": 4200, "mlflow": 5000}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One set of services: ``root`` holds all of their state, ``home`` is the home of the runs that they serve."""
+    """Set of services: ``root`` has all of their state, ``home`` is the state directory of their runs."""
 
     root: Path
     home: Path
@@ -42,12 +42,12 @@ class Layout:
 
     @property
     def artifacts(self) -> Path:
-        """The files of MLflow's runs, which clients reach through its server alone."""
+        """Files of MLflow's runs, which clients reach only through its server."""
         return self.root / "mlflow-artifacts"
 
     @property
     def destination(self) -> str:
-        """Destination of those files on MLflow's server: what its user has set (``s3://…``), else :attr:`artifacts`."""
+        """Location of those files on MLflow's server: the user's (``s3://…``), else :attr:`artifacts`."""
         return os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or self.artifacts.as_uri()
 
     @property
@@ -58,25 +58,26 @@ class Layout:
         return self.logs / f"{service}.log"
 
     def url(self, service: str) -> str:
-        """``http://127.0.0.1:<port>`` of ``prefect`` or ``mlflow``."""
+        """Return ``http://127.0.0.1:<port>`` of ``prefect`` or ``mlflow``."""
         return f"http://{HOST}:{self.ports[service]}"
 
     @property
     def client_file(self) -> Path:
-        """The file of addresses and password that a shell reads to use these servers. Its owner alone may read it."""
+        """Shell file with addresses and password of these servers, for its owner alone."""
         return self.root / "clients.env"
 
     def addresses(self) -> dict[str, str]:
-        """The two variables that turn the embedded servers into these."""
+        """Variables that replace the embedded servers by these."""
         return {"PREFECT_API_URL": f"{self.url('prefect')}/api", "MLFLOW_TRACKING_URI": self.url("mlflow")}
 
 
 def find_layout(home: Path) -> Layout:
-    """The services' folder (``RLCORE_SERVICES``, else ``services/`` in the home) with the ports of those that run,
-    else those that ``RLCORE_POSTGRES_PORT``, ``RLCORE_PREFECT_PORT`` and ``RLCORE_MLFLOW_PORT`` name.
+    """Return the services' folder with the ports of those that run, else the configured ports.
 
+    The folder is ``RLCORE_SERVICES``, else ``services/`` in the state directory. The ports are
+    ``RLCORE_POSTGRES_PORT``, ``RLCORE_PREFECT_PORT`` and ``RLCORE_MLFLOW_PORT``.
     Raises:
-        ConfigError: a port is no port, or two are the same.
+        ConfigError: a port is invalid, or two are the same.
     """
     root = Path(os.environ.get(FOLDER) or home / "services").absolute()
     ports = {name: _port(f"RLCORE_{name.upper()}_PORT", default) for name, default in _PORTS.items()}
@@ -86,12 +87,12 @@ def find_layout(home: Path) -> Layout:
 
 
 def save_layout(layout: Layout) -> None:
-    """Make the folders and note the ports, so that later commands find the services that run."""
+    """Create the folders and save the ports, so that later commands find the services."""
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         for folder in (layout.logs, layout.artifacts):
             folder.mkdir(exist_ok=True)
-            folder.chmod(0o700)  # where PostgreSQL has a user of its own, others may enter the folder above
+            folder.chmod(0o700)  # if PostgreSQL has its own user, others may traverse the folder above
         write_private(layout.root / "layout.json", json.dumps(asdict(layout), default=str), mode=0o644)
     except OSError as error:
         raise StorageError(
@@ -100,23 +101,23 @@ def save_layout(layout: Layout) -> None:
 
 
 def saved_layout(layout: Layout) -> Layout:
-    """The services as they were started from this folder; ``layout`` itself when they never were."""
+    """Return the services as they were started from this folder; ``layout`` itself if they never were."""
     try:
         known = json.loads((layout.root / "layout.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return layout
-    # Services within a home are that home's, also where both were moved or copied since.
+    # Services inside a state directory belong to it, even after both were moved or copied.
     home = layout.home if layout.root.is_relative_to(layout.home) else Path(known["home"])
     return Layout(root=layout.root, home=home, ports=known["ports"])
 
 
 def passwords(layout: Layout) -> Mapping[str, str]:
-    """The passwords by name, drawn once into a file that its owner alone may read."""
+    """Return the passwords by name, generated once into a file for its owner alone."""
     return drawn(layout.root / "passwords.json", _NAMES)
 
 
 def clients(layout: Layout) -> dict[str, str]:
-    """All that a client of these servers finds in its environment: where they are, and what lets it in."""
+    """Return the environment of a client of these servers: addresses and password."""
     return layout.addresses() | client_variables(passwords(layout)[WEB])
 
 
@@ -127,8 +128,9 @@ def write_client_file(layout: Layout) -> None:
 
 
 def environment(layout: Layout, service: str) -> dict[str, str]:
-    """Return the environment of a service's process. A password is in its user's environment alone, never in a command
-    line, which everybody can read.
+    """Return the environment of a service's process.
+
+    A password is only in its user's environment, never in a command line, which everybody can read.
     """
     shared = os.environ | layout.addresses() | _shared(layout)
     if service == "postgres":
@@ -150,7 +152,7 @@ def _shared(layout: Layout) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, (str(CODE), os.environ.get("PYTHONPATH", "")))),
         "PREFECT_HOME": str(layout.root / "prefect"),
         "PREFECT_SERVER_MEMO_STORE_PATH": str(layout.root / "prefect" / "memo_store.toml"),
-        # A server or its database that is started again within three minutes costs a run nothing.
+        # A server or database that is back within three minutes costs a run nothing.
         "PREFECT_CLIENT_MAX_RETRIES": "8",
         "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
     }
@@ -159,7 +161,7 @@ def _shared(layout: Layout) -> dict[str, str]:
 def _prefect(layout: Layout) -> dict[str, str]:
     return prefect_variables(layout.ports["prefect"], passwords(layout)[WEB]) | {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database(layout, "prefect", "postgresql+asyncpg"),
-        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; after its 10 a busy machine's pages show errors
+        "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; after its default of 10 a busy machine's pages show errors
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
         "PREFECT_SERVER_METRICS_ENABLED": "true",  # /api/metrics, for Prometheus
     }
@@ -173,7 +175,7 @@ def _mlflow(layout: Layout) -> dict[str, str]:
 
 
 def database(layout: Layout, name: str, driver: str) -> str:
-    """The address of a database with its password: for an environment, never for a command line or a log."""
+    """Return a database address with its password: for an environment, never for a command line or log."""
     return f"{driver}://{name}:{passwords(layout)[name]}@{HOST}:{layout.ports['postgres']}/{name}"
 
 

@@ -1,4 +1,4 @@
-"""MLflow's records from the embedded database to the server's: runs, models and files, under the ids that they have."""
+"""Migration of MLflow's records from the embedded database to the server: runs, models and files keep their ids."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table
 
-_ROWS = 1000  # at a time
-_SERVED = "mlflow-artifacts:"  # what the server's artifact proxy calls its folder
+_ROWS = 1000  # rows at a time
+_SERVED = "mlflow-artifacts:"  # URI of its folder in the server's artifact proxy
 
 
 def migrate(layout: Layout) -> str:
-    """Copy every record and file; returns how many. The embedded ones stay as they are. All of it or nothing.
+    """Copy all records and files, atomically; return their number. The embedded ones are unchanged.
 
     Raises:
-        ServiceError: there is nothing to copy, the server has runs already, or the two were made by different MLflows.
+        ServiceError: there is nothing to copy, the server has runs already, or the MLflow versions differ.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
     from sqlalchemy import create_engine
@@ -42,7 +42,7 @@ def migrate(layout: Layout) -> str:
 
 
 def _tables() -> list[Table]:
-    """MLflow's tables, each after those that it refers to."""
+    """Return MLflow's tables, each after those that it refers to."""
     import mlflow.store.model_registry.dbmodels.models
     import mlflow.store.tracking.dbmodels.models  # noqa: F401  (both fill the base's list of tables)
     from mlflow.store.db.base_sql_model import Base
@@ -84,14 +84,14 @@ def _copy(table: Table, old: Connection, new: Connection, prefix: str) -> int:
 
 
 def _served(value: Any, prefix: str) -> Any:
-    """A place below the embedded folder as the place that the server's proxy gives it; anything else unchanged."""
+    """Convert a location below the embedded folder to the proxy's location; others are unchanged."""
     if isinstance(value, str) and value.startswith(prefix):
         return _SERVED + value.removeprefix(prefix)
     return value
 
 
 def _go_on_counting(new: Connection) -> None:
-    """PostgreSQL's counters do not notice rows that come with their numbers."""
+    """Advance PostgreSQL's sequences, which do not notice rows with explicit ids."""
     from sqlalchemy import Integer, text
 
     for table in _tables():

@@ -1,4 +1,4 @@
-"""Processes that the services have started, found by a mark in their environment: no pid file is lost or stale."""
+"""Processes of the services, found by a mark in their environment: no pid file can be lost or stale."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from infra.services.layout import MARK, Layout
 
 logger = logging.getLogger("services")
 
-_PATIENCE = 15.0  # seconds between asking a process to end and killing it
+_PATIENCE = 15.0  # seconds between terminating a process and killing it
 
 
 def end_flow_runs(layout: Layout, *, worker: subprocess.Popen[bytes] | None) -> None:
-    """End the worker and the runs that it has started while the servers are up.
+    """End the worker and its runs while the servers are up.
 
-    An interrupted run tells the server so. The next start goes on with it, also where it could not tell.
+    An interrupted run reports that to the server. The next start resumes it, even if it could not report.
     """
     if worker is None:
         return
@@ -28,12 +28,12 @@ def end_flow_runs(layout: Layout, *, worker: subprocess.Popen[bytes] | None) -> 
         runs = psutil.Process(worker.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return
-    worker.kill()  # asked kindly, it would wait for its runs
+    worker.kill()  # SIGTERM would make it wait for its runs
     _end(runs)
 
 
 def stop_orphans(layout: Layout) -> None:
-    """End what a supervisor that was killed has left behind; the database comes last."""
+    """Stop the processes of a killed supervisor, the database last."""
     _end([process for process in psutil.process_iter() if _is_marked(process, layout)])
     _end(_database(layout), first=signal.SIGINT)
     for path in layout.root.glob("*.pid"):
@@ -61,12 +61,12 @@ def _is_marked(process: psutil.Process, layout: Layout) -> bool:
         return False
     try:
         return bool(process.environ().get(MARK) == str(layout.root))
-    except psutil.Error:  # it has ended, or belongs to somebody else
+    except psutil.Error:  # it has ended, or belongs to another user
         return False
 
 
 def _database(layout: Layout) -> list[psutil.Process]:
-    """PostgreSQL writes over its environment, but notes its own process id."""
+    """Return the database's process. PostgreSQL overwrites its environment but stores its process id."""
     try:
         number = int((layout.cluster / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
         process = psutil.Process(number)

@@ -1,7 +1,7 @@
-"""The parameters of deployments as the server checks them, before anything is queued, whoever asks.
+"""Parameter schemas of deployments, by which the server checks each request before it is queued.
 
-Prefect makes a JSON schema of a flow's signature. It takes parameters that the flow has not, and it cannot say that
-the stages of one preset are not those of another. :func:`tell_parameters` makes the schemas on the server say both.
+Prefect derives a JSON schema from a flow's signature. It accepts unknown parameters, and does not know the stages of
+each preset. :func:`tell_parameters` adds both rules to the schemas on the server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlcore.tasks.presets.graph import checkpoints
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
 
-# A parameter, and the names that a preset has for it.
+# parameter, and the function that returns a preset's names for it
 _NAMES = {"stage": lambda config: config.stages, "checkpoint": checkpoints}
 
 
@@ -32,26 +32,26 @@ async def tell_parameters(client: PrefectClient, deployments: Iterable[str]) -> 
 
 
 def names_by_preset() -> dict[str, dict[str, list[str]]]:
-    """For each committed preset that is whole: the values that ``stage`` and ``checkpoint`` may have."""
+    """Return for each complete built-in preset the valid values of ``stage`` and ``checkpoint``."""
     found: dict[str, dict[str, list[str]]] = {}
     for file in sorted(FOLDER.glob("*.toml")):
         try:
             config = open_unvalidated(file.stem)
-        except ConfigError:  # a part that others extend
+        except ConfigError:  # a part for other presets to extend
             continue
         found[file.stem] = {parameter: list(names(config)) for parameter, names in _NAMES.items()}
     return found
 
 
 def closed(schema: Mapping[str, Any], names: Mapping[str, Mapping[str, list[str]]]) -> dict[str, Any]:
-    """A flow's schema that takes no further parameter, and of stages and checkpoints only those that its preset has."""
+    """Return a flow's schema without further parameters, and with the stages and checkpoints of each preset."""
     rules = [
         _rule(preset, parameter, values[parameter], values["stage"])
         for preset, values in names.items()
         for parameter in _NAMES
         if parameter in schema.get("properties", {})
     ]
-    # Not at the top: a form in Prefect's interface would take rules there for fields.
+    # Not at the top: a form in Prefect's interface would show the rules as fields.
     return {**schema, "additionalProperties": False, "dependentSchemas": {"preset": {"allOf": rules}} if rules else {}}
 
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster in the services' folder: on loopback, with passwords, under a user that is not root."""
+"""PostgreSQL cluster in the services' folder: on loopback, with passwords, under a user that is not root."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlcore.errors import ServiceError
 from rlcore.tasks.pipeline.server_access import HOST
 from rlcore.tasks.store.passwords import write_private
 
-_USER = "postgres"  # the distribution's; used when we are root, as which PostgreSQL does not run
+_USER = "postgres"  # the distribution's user; as root PostgreSQL does not run
 
 
 def command(layout: Layout) -> list[str]:
-    """The command line of the server; no socket file, so nobody comes in without a password."""
+    """Return the command line of the server, without a socket file, so that all access needs a password."""
     options = {
         "listen_addresses": HOST,
         "port": str(layout.ports["postgres"]),
@@ -33,12 +33,12 @@ def command(layout: Layout) -> list[str]:
 
 
 def identity() -> Mapping[str, Any]:
-    """Arguments of ``subprocess.Popen`` that make a process run as PostgreSQL's user where we are root."""
+    """Return arguments of ``subprocess.Popen`` that make a process run as PostgreSQL's user if this one is root."""
     return {} if os.geteuid() else {"user": _USER, "group": _USER, "extra_groups": []}
 
 
 def make_cluster(layout: Layout) -> None:
-    """Make the cluster where there is none.
+    """Create the cluster if there is none.
 
     Raises:
         ServiceError: PostgreSQL is not installed, or its user may not enter the folder.
@@ -47,7 +47,7 @@ def make_cluster(layout: Layout) -> None:
         _let_through(layout)
     if (layout.cluster / "PG_VERSION").exists():
         return
-    shutil.rmtree(layout.cluster, ignore_errors=True)  # what a killed start has left
+    shutil.rmtree(layout.cluster, ignore_errors=True)  # left by a killed start
     layout.cluster.mkdir(mode=0o700)
     if not os.geteuid():
         _refuse_closed_folders(layout.cluster)
@@ -62,7 +62,7 @@ def make_cluster(layout: Layout) -> None:
             capture_output=True,
             text=True,
             check=False,
-            cwd="/",  # the user may not enter our own
+            cwd="/",  # the user may not enter root's folders
             **identity(),
         )
     finally:
@@ -75,12 +75,12 @@ def make_cluster(layout: Layout) -> None:
 
 
 def make_databases(layout: Layout) -> None:
-    """A role and a database for Prefect and for MLflow, each with its own password, where they are missing."""
+    """Create a role and a database for Prefect and for MLflow, each with its own password, if missing."""
     asyncio.run(_make_databases(layout))
 
 
 def is_ready(layout: Layout) -> bool:
-    """Return True if the server answers with our password."""
+    """Return True if the server answers with the stored password."""
     try:
         asyncio.run(_execute(layout, "SELECT 1"))
     except (OSError, TimeoutError, _driver().PostgresError):
@@ -91,7 +91,7 @@ def is_ready(layout: Layout) -> bool:
 async def _make_databases(layout: Layout) -> None:
     for name in ("prefect", "mlflow"):
         if not await _execute(layout, "SELECT 1 FROM pg_roles WHERE rolname = $1", name):
-            # A password of ours has letters, digits, - and _ alone, so it cannot end the quotes.
+            # Passwords have only letters, digits, - and _, so they cannot end the quotes.
             await _execute(layout, f"CREATE ROLE {name} LOGIN PASSWORD '{passwords(layout)[name]}'")
         if not await _execute(layout, "SELECT 1 FROM pg_database WHERE datname = $1", name):
             await _execute(layout, f"CREATE DATABASE {name} OWNER {name}")
@@ -129,7 +129,7 @@ def _binary(name: str) -> str:
 
 
 def _let_through(layout: Layout) -> None:
-    """Let PostgreSQL's user through the home, which is its owner's alone, to its cluster; it may list nothing there."""
+    """Let PostgreSQL's user traverse the state directory, which is its owner's alone, without listing it."""
     for folder in (layout.home, layout.root) if layout.root.is_relative_to(layout.home) else ():
         folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
 

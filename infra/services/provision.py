@@ -1,5 +1,6 @@
-"""Configuration of the servers: deployments and their parameters, queue limit, schedule, automations. It can be
-repeated: a schedule or limit that was changed on the server stays.
+"""Configuration of the servers: deployments and their parameters, queue limit, schedule, automations.
+
+It can be repeated: a schedule or limit that was changed on the server stays.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from infra.services.table import ask
 from rlcore.errors import ServiceError
 
 _DEPLOYMENTS = CODE / "infra" / "prefect.yaml"
-_GPU_RUNS = 1  # at a time: a second one would take its memory from the first
-_READ = (".py", ".toml")  # what deployments and the names in their parameters are made from
+_GPU_RUNS = 1  # runs at a time: a second one would compete for memory
+_READ = (".py", ".toml")  # sources of deployments and the names in their parameters
 _SCHEDULED, _NIGHTLY = "retrain/retrain", "0 2 * * *"
 
 
 def stamp_path(layout: Layout) -> Path:
-    """The file that holds the digest of what the servers were told last."""
+    """Return the file with the digest of the last configuration."""
     return layout.root / "provisioned"
 
 
 def is_configured(layout: Layout) -> bool:
-    """Return True if the servers have the deployments and automations as the files describe them now."""
+    """Return True if the servers have the current deployments and automations of the files."""
     is_current = stamp_path(layout).exists() and stamp_path(layout).read_text(encoding="utf-8") == _digest()
     return is_current and not missing(layout)
 
 
 def missing(layout: Layout) -> list[str]:
-    """Promises that the server does not keep, in words: its database may be another than the one that was told."""
+    """List the expected objects that the server lacks: its database may have been replaced."""
     rows = [
         ("deployments", len(known := _deployments()), {"deployments": {"name": {"any_": _names(known)}}}),
         ("automations", len(rules := promised()), {"automations": {"name": {"any_": rules}}}),
@@ -51,10 +52,10 @@ def _names(deployments: list[str]) -> list[str]:
 
 
 def provision(layout: Layout) -> None:
-    """Tell the servers, from a process whose environment names them.
+    """Configure the servers, in a process whose environment names them.
 
     Raises:
-        ServiceError: they refuse, with the log that says why.
+        ServiceError: they reject it; names the log.
     """
     digest = _digest()
     log = layout.log("provision")
@@ -73,7 +74,7 @@ def provision(layout: Layout) -> None:
 
 
 def configure_servers() -> None:
-    """All but the deployments themselves, told to the server that ``PREFECT_API_URL`` names."""
+    """Configure all but the deployments themselves on the server that ``PREFECT_API_URL`` names."""
     asyncio.run(_tell())
 
 
@@ -95,12 +96,12 @@ async def _limit_queue(client: Any) -> None:
     except ObjectNotFound:
         await client.create_work_queue(name=QUEUE, concurrency_limit=_GPU_RUNS, work_pool_name=POOL)
     else:
-        if queue.concurrency_limit is None:  # another limit is a person's choice
+        if queue.concurrency_limit is None:  # another limit was set by the user
             await client.update_work_queue(queue.id, concurrency_limit=_GPU_RUNS)
 
 
 async def _offer_schedule(client: Any) -> None:
-    """A nightly schedule, paused until a person turns it on. What is there is a person's, and stays as it is."""
+    """Add a nightly schedule, paused until the user enables it. An existing one is the user's and stays."""
     from prefect.client.schemas.schedules import CronSchedule
 
     deployment = await client.read_deployment_by_name(_SCHEDULED)
@@ -110,7 +111,7 @@ async def _offer_schedule(client: Any) -> None:
 
 
 def _deployments() -> list[str]:
-    """The names of all deployments, as ``flow/name``; a flow is named as its function."""
+    """Return the names of all deployments, as ``flow/name``; a flow is named as its function."""
     import yaml
 
     each = yaml.safe_load(_DEPLOYMENTS.read_text(encoding="utf-8"))["deployments"]
@@ -118,7 +119,7 @@ def _deployments() -> list[str]:
 
 
 def _digest() -> str:
-    """Return the digest of everything that deployments and automations are made from."""
+    """Return the digest of all sources of deployments and automations."""
     files = [_DEPLOYMENTS, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
     names = " ".join((*(path.name for path in files), webhook_url()))
     content = b"".join(file.read_bytes() for file in files) + names.encode()

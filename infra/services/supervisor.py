@@ -1,4 +1,4 @@
-"""The process that starts the services in order, starts again what dies, and ends everything when it is told to."""
+"""Supervisor: starts the services in order, restarts those that die, and ends all on a signal."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rlcore.tasks.store.locks import file_lock
 
 logger = logging.getLogger("services")
 
-_TICK = 0.5  # seconds between two looks
+_TICK = 0.5  # seconds between two polls
 _CALM = 60.0  # seconds after which a service's earlier deaths are forgotten
-_LONGEST_WAIT = 30.0  # seconds before a service that keeps dying is started again
-_PATIENCE = 20.0  # seconds between asking a service to end and killing it
-_MAX_LOG = 20 * 2**20  # bytes; a longer log is put aside at the service's next start
+_LONGEST_WAIT = 30.0  # seconds before a service that keeps dying is restarted
+_PATIENCE = 20.0  # seconds between terminating a service and killing it
+_MAX_LOG = 20 * 2**20  # bytes; a longer log is rotated at the service's next start
 
 
 class ServiceProcess:
-    """One service: its process, and when it may be started again."""
+    """Service with its process and the earliest time of its next start."""
 
     def __init__(self, service: Service, layout: Layout) -> None:
         self.service, self.layout = service, layout
@@ -37,7 +37,7 @@ class ServiceProcess:
         self._deaths, self._started, self._not_before = 0, 0.0, 0.0
 
     def poll(self) -> None:
-        """Notice a death; start the service when it is time and what it needs is ready."""
+        """Notice a death; start the service when it is due and its dependencies are ready."""
         if self.process is not None and self.process.poll() is not None:
             self._note_death(self.process.returncode)
         needed = [each for each in SERVICES if each.name in self.service.needs]
@@ -46,7 +46,7 @@ class ServiceProcess:
             self._start()
 
     def end(self) -> None:
-        """Ask the process to end, then make it."""
+        """Terminate the process, then kill it."""
         if self.process is None:
             return
         self.process.send_signal(self.service.end)
@@ -82,7 +82,7 @@ class ServiceProcess:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 cwd="/" if self.service.name == "postgres" else None,
-                start_new_session=True,  # Ctrl-C at the terminal is not for it
+                start_new_session=True,  # Ctrl-C at the terminal must not reach it
                 **self.service.identity(),
             )
         self._started = time.monotonic()
@@ -91,7 +91,7 @@ class ServiceProcess:
 
 
 def supervise(layout: Layout) -> None:
-    """Keep the services up until SIGTERM or Ctrl-C, then end them and all runs that they have started."""
+    """Keep the services up until SIGTERM or Ctrl-C, then end them and all runs that they started."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     with file_lock(layout.root / "supervisor.lock", wait=False) as alone:
         if not alone:

@@ -1,4 +1,4 @@
-"""The services as rows: how each is started, when it is ready, how it is asked to end."""
+"""Services as rows: how each is started, checked, and ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from infra.services import postgres
 from infra.services.layout import POOL, Layout, passwords
 from rlcore.tasks.pipeline.server_access import USER, WEB, mlflow_command, prefect_command
 
-_SECONDS = 5.0  # of patience with an answer
-_WORKER_SILENCE = 90.0  # seconds; a worker is heard of every 30
-# What a user's proxy settings say is not asked for an address of this machine.
+_SECONDS = 5.0  # seconds to wait for an answer
+_WORKER_SILENCE = 90.0  # seconds; a worker sends a heartbeat every 30
+# An address of this machine needs no proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -44,11 +44,11 @@ def _prefect_command(layout: Layout) -> list[str]:
 
 
 def _prefect_is_ready(layout: Layout) -> bool:
-    return ask(layout, "prefect", "api/ready") is not None  # asks the database too
+    return ask(layout, "prefect", "api/ready") is not None  # also queries the database
 
 
 def _mlflow_command(layout: Layout) -> list[str]:
-    # The database and the folder of files stand in the environment.
+    # The database and the folder of files are in the environment.
     return mlflow_command(layout.ports["mlflow"], "--serve-artifacts", "--uvicorn-opts", "--log-level warning")
 
 
@@ -73,7 +73,7 @@ def _has_heartbeat(worker: Mapping[str, Any]) -> bool:
 
 
 def ask(layout: Layout, service: str, path: str, question: Mapping[str, Any] | None = None) -> Any:
-    """The JSON that a server answers, or None while it does not."""
+    """Return a server's JSON answer, or None if it does not answer."""
     data = None if question is None else json.dumps(question).encode()
     try:
         user = base64.b64encode(f"{USER}:{passwords(layout)[WEB]}".encode()).decode()

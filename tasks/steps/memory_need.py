@@ -99,9 +99,7 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) ->
     placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
     total = (total_bytes(device) or 0) if is_cuda else 0
     with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
-    here = [
-        part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared
-    ]  # no fractions of urls
+    here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
     return sum(with_cache or int(part * total) for part in here)
 
 
