@@ -16,7 +16,7 @@ _INVISIBLE = re.compile(
     "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _GRAPHIC = re.compile("[!-~]")
-_BLANK_SYMBOLS = frozenset("\u2800\ufffc\ufffd")  # empty Braille cell, and what stands for a lost object or character
+_BLANK_SYMBOLS = frozenset("\u2800\ufffc\ufffd")  # empty Braille cell, and placeholders of a lost object or character
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
 _SUPERSCRIPT = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _SMALL = {
@@ -39,7 +39,7 @@ _SIGNS = {
     "'": '"`\u00ab\u00b4\u00bb\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f\u2032\u2033\u2039\u203a',
 }
 _LOOKS = {ord(like): letter for table in (_SMALL, _CAPITAL) for letter, all_like in table.items() for like in all_like}
-# After case folding a letter is one letter: the small lookalike decides where the capital is like another one.
+# Case folding merges a letter's cases: the small lookalike decides if the capital resembles another letter.
 _FOLDED = {
     **{ord(like.casefold()): letter.lower() for letter, all_like in _CAPITAL.items() for like in all_like},
     **{ord(like): letter for letter, all_like in _SMALL.items() for like in all_like},
@@ -50,7 +50,7 @@ _FOLDED = {
 def has_visible(text: str) -> bool:
     """Return True if a reader sees anything: a letter, digit, mark of punctuation or symbol.
 
-    Not blanks, control and zero-width characters, unassigned ones and those for private use, nor U+FFFD alone.
+    Blanks, control and zero-width characters, unassigned and private ones, and U+FFFD alone are invisible.
     """
     if "!" <= text[:1] <= "~" or _GRAPHIC.search(text):
         return True
@@ -58,20 +58,21 @@ def has_visible(text: str) -> bool:
 
 
 def without_invisible(text: str) -> str:
-    """The text without characters that take no place."""
+    """Remove characters that take no space."""
     if text.isascii() and text.isprintable():  # most texts; a fifth of the time
         return text
     return _INVISIBLE.sub("", text)
 
 
 def fold_confusables(text: str) -> str:
-    """The text with Latin letters in the place of those that look the same."""
+    """Replace letters that look like Latin ones by these."""
     return text if text.isascii() else text.translate(_LOOKS)
 
 
 def folded(text: str) -> str:
-    """The text as the key of a question compares it: compatibility form, no case, Latin lookalikes, plain signs and
-    digits, nothing invisible. A superscript stays one: ``2²`` is ``2^2`` and not 22.
+    """Fold a text for a question's key: NFKC, no case, Latin lookalikes, plain signs and digits, no invisible ones.
+
+    A superscript stays one: ``2²`` is ``2^2`` and not 22.
     """
     if text.isascii():
         return without_invisible(text).lower().replace('"', "'").replace("`", "'")

@@ -1,15 +1,15 @@
-"""The errors of a contract. This package imports nothing else of rlcore, so it has its own error."""
+"""Errors of contracts. This package imports nothing else of rlcore, and therefore has its own error."""
 
 from __future__ import annotations
 
 
 class ContractError(Exception):
-    """A file, a dataset or a frame breaks its contract.
+    """Error of a file, a dataset or a frame that breaks its contract.
 
     Args:
-        what: one sentence: what is wrong, with the offending value.
-        where: file, line, row or field; empty when there is none.
-        fix: what the user should do; empty when it is obvious from ``what``.
+        what: One sentence with the problem and the offending value.
+        where: File, line, row or field; empty if there is none.
+        fix: Action for the user; empty if it is obvious from ``what``.
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
@@ -34,12 +34,12 @@ def _rebuild(what: str, where: str, fix: str) -> ContractError:
 
 
 class RowError(Exception):
-    """One row cannot become contract columns.
+    """Error of a row that cannot become contract columns.
 
     Args:
-        field: the invalid field, ``messages.0.content`` for a nested one.
-        reason: what is wrong with it.
-        value: what stands there, for the excerpt.
+        field: The invalid field, ``messages.0.content`` for a nested one.
+        reason: The problem.
+        value: The field's value, for the excerpt.
     """
 
     def __init__(self, field: str, reason: str, value: object = "") -> None:

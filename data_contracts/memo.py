@@ -1,4 +1,4 @@
-"""A function of texts that remembers what it gave: one look into a dictionary for a text that was met before."""
+"""Memoized function of texts: one dictionary lookup for a known text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class BoundedMemo(dict[str, T], Generic[T]):
-    """``found[text]`` is ``make(text)``. It forgets all when it holds ``most`` texts, so its memory is bounded.
+    """Bounded cache: ``found[text]`` is ``make(text)``. It is cleared when it has ``most`` texts.
 
-    ``map(found.__getitem__, texts)`` costs a third of what the same costs with ``functools.lru_cache``.
+    ``map(found.__getitem__, texts)`` costs a third of the same with ``functools.lru_cache``.
     """
 
     def __init__(self, make: Callable[[str], T], *, most: int) -> None:

@@ -1,8 +1,8 @@
 """Equality of texts, from the strictest comparison to the widest.
 
-- ``visible_form``: what a reader cannot tell apart. Answers are compared by it.
-- ``prompt_hash``: the spelling of a question, but for case, width and blanks. It divides and orders rows, so it stays.
-- ``prompt_key``: the question, however it is typed. Leaks and contradictions are looked for by it.
+- ``visible_form``: the text as a reader sees it. Answers are compared by it.
+- ``prompt_hash``: a question's spelling without case, width and blanks. It divides and orders rows and must not change.
+- ``prompt_key``: a question in any spelling. The search for leaks and contradictions uses it.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")
 _MAY_BE_LONE = re.compile(r" [.,;:!?']")
 _LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
-_SIGNS = frozenset("*/%&\\@#_{}")  # punctuation by its category, and an operator or a name's part by its use
+_SIGNS = frozenset("*/%&\\@#_{}")  # punctuation by its category, and an operator or a part of a name by its use
 _AT_THE_END = " .,;:?"
-_ENDS = frozenset(".,;:?'")  # nothing more than punctuation after a number, too
+_ENDS = frozenset(".,;:?'")  # punctuation only, also after a number
 _MOST_PUNCTUATION = 3
 
 
 def normalise(text: str) -> str:
-    """Compatibility form (NFKC), case folded, blanks collapsed."""
+    """Normalize a text: NFKC, case folded, blanks collapsed."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def visible_form(text: str) -> str:
-    """The text as it is seen: composed (NFC), nothing invisible, no blanks at the ends or doubled, lookalikes Latin."""
+    """Return the visible form: NFC, nothing invisible, no outer or double blanks, lookalikes Latin."""
     seen = text if text.isascii() else fold_confusables(unicodedata.normalize("NFC", without_invisible(text)))
     return "\n".join(filter(None, (" ".join(line.split()) for line in seen.splitlines())))
 
 
 def question_messages(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """The turns that make a conversation's question.
+    """Return the turns that make a conversation's question.
 
-    System messages do not enter: the same question under another instruction is the same question. Nor does what comes
-    after the user's last turn (a demonstration's tool calls): that is a part of the answer.
+    System messages do not count: the same question under another instruction is the same question. Turns after the
+    user's last one (a demonstration's tool calls) belong to the answer.
     """
     last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages))
     return [turn for turn in messages[: last + 1] if turn["role"] != "system"]
 
 
 def prompt_hash(messages: Sequence[Mapping[str, str]]) -> str:
-    """SHA-256 of a conversation's normalised text, in hexadecimal."""
+    """Return the SHA-256 of a conversation's normalized text, in hexadecimal."""
     turns = [f"{turn['role']}: {normalise(turn['content'])}" for turn in question_messages(messages)]
     return hashlib.sha256("\n".join(turns).encode()).hexdigest()
 
@@ -62,17 +62,17 @@ def prompt_key(messages: Sequence[Mapping[str, str]], *, is_exact: bool = False)
 
 
 def question_text(text: str) -> str:
-    """A question without what typing adds to it: its words, numbers and operators with one blank between.
+    """Reduce a question to its words, numbers and operators with one blank between.
 
-    Case, width, invisible characters, HTML entities, lookalikes, the script of digits, quotes and punctuation beside
-    words are left out. What may carry meaning stays: operators, brackets and signs beside a number or a single letter,
-    ``5!``, a decimal point, runs of symbols (``([)]``). So ``4+3`` is ``4 + 3`` and not ``4-3``.
+    Case, width, invisible characters, HTML entities, lookalikes, the script of digits, quotes and punctuation next to
+    words are removed. Characters that may have meaning stay: operators, brackets and signs next to a number or a single
+    letter, ``5!``, a decimal point, runs of symbols (``([)]``). Thus ``4+3`` is ``4 + 3`` and not ``4-3``.
     """
     return _typed_alike(text)[0]
 
 
 def question_and_hashes(text: str) -> tuple[str, bytes]:
-    """:func:`question_text`, and the hashes of its words and signs as ``near_duplicates.packed`` has them."""
+    """Return :func:`question_text`, and the hashes of its words and signs, as in ``near_duplicates.packed``."""
     question, chunks, is_quoted = _typed_alike(text)
     if chunks is None:
         return question, packed(question.split())
@@ -80,35 +80,36 @@ def question_and_hashes(text: str) -> tuple[str, bytes]:
 
 
 def _typed_alike(text: str) -> tuple[str, list[str] | None, bool]:
-    """The question without what typing adds, what stood between its blanks if it is made of that piece by piece, and
-    whether a mark after a number may be a quote there (else it is a prime).
+    """Return the reduced question, its chunks if it is made of them piece by piece, and True if it may have quotes.
+
+    Otherwise a mark after a number is a prime.
     """
     plain = folded(html.unescape(text) if "&" in text else text)
     is_quoted, chunks = plain.startswith("'") or " '" in plain, plain.split()
     words = " ".join(filter(None, map((_QUOTED if is_quoted else _PIECES).__getitem__, chunks)))
-    if _MAY_BE_LONE.search(words):  # a tenth of the time of looking for the whole pattern
+    if _MAY_BE_LONE.search(words):  # a tenth of the time of searching the whole pattern
         return _LONE.sub(_without_lone, words).rstrip(_AT_THE_END), None, is_quoted
     bare = words.rstrip(_AT_THE_END)
     return bare, chunks if len(bare) == len(words) else None, is_quoted
 
 
 def exact_text(text: str) -> str:
-    """A question in which every character counts, for code: composed (NFC), with plain line ends."""
+    """Return a question for exact comparison, such as code: NFC, with plain line ends."""
     return unicodedata.normalize("NFC", text.replace("\r\n", "\n")).strip()
 
 
 def words_of(text: str) -> list[str]:
-    """The words of the normalised text, in order."""
+    """Return the words of the normalized text, in order."""
     return _WORD.findall(normalise(text))
 
 
 def hashes_of_words(text: str) -> bytes:
-    """The hashes of :func:`words_of`, as ``near_duplicates.packed`` has them; no word goes across a blank."""
+    """Return the hashes of :func:`words_of`, as in ``near_duplicates.packed``; no word contains a blank."""
     return b"".join(map(_WORD_HASHES.__getitem__, unicodedata.normalize("NFKC", text).casefold().split()))
 
 
 def word_ngrams(text: str, size: int) -> Iterator[str]:
-    """Every run of ``size`` words of the normalised text; none when it has fewer."""
+    """Return all n-grams of ``size`` words of the normalized text; none if it has fewer."""
     words = words_of(text)
     return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
 
@@ -132,13 +133,13 @@ def _quoted_piece(chunk: str) -> str:
 
 
 def _without_lone(found: re.Match[str]) -> str:
-    """Nothing in the place of runs of punctuation with blanks before them, where a word of letters stands before."""
+    """Remove runs of punctuation with blanks before them that follow a word of letters."""
     before = found.string[max(0, found.start() - 2) : found.start()]
     return "" if len(before) == 2 and before.isalpha() else found.group()
 
 
 def _parts(chunk: str) -> list[str]:
-    """Runs of letters, numbers with their points, and runs of all else."""
+    """Split into runs of letters, numbers with their points, and runs of other characters."""
     found = []
     for place, piece in enumerate(_NUMBER.split(chunk)):
         if place % 2:
@@ -153,7 +154,7 @@ def _parts(chunk: str) -> list[str]:
 def _kind(one: str) -> str:
     if unicodedata.category(one)[0] not in "LM":
         return "other"
-    # Scripts that write no blank between words: each sign stands for itself.
+    # scripts without blanks between words: each sign stands for itself
     return "sign of a word" if "\u0e00" <= one <= "\u0eff" or "\u3040" <= one <= "\u9fff" else "letters"
 
 
@@ -166,7 +167,7 @@ def _is_word(part: str) -> bool:
 
 
 def _is_punctuation(part: str, before: str, after: str, *, is_quoted: bool) -> bool:
-    """Return True if a run of signs has no meaning, by the texts before and after it without a blank."""
+    """Return True if a run of signs has no meaning, by the adjacent texts before and after it."""
     sides = [side for side in (before, after) if side]
     is_emphasis = len(sides) == 1 and _is_word(sides[0])
     if len(part) > _MOST_PUNCTUATION or not all(_is_mark(one) or (is_emphasis and one in "*_~") for one in part):

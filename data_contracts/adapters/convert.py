@@ -1,4 +1,4 @@
-"""Applying an adapter: a source, or a generator's rows, become a stream of contract rows for the gate."""
+"""Conversion: an adapter turns a source, or a generator's rows, into a stream of contract rows for the gate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Options = Mapping[str, Scalar]
 
 
 def row_function(adapter: str, kind: Kind) -> RowFn:
-    """The function of an adapter that reads rows of one kind.
+    """Return the function of an adapter that reads rows of one kind.
 
     Raises:
         ContractError: unknown adapter, or one that cannot make this kind from a file.
@@ -33,7 +33,7 @@ def row_function(adapter: str, kind: Kind) -> RowFn:
 
 
 def is_generator(adapter: str) -> bool:
-    """Return True if an adapter makes its rows, so that it needs no file.
+    """Return True if an adapter generates its rows and needs no file.
 
     Raises:
         ContractError: unknown adapter.
@@ -51,17 +51,18 @@ def is_exact(adapter: str) -> bool:
 
 
 def generate(kind: Kind, adapter: str, *, num_train: int, num_eval: int, seed: int, options: Options) -> Source:
-    """Rows that an adapter makes up, a pure function of its arguments.
+    """Generate an adapter's rows, a pure function of the arguments.
 
     Raises:
-        ContractError: it makes no such kind, an unknown or ill-typed option, or it cannot make so many different rows.
+        ContractError: it makes no such kind, an option is unknown or of the wrong type, or it has too few different
+            rows.
     """
     generators = _adapter(adapter).generators
     if kind not in generators:
         raise ContractError(f"the adapter {adapter!r} makes no {kind}", fix=f"it makes {', '.join(generators)}")
     generator = generators[kind]
     name = adapter.partition(":")[0].rpartition(".")[2]  # of a dotted name, that of the module
-    rng = random.Random(f"{name}/{kind}/{seed}")  # each kind draws problems of its own
+    rng = random.Random(f"{name}/{kind}/{seed}")  # each kind draws different problems
     return source_of(
         name,
         generator.make(rng, num_train=num_train, num_eval=num_eval, **_arguments(generator, options, adapter)),
@@ -78,7 +79,7 @@ def contract_of(adapter: str, kind: Kind) -> Contract:
 
 
 def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
-    """The options of an adapter, and whether it takes settings with a dot in their name besides.
+    """Return the options of an adapter, and True if it also takes settings with dotted names.
 
     Raises:
         ContractError: unknown adapter.
@@ -88,7 +89,7 @@ def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
 
 
 def stream_of(source: Source, kind: Kind, *, adapter: str, system: str = "") -> RowStream:
-    """The rows of a source as contract rows. ``system``: the system prompt of conversations that have none.
+    """Return the rows of a source as contract rows. ``system``: the system prompt of conversations that have none.
 
     Raises:
         ContractError: unknown adapter, or one that cannot make this kind from a file.
@@ -98,7 +99,7 @@ def stream_of(source: Source, kind: Kind, *, adapter: str, system: str = "") -> 
 
 
 def _adapter(name: str) -> Adapter:
-    """Return the adapter of the table, or that which ``module:NAME`` names."""
+    """Return an adapter of the table, or the one that ``module:NAME`` names."""
     if ":" in name:
         return _imported(name)
     if name not in ADAPTERS:

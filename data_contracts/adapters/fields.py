@@ -1,4 +1,4 @@
-"""Take one field out of a source row, with its type and never a conversion; the error names the field."""
+"""Readers of one field of a source row. They check its type and never convert; errors name the field."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIKE = 0.8  # of difflib: one letter missing, added or swapped in a word of fiv
 
 
 def text(row: Row, name: str) -> str:
-    """The text in field ``name``, which may be empty.
+    """Return the text in field ``name``, which may be empty.
 
     Raises:
         RowError: missing, or not a text.
@@ -29,7 +29,7 @@ def text(row: Row, name: str) -> str:
 
 
 def number(row: Row, name: str) -> float:
-    """The finite number in field ``name``.
+    """Return the finite number in field ``name``.
 
     Raises:
         RowError: missing, not a number (a boolean is none), or not finite.
@@ -47,7 +47,7 @@ def number(row: Row, name: str) -> float:
 
 
 def items(row: Row, name: str) -> list[Any]:
-    """The list in field ``name``.
+    """Return the list in field ``name``.
 
     Raises:
         RowError: missing, or not a list.
@@ -59,7 +59,7 @@ def items(row: Row, name: str) -> list[Any]:
 
 
 def messages(row: Row, name: str = "messages") -> Messages:
-    """The conversation in field ``name``: objects with exactly ``role`` and ``content``, both texts.
+    """Return the conversation in field ``name``: objects with exactly ``role`` and ``content``, both texts.
 
     Raises:
         RowError: naming the message and its field, ``messages.2.role``.
@@ -68,7 +68,7 @@ def messages(row: Row, name: str = "messages") -> Messages:
 
 
 def optional_split(row: Row) -> dict[str, str]:
-    """The field ``split``, where the source has one: ``{"split": "train"}`` or nothing.
+    """Return the field ``split`` if the source has one: ``{"split": "train"}`` or nothing.
 
     Raises:
         RowError: neither ``train`` nor ``eval``.
@@ -82,10 +82,10 @@ def optional_split(row: Row) -> dict[str, str]:
 
 
 def refuse_misspelt(row: Row, names: Collection[str]) -> None:
-    """Refuse a field that is nearly one of ``names``, which may be left out: its value would be lost in silence.
+    """Reject a field that is nearly one of the optional ``names``: its value would be lost silently.
 
     Raises:
-        RowError: naming the field and what it may have been meant to be.
+        RowError: naming the field and its probable meaning.
     """
     for field, meant in _misspelt(tuple(row), tuple(names)):
         raise RowError(field, f"is no field of the contract; {meant!r} is: rename it, or leave it out", row[field])
@@ -93,14 +93,14 @@ def refuse_misspelt(row: Row, names: Collection[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _misspelt(fields: tuple[str, ...], names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """The fields that are nearly a name that is absent, with that name; most rows have those of the row before."""
+    """Return the fields that are nearly an absent name, with that name. Most rows have the fields of the row before."""
     absent = [name for name in names if name not in fields]
     found = ((one, difflib.get_close_matches(one.strip().casefold(), absent, n=1, cutoff=_LIKE)) for one in fields)
     return sorted((one, meant[0]) for one, meant in found if meant and one not in names)
 
 
 def refuse_other_contract(row: Row, contract: str) -> None:
-    """Refuse a row that says itself to be of another contract, or of another version.
+    """Reject a row that declares another contract or version.
 
     Raises:
         RowError: naming both.
@@ -111,12 +111,12 @@ def refuse_other_contract(row: Row, contract: str) -> None:
 
 
 def single_question(question: str) -> Messages:
-    """A conversation of one question."""
+    """Return a conversation of one question."""
     return [{"role": "user", "content": question}]
 
 
 def _message(turn: object, field: str, place: int) -> dict[str, str]:
-    if type(turn) is dict and len(turn) == 2:  # as nearly all are: the longer way below is for the reason
+    if type(turn) is dict and len(turn) == 2:  # the common case; the slower path below finds the reason
         role, content = turn.get("role"), turn.get("content")
         if isinstance(role, str) and isinstance(content, str):
             return {"role": role, "content": content}

@@ -1,6 +1,6 @@
-"""Rows of LiveCodeBench (code generation) as code tasks: scripts, and methods of a class. None has a solution.
+"""Rows of LiveCodeBench (code generation) as code tasks: scripts, and methods of a class, without solutions.
 
-Their private tests come packed: a pickled text, which is taken out of the pickle's opcodes; nothing is unpickled.
+Their private tests are packed as a pickled text, which is read from the pickle's opcodes; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SCRIPT = (
     "Write a Python program for this. It reads the standard input and prints the answer. Put it in one fenced block."
 )
 _METHOD = "Complete this Python class. Answer with the whole class in one fenced block of Python."
-_MOST_BYTES = 64 << 20  # as much as a sandbox takes
+_MOST_BYTES = 64 << 20  # the limit of a sandbox
 _OF_A_TEXT = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "STOP"}
 _TEXT = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
 
 
 def livecodebench_prompts(row: Row) -> list[dict[str, Any]]:
-    """``question_id``, ``question_content``, ``starter_code``, both kinds of tests, and ``metadata`` with the name."""
+    """Convert ``question_id``, ``question_content``, ``starter_code``, both kinds of tests, and ``metadata``."""
     starter = text(row, "starter_code")
     tests = [*_tests(row, "public_test_cases"), *_tests(row, "private_test_cases")]
     kinds = {str(test.get("testtype")) for test in tests}
@@ -58,9 +58,10 @@ def _tests(row: Row, name: str) -> list[dict[str, Any]]:
 
 
 def _unpacked(packed: str) -> str:
-    """
+    """Unpack a text.
+
     Raises:
-        ValueError, zlib.error: it is no packed text, or a very long one.
+        ValueError, zlib.error: it is no packed text, or too long.
     """
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)

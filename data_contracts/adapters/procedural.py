@@ -1,6 +1,6 @@
-"""Problems of reasoning-gym's seeded generators; the one file here that imports it, and only when it is asked to.
+"""Problems of reasoning-gym's seeded generators. Only this file imports it, and only on demand.
 
-``reference`` is what the generator's own scorer needs: ``{"dataset": …, "entry": {"question", "answer", "metadata"}}``.
+``reference`` is the input of the generator's scorer: ``{"dataset": …, "entry": {"question", "answer", "metadata"}}``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rlcore.data_contracts.text import prompt_hash
 
 WORKED_TASK = "chain_sum"
 _ENTRY_FIELDS = ("question", "answer", "metadata")
-_RUNS_PROGRAMS = ("codeio",)  # that a model wrote, with all rights of this user
-_MAX_SHARE, _FEW = 0.9, 20  # of the problems of a task that one answer may solve; below so many nobody can tell
-_MAX_MISSES = 2_000  # problems in a row that are known or on the full side of the split
+_RUNS_PROGRAMS = ("codeio",)  # a task that evaluates code of the model with all rights of this user
+_MAX_SHARE, _FEW = 0.9, 20  # share that one answer may solve; fewest problems for the check
+_MAX_MISSES = 2_000  # consecutive problems that are known or on the full side of the split
 _MANY = 10_000_000
 _TERM = re.compile(r"([+-]?)\s*(-?\d+)")
 Entry = dict[str, Any]
@@ -30,12 +30,11 @@ Entry = dict[str, Any]
 def generate_prompts(
     rng: random.Random, *, num_train: int, num_eval: int, tasks: str, settings: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Rows of ``prompts/v1``, all questions different, in turn from each of ``tasks`` (names with commas between).
+    """Generate rows of ``prompts/v1`` with different questions, alternating between ``tasks`` (comma-separated names).
 
     ``settings``: of the generators, by ``task.setting`` (``{"chain_sum.max_terms": 4}``).
-
     Raises:
-        ContractError: unknown task or setting, or a generator with fewer different problems than asked for.
+        ContractError: unknown task or setting, or a generator with too few different problems.
     """
     return [
         {
@@ -52,8 +51,9 @@ def generate_prompts(
 def generate_demonstrations(
     rng: random.Random, *, num_train: int, num_eval: int, tasks: str, settings: Mapping[str, Any], direct_share: float
 ) -> list[dict[str, Any]]:
-    """Rows of ``demonstrations/v1``: ``#### answer``, and for chain sums the steps to it but for ``direct_share``.
+    """Generate rows of ``demonstrations/v1``: ``#### answer``, preceded by steps for chain sums.
 
+    A fraction ``direct_share`` of the chain sums has no steps.
     Raises:
         ContractError: as :func:`generate_prompts`.
     """
@@ -71,7 +71,7 @@ def generate_demonstrations(
 
 
 def worked_sum(expression: str) -> str:
-    """Running totals of a sum, one a line: ``4 - 1 - 7`` gives ``4 - 1 = 3``, ``3 - 7 = -4``.
+    """Return the running totals of a sum, one per line: ``4 - 1 - 7`` gives ``4 - 1 = 3``, ``3 - 7 = -4``.
 
     Raises:
         ValueError: not a sum of integers.
@@ -98,7 +98,7 @@ def _completion(task: str, entry: Entry, *, is_direct: bool) -> str:
 def _entries(
     rng: random.Random, num_train: int, num_eval: int, tasks: str, settings: Mapping[str, Any]
 ) -> list[tuple[str, str, str, Entry]]:
-    """(id, task, split, entry), as many of each task as of any other, up to one."""
+    """Yield (id, task, split, entry), equally many of each task up to one."""
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise ContractError("no task is named", where="options.tasks", fix="name generators: tasks = 'chain_sum,gcd'")
@@ -108,15 +108,16 @@ def _entries(
         streams.append(list(_different_entries(name, rng.getrandbits(32), shares, _settings_of(name, settings))))
     for name, stream in zip(names, streams, strict=True):
         _refuse_a_constant(name, [str(entry["answer"]) for *_, entry in stream if entry["answer"] is not None])
-    # Tasks take turns, so that any first part of the rows holds all of them.
+    # Tasks alternate, so that any first part of the rows has all of them.
     turns = max(map(len, streams))
     return [stream[turn] for turn in range(turns) for stream in streams if turn < len(stream)]
 
 
 def _refuse_a_constant(task: str, answers: Sequence[str]) -> None:
-    """
+    """Reject tasks that a constant answer solves.
+
     Raises:
-        ContractError: a policy that always writes the same would be paid for nearly all of a task's problems.
+        ContractError: one answer would solve nearly all of a task's problems.
     """
     answer, count = Counter(answers).most_common(1)[0] if answers else ("", 0)
     if len(answers) >= _FEW and count > _MAX_SHARE * len(answers):
@@ -172,7 +173,7 @@ def _create(task: str, seed: int, settings: Mapping[str, Any]) -> Any:
         )
     try:
         return create_dataset(task, seed=seed, size=_MANY, **settings)
-    except (ValueError, TypeError, AssertionError) as error:  # its own words for unknown names and values
+    except (ValueError, TypeError, AssertionError) as error:  # the generator's messages for unknown names and values
         raise ContractError(
             f"reasoning-gym cannot make {task!r}: {error}",
             where="options",

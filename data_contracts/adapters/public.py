@@ -1,8 +1,8 @@
-"""Rows of well-known public datasets, one small pure function per dataset and kind: source row → contract rows.
+"""Adapters of public datasets: one small pure function per dataset and kind, from source row to contract rows.
 
-Each gives rows without ``split`` (divided by prompt later) and raises ``RowError`` where the source row is not as it
-should be. Formats as published: AlpacaEval (annotated pairs), GSM8K, DeepScaleR and AIME (problems with an answer),
-Anthropic's HH-RLHF, UltraFeedback (OpenBMB, and binarized by HuggingFaceH4), OpenAI's HumanEval.
+Each returns rows without ``split`` (divided by prompt later) and raises ``RowError`` for an invalid source row. Formats
+as published: AlpacaEval (annotated pairs), GSM8K, DeepScaleR and AIME (problems with an answer), Anthropic's HH-RLHF,
+UltraFeedback (OpenBMB, and binarized by HuggingFaceH4), OpenAI's HumanEval.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _TURN = re.compile(r"\n\n(Human|Assistant): ?")
 
 
 def alpaca_eval_pairs(row: Row) -> list[dict[str, Any]]:
-    """``id``, ``prompt``, ``chosen``, ``rejected``, ``annotator``."""
+    """Convert ``id``, ``prompt``, ``chosen``, ``rejected``, ``annotator``."""
     sides = {"chosen": text(row, "chosen"), "rejected": text(row, "rejected")}
     return [_pair(text(row, "id"), single_question(text(row, "prompt")), sides, source=text(row, "annotator"))]
 
 
 def alpaca_eval_prompts(row: Row) -> list[dict[str, Any]]:
-    """The instructions alone, for a reward model to judge; rows of one instruction are merged."""
+    """Convert the instructions alone, to score answers with a reward model; rows of one instruction are merged."""
     return [_prompt("alpaca-eval", single_question(text(row, "prompt")))]
 
 
 def gsm8k_prompts(row: Row) -> list[dict[str, Any]]:
-    """``question``, and the number after ``####`` in ``answer`` as the reference."""
+    """Convert ``question``, and the number after ``####`` in ``answer`` as the reference answer."""
     return [_prompt("gsm8k", single_question(text(row, "question")), reference=_gsm8k_solution(row)[1])]
 
 
 def problem_prompts(row: Row) -> list[dict[str, Any]]:
-    """``problem``, and ``answer`` (a number or LaTeX) as the reference: DeepScaleR, AIME, MATH-500."""
+    """Convert ``problem`` and ``answer`` (a number or LaTeX) of DeepScaleR, AIME, MATH-500."""
     return [_prompt("problems", single_question(text(row, "problem")), reference=text(row, "answer"))]
 
 
 def gsm8k_demonstrations(row: Row) -> list[dict[str, Any]]:
-    """The worked solution without its calculator notes ``<<48/2=24>>``, and the number after ``####``."""
+    """Convert the solution without its calculator notes ``<<48/2=24>>``, and the number after ``####``."""
     question = single_question(text(row, "question"))
     solution, reference = _gsm8k_solution(row)
     return [
@@ -59,7 +59,7 @@ def gsm8k_demonstrations(row: Row) -> list[dict[str, Any]]:
 
 
 def hh_pairs(row: Row) -> list[dict[str, Any]]:
-    """Two transcripts, ``chosen`` and ``rejected``, which share all but the assistant's last turn."""
+    """Convert two transcripts, ``chosen`` and ``rejected``, which differ only in the assistant's last turn."""
     context, chosen = _transcript(row, "chosen")
     other_context, rejected = _transcript(row, "rejected")
     if context != other_context:
@@ -69,12 +69,12 @@ def hh_pairs(row: Row) -> list[dict[str, Any]]:
 
 
 def hh_prompts(row: Row) -> list[dict[str, Any]]:
-    """The shared context of the two transcripts."""
+    """Convert the shared context of the two transcripts."""
     return [_prompt("hh", _transcript(row, "chosen")[0])]
 
 
 def ultrafeedback_pairs(row: Row) -> list[dict[str, Any]]:
-    """``instruction`` and ``completions`` with ``response`` and ``overall_score``: a ranking, expanded to its pairs."""
+    """Convert ``instruction`` and ``completions`` with ``response`` and ``overall_score``: a ranking, as pairs."""
     question = single_question(text(row, "instruction"))
     answers = items(row, "completions")
     for place, answer in enumerate(answers):
@@ -87,12 +87,12 @@ def ultrafeedback_pairs(row: Row) -> list[dict[str, Any]]:
 
 
 def ultrafeedback_prompts(row: Row) -> list[dict[str, Any]]:
-    """The instructions alone."""
+    """Convert the instructions alone."""
     return [_prompt("ultrafeedback", single_question(text(row, "instruction")))]
 
 
 def ultrafeedback_binarized_pairs(row: Row) -> list[dict[str, Any]]:
-    """``chosen`` and ``rejected`` as conversations that end with the assistant's answer."""
+    """Convert ``chosen`` and ``rejected`` as conversations that end with the assistant's answer."""
     (*context, chosen), (*other_context, rejected) = _ended(row, "chosen"), _ended(row, "rejected")
     if context != other_context:
         raise RowError("rejected", "does not share its context with 'chosen'", other_context)
@@ -102,17 +102,17 @@ def ultrafeedback_binarized_pairs(row: Row) -> list[dict[str, Any]]:
 
 
 def ultrafeedback_binarized_prompts(row: Row) -> list[dict[str, Any]]:
-    """The conversation before the assistant's answer."""
+    """Convert the conversation before the assistant's answer."""
     return [_prompt("ultrafeedback", _ended(row, "chosen")[:-1])]
 
 
 def humaneval_prompts(row: Row) -> list[dict[str, Any]]:
-    """``prompt`` (a signature and docstring), ``canonical_solution``, ``test``, ``entry_point`` and ``task_id``."""
+    """Convert ``prompt`` (signature and docstring), ``canonical_solution``, ``test``, ``entry_point``, ``task_id``."""
     prompt, entry_point = text(row, "prompt"), text(row, "entry_point")
     reference = {
         "style": "assert",
         "entry_point": entry_point,
-        "prelude": prompt,  # its imports and helpers: three tasks test with them
+        "prelude": prompt,  # its imports and helpers, which the tests of three tasks use
         "tests": [f"{text(row, 'test')}\ncheck(candidate)\n"],
         "solution": prompt + text(row, "canonical_solution"),
     }
@@ -137,7 +137,7 @@ def _pair(name: str, question: Messages, sides: dict[str, str], *, source: str) 
 
 
 def _row_id(dataset: str, question: Messages, *answers: str) -> str:
-    """A name by content, for datasets whose rows have none."""
+    """Return an id derived from the content, for datasets whose rows have none."""
     turns = [f"{turn['role']}\n{turn['content']}" for turn in question]
     return f"{dataset}-{hashlib.sha256(chr(0).join([*turns, *answers]).encode()).hexdigest()[:16]}"
 
@@ -151,7 +151,7 @@ def _gsm8k_solution(row: Row) -> tuple[str, str]:
 
 
 def _transcript(row: Row, name: str) -> tuple[Messages, str]:
-    r"""``\n\nHuman: …\n\nAssistant: …`` as the conversation before the last answer, and that answer."""
+    r"""Split ``\n\nHuman: …\n\nAssistant: …`` into the conversation before the last answer, and that answer."""
     before, *parts = _TURN.split(text(row, name))
     if before.strip() or len(parts) < 4:
         raise RowError(name, "is no transcript of Human and Assistant", text(row, name))

@@ -1,4 +1,4 @@
-"""The table of adapters: how the rows of each known source become contract rows, by kind of dataset."""
+"""Table of adapters: conversion of each known source to contract rows, by kind of dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONTRACTS: Mapping[Kind, Contract] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of a generator: its default, which gives its type, and for numbers its bounds."""
+    """Option of a generator: its default, which determines its type, and limits of numbers."""
 
     default: Scalar
     low: float = float("-inf")
@@ -46,9 +46,9 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Generator:
-    """Makes rows: ``make(rng, num_train=…, num_eval=…, **options)`` gives contract rows with their split.
+    """Generator of rows: ``make(rng, num_train=…, num_eval=…, **options)`` returns contract rows with their split.
 
-    ``takes_settings``: options with a dot in their name go to ``make`` together, as ``settings``.
+    ``takes_settings``: options with dotted names go to ``make`` together, as ``settings``.
     """
 
     make: Callable[..., list[dict[str, Any]]]
@@ -58,10 +58,10 @@ class Generator:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """The functions behind one adapter name, per kind of dataset: functions of source rows, or generators of rows.
+    """Functions of one adapter name, per kind of dataset: functions of source rows, or generators of rows.
 
     ``contracts``: stricter contracts than those of ``CONTRACTS``, with the same columns. ``is_exact``: its rows differ
-    in characters that say nothing elsewhere.
+    in characters that are meaningless elsewhere.
     """
 
     rows: Mapping[Kind, RowFn] = field(default_factory=dict)
@@ -71,23 +71,24 @@ class Adapter:
 
 
 def own_prompts(row: Row) -> list[dict[str, Any]]:
-    """Rows in the columns of ``prompts/v1``; ``split`` may be left out."""
+    """Convert rows in the columns of ``prompts/v1``; ``split`` is optional."""
     return _own(row, ("prompt_id", "reference", "task"), prompts.CONTRACT)
 
 
 def own_code_tasks(row: Row) -> list[dict[str, Any]]:
-    """Rows in the columns of ``code_tasks/v1``; ``split`` may be left out."""
+    """Convert rows in the columns of ``code_tasks/v1``; ``split`` is optional."""
     return _own(row, ("prompt_id", "reference", "task"), code_tasks.CONTRACT)
 
 
 def own_demonstrations(row: Row) -> list[dict[str, Any]]:
-    """Rows in the columns of ``demonstrations/v1``; ``split`` may be left out."""
+    """Convert rows in the columns of ``demonstrations/v1``; ``split`` is optional."""
     return _own(row, ("demonstration_id", "completion", "reference", "task"), demonstrations.CONTRACT)
 
 
 def own_preferences(row: Row) -> list[dict[str, Any]]:
-    """Rows in the columns of ``preference_pairs/v2``. ``split``, ``set_id`` (the pair's own id), ``margin`` (0),
-    ``probability`` (1) and ``weight`` (1) may be left out.
+    """Convert rows in the columns of ``preference_pairs/v2``.
+
+    Optional are ``split``, ``set_id`` (the pair's own id), ``margin`` (0), ``probability`` (1) and ``weight`` (1).
     """
     (made,) = _own(
         row, ("pair_id", "chosen", "rejected", "source"), preference_pairs.CONTRACT, optional=("set_id", *_NUMBERS)
@@ -98,7 +99,7 @@ def own_preferences(row: Row) -> list[dict[str, Any]]:
 
 
 def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
-    """Rows in the columns of ``ranked_sets/v1``, expanded to their pairs; ``split`` may be left out."""
+    """Convert rows in the columns of ``ranked_sets/v1`` to their pairs; ``split`` is optional."""
     (made,) = _own(row, ("set_id",), ranked_sets.CONTRACT)
     for name, kind in (("completions", str), ("ranks", int)):
         for place, item in enumerate(items(row, name)):
@@ -111,7 +112,7 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
 
 
 def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The texts of a row in contract columns, its conversation and its split; no other optional field is misspelt."""
+    """Read the texts of a row in contract columns, its conversation and its split; reject misspelt optional fields."""
     refuse_other_contract(row, contract.name)
     refuse_misspelt(row, ("split", "contract", *optional))
     return [{**{name: text(row, name) for name in texts}, "messages": messages(row), **optional_split(row)}]
@@ -158,7 +159,7 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
 }
 
-# Rows that are in contract columns already, whatever made them.
+# rows that are in contract columns already
 OWN_ROWS: Mapping[Kind, RowFn] = {
     "prompts": own_prompts,
     "demonstrations": own_demonstrations,

@@ -1,4 +1,4 @@
-"""``benchmark_records/v1``: what a checkpoint made of each document of a benchmark."""
+"""``benchmark_records/v1``: scores of a checkpoint on each document of a benchmark."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ NAME = "benchmark_records/v1"
 class BenchmarkRecords(pa.DataFrameModel):
     """One row for each task, document and metric.
 
-    ``doc_id``: the document's number within the task; ``doc_sha256``: of its text. Two checkpoints are compared only
-    on equal documents. ``metric``: its name and the filter that the answer went through; ``value``: the figure.
+    ``doc_id``: the document's number within the task; ``doc_sha256``: of its text. Two checkpoints are compared only on
+    equal documents. ``metric``: its name and the filter of the answer; ``value``: the score.
     """
 
     task: str
@@ -39,7 +39,7 @@ CONTRACT = Contract(name=NAME, model=BenchmarkRecords, id_column="task", answers
 
 
 def check_benchmark_records(frame: pd.DataFrame) -> None:
-    """Refuse a table of records that breaks its contract or has a document twice.
+    """Reject a table of records that breaks its contract or has a document twice.
 
     Raises:
         ContractError: naming the first invalid rows.

@@ -1,4 +1,4 @@
-"""``code_tasks/v1``: prompts whose answer is a program, with the tests that it has to pass.
+"""``code_tasks/v1``: prompts whose answer is a program, with the tests that it must pass.
 
 The columns are those of ``prompts/v1``. ``reference`` is a JSON object:
 
@@ -11,12 +11,12 @@ The columns are those of ``prompts/v1``. ``reference`` is a JSON object:
                  assert  "assert add(3, 4) == 7": any Python, in which entry_point and ``candidate`` are the function
     tolerance    of numbers in outputs, from 0 on; without it 1e-6 for an expected number with a point or an exponent,
                  and none for an integer; not for "assert"
-    checker      Python with ``check(input, answer, output)``, true for a right answer, where a test has several;
+    checker      Python with ``check(input, answer, output)``, true for a right answer, if a test has several;
                  ``input`` is the text or the list args, ``answer`` what was printed or returned; not for "assert"
-    solution     a program that passes; optional: public data sets have tasks without
+    solution     a program that passes; optional: public datasets have tasks without
 
-That the solution passes, and neither a stub nor one constant answer does, is a rule of rows too, but to run programs
-takes a sandbox: the caller brings one (:func:`broken_tests`).
+Another rule of rows is that the solution passes, and neither a stub nor a constant answer does. Running programs needs a
+sandbox, which the caller provides (:func:`broken_tests`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CONTRACT = Contract(name="code_tasks/v1", model=CodeTasks, id_column="prompt_id"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A program to be run against the tests of a row, and whether it has to pass."""
+    """Program to run against the tests of a row, and True if it must pass."""
 
     row: int
     reference: str
@@ -66,10 +66,10 @@ class Trial:
 
 
 def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]], Sequence[str]]) -> dict[int, str]:
-    """The rows whose tests judge wrongly, with the reason: the solution does not pass, or what solves nothing does.
+    """Return the rows whose tests are wrong, with the reason: the solution fails, or a trivial program passes.
 
-    ``failures`` runs programs and says of each why it failed, which test and how; nothing where it passed all of them.
-    A reference that is no code task is not run: the contract refuses it.
+    ``failures`` runs programs and returns for each the first failed test and its result, or "" if it passed all. A
+    reference that is no code task does not run: the contract rejects it.
     """
     tasks = {row: task for row, text in enumerate(references) if (task := _code_task(text)) is not None}
     trials = [
@@ -88,7 +88,7 @@ def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]]
 
 
 def _guessable(task: dict[str, Any]) -> str:
-    """Reason for which a program that ignores its input passes: all of several tests want the same yes or no."""
+    """Return the reason why a program that ignores its input passes: several tests all expect the same boolean."""
     tests = task["tests"]
     if task["style"] == "assert" or task.get("checker") or len(tests) < 2:
         return ""
@@ -105,7 +105,7 @@ def _is_choice(output: object) -> bool:
 
 
 def stub(task: dict[str, Any]) -> str:
-    """The program that does nothing: a function that returns None, or an empty script."""
+    """Return a program that does nothing: a function that returns None, or an empty script."""
     return f"def {task['entry_point']}(*args, **kwargs):\n    pass\n" if task["style"] != "stdin" else "pass\n"
 
 
@@ -114,8 +114,8 @@ def _is_code_task(text: str) -> bool:
 
 
 def _code_task(text: str) -> dict[str, Any] | None:
-    """The object that a reference is, None where it is no code task."""
-    try:  # int() takes no text of more than 4,300 digits, which a test may well have
+    """Parse a reference into a code task; None if it is none."""
+    try:  # int() accepts at most 4,300 digits, which a test may exceed
         task = json.loads(text, parse_int=lambda digits: int(digits if len(digits) < 4_000 else Decimal(digits)))
     except (ValueError, RecursionError):
         return None

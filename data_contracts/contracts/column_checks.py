@@ -1,4 +1,4 @@
-"""Checks of one column that several contracts share: a series in, a boolean per row out."""
+"""Checks of one column for several contracts: from a series to a boolean per row."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ FINISH_REASONS = ("stop", "length")
 
 
 def is_filled(texts: pd.Series) -> pd.Series:
-    """Something that a reader sees, and no NUL character."""
+    """Check for visible text without NUL characters."""
     return texts.map(_is_filled_text).astype(bool)
 
 
 def is_empty_or_filled(texts: pd.Series) -> pd.Series:
-    """Nothing at all, or something that a reader sees."""
+    """Check for empty or visible text."""
     return texts.map(lambda text: text == "" or _is_filled_text(text)).astype(bool)
 
 
 def is_split(values: pd.Series) -> pd.Series:
-    """``train`` or ``eval``."""
+    """Check for ``train`` or ``eval``."""
     return values.isin(SPLITS)
 
 
 def is_finish_reason(values: pd.Series) -> pd.Series:
-    """``stop`` or ``length``."""
+    """Check for ``stop`` or ``length``."""
     return values.isin(FINISH_REASONS)
 
 
 def is_question(conversations: pd.Series) -> pd.Series:
-    """A conversation that waits for an answer: see :func:`_is_question`."""
+    """Check for a conversation that ends with the user's turn: see :func:`_is_question`."""
     return conversations.map(_is_question).astype(bool)
 
 
 def is_question_with_calls(conversations: pd.Series) -> pd.Series:
-    """A question, after which the assistant may have called tools: its turn, then the tool's, as often as need be."""
+    """Check for a question, optionally followed by tool calls: pairs of an assistant's and a tool's turn."""
     return conversations.map(lambda conversation: _is_question(_without_calls(conversation))).astype(bool)
 
 
 def is_list_of_texts(values: pd.Series) -> pd.Series:
-    """A list of at least two texts, each with something to see."""
+    """Check for a list of at least two visible texts."""
     return values.map(
         lambda value: isinstance(value, list) and len(value) > 1 and all(_is_filled_text(item) for item in value)
     ).astype(bool)
 
 
 def is_list_of_counts(values: pd.Series) -> pd.Series:
-    """A list, not empty, of integers from 0."""
+    """Check for a nonempty list of integers from 0."""
     return values.map(
         lambda value: isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
     ).astype(bool)
 
 
 def is_list_of_booleans(values: pd.Series) -> pd.Series:
-    """A list of true and false alone."""
+    """Check for a list of booleans."""
     return values.map(lambda value: isinstance(value, list) and set(map(type, value)) <= {bool}).astype(bool)
 
 
 def is_list_of_logprobs(values: pd.Series) -> pd.Series:
-    """A list of finite numbers that are at most 0, up to the rounding of a float32 softmax (1e-6)."""
+    """Check for a list of finite numbers that are at most 0, up to the rounding of a float32 softmax (1e-6)."""
     return values.map(
         lambda value: (
             isinstance(value, list)
@@ -75,7 +75,7 @@ def is_list_of_logprobs(values: pd.Series) -> pd.Series:
 
 
 def _without_calls(conversation: object) -> object:
-    """A conversation up to the first tool call that follows the user's last turn."""
+    """Return a conversation up to the first tool call after the user's last turn."""
     while isinstance(conversation, list) and len(conversation) > 2 and _is_call(conversation[-2:]):
         conversation = conversation[:-2]
     return conversation
@@ -88,7 +88,7 @@ def _is_call(turns: list[object]) -> bool:
 
 
 def _is_question(conversation: object) -> bool:
-    """An optional system message first, then turns that are not blank, of which the last is the user's."""
+    """Check for an optional system message, then nonblank turns, the last of them the user's."""
     if not isinstance(conversation, list) or not conversation:
         return False
     if not all(isinstance(turn, dict) and set(turn) == {"role", "content"} for turn in conversation):

@@ -1,8 +1,8 @@
-"""A contract: a named, versioned pandera model of rows, and how its complaints become (row, field, reason).
+"""Contract: a named, versioned pandera model of rows; violations are reported as (row, field, reason).
 
-A frame is looked at quickly first. pandera copies it and each column's schema and collects the failure cases while it
-looks: 0.1 s for 128 rows, which was a fourteenth of a small iteration of RL. Asking the same types and the same checks
-one by one costs a tenth. A "no" of the quick look says nothing: pandera looks again, and its verdict and report count.
+A fast path checks a frame first. pandera copies the frame and each column's schema and collects the failure cases while
+it checks: 0.1 s for 128 rows, which was a fourteenth of a small iteration of RL. Checking the same types and rules one
+by one costs a tenth. If the fast path does not accept the frame, pandera checks it again, and its report counts.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pandera.engines.pandas_engine import Engine
 from rlcore.data_contracts.errors import ContractError
 
 WHOLE_FRAME = -1
-# What a schema may ask for beside types, nulls and checks; none of our contracts does.
+# Features of a schema besides types, nulls and checks, which no contract here uses.
 _OF_FRAME = ("dtype", "index", "coerce", "ordered", "unique", "parsers", "add_missing_columns", "drop_invalid_rows")
 _OF_COLUMN = ("regex", "coerce", "unique", "parsers", "default", "drop_invalid_rows")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """A versioned schema of rows of one kind.
+    """Versioned schema of rows of one kind.
 
-    ``name`` carries the version (``prompts/v1``): columns or rules that change make a new version. ``id_column`` names
-    a row, ``answers`` are the columns that hold completions, in the order in which they are compared.
+    ``name`` includes the version (``prompts/v1``): changed columns or rules make a new version. ``id_column`` names a
+    row; ``answers`` are the columns with completions, in the order of comparison.
     """
 
     name: str
@@ -70,7 +70,7 @@ def violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
         cases = error.failure_cases
     else:
         return []
-    # A rule over several columns is reported once for each of them; one complaint is enough.
+    # A rule over several columns is reported once for each of them; one violation is enough.
     over_row = cases["schema_context"] == "DataFrameSchema"
     cases = cases.assign(column=cases["column"].where(~over_row | cases["index"].isna(), "row"))
     cases = cases.drop_duplicates(subset=["index", "column", "check"])
@@ -84,7 +84,7 @@ def violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
 
 
 def passes_fast_path(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> bool:
-    """True only where pandera would let the frame pass. The frame must have each of the model's columns once."""
+    """Return True only if pandera would accept the frame. It must have each of the model's columns once."""
     schema = model.to_schema()
     if not is_plain(model):
         return False
@@ -92,7 +92,7 @@ def passes_fast_path(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> boo
         return all(_column_holds(frame[name], column) for name, column in schema.columns.items()) and all(
             bool(check(frame).check_passed) for check in schema.checks
         )
-    except Exception:  # noqa: BLE001 - a check that stumbles over a value is pandera's to report, as a broken rule
+    except Exception:  # noqa: BLE001 - pandera reports a check that fails on a value as a broken rule
         return False
 
 
@@ -109,7 +109,7 @@ def is_plain(model: type[pa.DataFrameModel]) -> bool:
 def _column_holds(values: pd.Series, column: pa.Column) -> bool:
     if not column.nullable and values.hasnans:
         return False
-    # One verdict for the whole column, or one for each value.
+    # one result for the whole column, or one for each value
     if column.dtype is not None and not np.all(np.asarray(column.dtype.check(Engine.dtype(values.dtype), values))):
         return False
     return all(bool(check(values).check_passed) for check in column.checks)
@@ -124,14 +124,14 @@ def _column_violations(frame: pd.DataFrame, contract: Contract) -> list[RowViola
 
 
 def _reason(check: str) -> str:
-    """pandera's names of its own checks, in words."""
+    """Describe pandera's built-in checks."""
     if check.startswith("dtype("):
         return "is not of the column's type"
     return "must not be null" if check == "not_nullable" else check
 
 
 def require(frame: pd.DataFrame, contract: Contract) -> None:
-    """Refuse a frame that we made ourselves: a broken rule is a bug of the program, so nothing is quarantined.
+    """Check a frame that rlcore made: a broken rule is a bug, so nothing is quarantined.
 
     Raises:
         ContractError: no rows, or broken rules, of which the first three are named.

@@ -1,4 +1,4 @@
-"""``demonstrations/v1``: a question and the answer that supervised fine-tuning copies."""
+"""``demonstrations/v1``: a question and the answer that supervised fine-tuning trains on."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rlcore.data_contracts.contracts.contract import Contract
 class Demonstrations(pa.DataFrameModel):
     """One row per demonstration.
 
-    ``messages``: list of {role, content}, the last one the user's; or after that the assistant's tool calls, each a
-    turn of the assistant and one of the role ``tool``, which says what it gave. ``completion``: the assistant's answer,
-    without any control token. ``reference``: the ground truth where there is one, else ``""``.
+    ``messages``: list of {role, content}, the last one the user's, or followed by tool calls: each a turn of the
+    assistant and one of the role ``tool`` with its output. ``completion``: the assistant's answer without special
+    tokens. ``reference``: the ground truth if there is one, else ``""``.
     """
 
     demonstration_id: str

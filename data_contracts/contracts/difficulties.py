@@ -1,4 +1,4 @@
-"""``difficulties/v1``: how often a policy solved each prompt."""
+"""``difficulties/v1``: pass rates of a policy on prompts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NAME = "difficulties/v1"
 class Difficulties(pa.DataFrameModel):
     """One row per prompt.
 
-    ``dataset``, ``prompt_id``: the prompt as its data set names it. ``answers``: those that were scored; ``passed``:
-    those with the threshold and more; ``pass_rate``: their share, ``low`` and ``high`` its Wilson interval.
-    ``reward``: mean of the scores.
+    ``dataset``, ``prompt_id``: the prompt's name in its dataset. ``answers``: number of scored answers; ``passed``: of
+    those that reach the threshold; ``pass_rate``: their fraction, ``low`` and ``high`` its Wilson interval. ``reward``:
+    mean score.
     """
 
     dataset: str
@@ -50,7 +50,7 @@ CONTRACT = Contract(name=NAME, model=Difficulties, id_column="prompt_id", answer
 
 
 def check_difficulties(frame: pd.DataFrame) -> None:
-    """Refuse a table of pass rates that breaks its contract or has a prompt twice.
+    """Reject a table of pass rates that breaks its contract or has a prompt twice.
 
     Raises:
         ContractError: naming the first invalid rows.

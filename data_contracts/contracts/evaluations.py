@@ -1,4 +1,4 @@
-"""``evaluations/v1``: every answer of a held-out evaluation with its verdict."""
+"""``evaluations/v1``: all answers of a held-out evaluation with their scores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MODES = ("greedy", "sampled")
 class Evaluations(pa.DataFrameModel):
     """One row per answer.
 
-    ``has_reference``: the problem has one, so that the answer counts in accuracies; others are not judged. ``value``:
-    the verifier's value, null when it could not judge (then ``correct`` is false). ``num_tokens``: length of
-    the completion; ``finish_reason`` ``length`` means cut by the token limit.
+    ``has_reference``: the problem has a reference answer, so that the answer counts in accuracies; others are not
+    graded. ``value``: the verifier's score, null if it failed (then ``correct`` is false). ``num_tokens``: length of
+    the completion; ``finish_reason`` ``length`` means truncated by the token limit.
     """
 
     prompt_id: str
@@ -72,7 +72,7 @@ CONTRACT = Contract(name=NAME, model=Evaluations, id_column="prompt_id", answers
 
 
 def check_evaluations(frame: pd.DataFrame) -> None:
-    """Refuse a table of evaluations that breaks its contract or judges one answer twice.
+    """Reject a table of evaluations that breaks its contract or grades one answer twice.
 
     Raises:
         ContractError: naming the first invalid rows.

@@ -1,4 +1,4 @@
-"""``preference_pairs/v2``: two answers to one question, of which the first is the better one."""
+"""``preference_pairs/v2``: two answers to one question, the better one first."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ MAX_MARGIN = 100.0  # rewards of pairs are some units apart; a larger number is 
 class PreferencePairs(pa.DataFrameModel):
     """One row per pair.
 
-    ``set_id``: what was judged together; a pair that was judged by itself has its own ``pair_id`` there, the pairs of a
-    ranking share one, so that a ranking counts as much as one pair. ``margin`` (0 to 100): by how much the chosen
-    answer's reward should lead, in units of reward. ``probability`` (in (1/2, 1]): that the chosen answer is the better
-    one; at 1/2 neither is preferred, which is a tie and no pair. ``weight`` (in (0, 1]): how much the whole set counts.
-    ``source``: who or what made the pair.
+    ``set_id``: pairs that were judged together. A single pair has its own ``pair_id`` there; the pairs of a ranking
+    share one, so that a ranking counts as much as one pair. ``margin`` (0 to 100): required lead of the chosen answer,
+    in units of reward. ``probability`` (in (1/2, 1]): that the chosen answer is better; 1/2 would be a tie. ``weight``
+    (in (0, 1]): weight of the whole set. ``source``: origin of the pair.
     """
 
     pair_id: str
@@ -80,5 +79,5 @@ CONTRACT = Contract(
 
 
 def single(pair_id: str) -> dict[str, Any]:
-    """The columns of a pair that was judged by itself, without doubt and without a margin."""
+    """Return the columns of a single pair without label noise and without a margin."""
     return {"pair_id": pair_id, "set_id": pair_id, "margin": 0.0, "probability": 1.0, "weight": 1.0}

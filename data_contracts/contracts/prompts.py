@@ -1,4 +1,4 @@
-"""``prompts/v1``: what the policy is asked, and what its answer is checked against."""
+"""``prompts/v1``: prompts of the policy, with the reference answers that its answers are compared with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlcore.data_contracts.contracts.contract import Contract
 class Prompts(pa.DataFrameModel):
     """One row per prompt.
 
-    ``messages``: list of {role, content}, the last one the user's. ``reference``: what the verifier needs, ``""`` when
-    the reward needs none. ``task``: the family of problems. ``split``: ``train`` or ``eval``.
+    ``messages``: list of {role, content}, the last one the user's. ``reference``: input of the verifier, ``""`` if the
+    reward needs none. ``task``: the family of problems. ``split``: ``train`` or ``eval``.
     """
 
     prompt_id: str

@@ -1,4 +1,4 @@
-"""``ranked_sets/v1``: several answers to one question in order of preference, and the pairs that they stand for."""
+"""``ranked_sets/v1``: several answers to one question in order of preference, and their pairs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcore.data_contracts.contracts import column_checks
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import RowError
 
-MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the pairs grow with the square
+MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the number of pairs is quadratic
 
 
 class RankedSets(pa.DataFrameModel):
@@ -67,13 +67,12 @@ CONTRACT = Contract(name="ranked_sets/v1", model=RankedSets, id_column="set_id")
 def expand(
     set_id: str, messages: Messages, completions: Sequence[str], ranks: Sequence[int], *, source: str
 ) -> list[dict[str, Any]]:
-    """The pairs of a ranking, as rows of ``preference_pairs/v2`` without ``split``.
+    """Return the pairs of a ranking, as rows of ``preference_pairs/v2`` without ``split``.
 
     K answers without ties give K (K - 1) / 2 pairs, which share ``set_id`` and so count once together. A tie prefers
     neither side and gives no pair.
-
     Raises:
-        RowError: as many ranks as completions are needed, no more than 64, and two of them must differ.
+        RowError: the numbers of ranks and completions differ, exceed 64, or all ranks are equal.
     """
     if len(completions) > MAX_COMPLETIONS:
         what = f"{len(completions)} completions are more than {MAX_COMPLETIONS}: divide the ranking into several sets"

@@ -1,4 +1,4 @@
-"""``rollouts/v2`` and ``scores/v1``: what was sampled in an iteration and how it was graded, in one table."""
+"""``rollouts/v2`` and ``scores/v1``: samples and scores of an iteration, in one table."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ KEYS = ("iteration", "prompt_id", "sample_index")
 class Rollouts(pa.DataFrameModel):
     """One row per completion, exactly as sampled; the three lists have one entry per completion token.
 
-    ``sampler_logprobs``: natural logarithms of the tempered distribution, as the engine reported them.
-    ``loss_mask``: false on tool output. ``policy_version``: of the weights that sampled. ``replica``: the number of
-    the engine that sampled, of a run with several. ``replaced``: the group had no signal and gave way to another
-    prompt's (dynamic sampling); it was not trained on.
+    ``sampler_logprobs``: natural logarithms of the tempered distribution, as reported by the engine. ``loss_mask``:
+    false on tool output. ``policy_version``: of the weights that sampled. ``replica``: number of the engine that
+    sampled. ``replaced``: dynamic sampling replaced the zero-signal group by another prompt's, so it was not trained
+    on.
     """
 
     iteration: int
@@ -116,7 +116,7 @@ SCORES = Contract(name="scores/v1", model=Scores, id_column="prompt_id")
 
 
 def check_rollouts(frame: pd.DataFrame) -> None:
-    """Refuse a table of scored rollouts (the columns of both contracts) that breaks one, or has incomplete groups.
+    """Reject a table of scored rollouts (the columns of both contracts) that breaks one, or has incomplete groups.
 
     Raises:
         ContractError: naming the first invalid rows or groups.
@@ -135,10 +135,10 @@ def check_rollouts(frame: pd.DataFrame) -> None:
 
 
 def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
-    """(iteration, prompt_id) of the groups with a hole in their sample indices.
+    """Return (iteration, prompt_id) of the groups with a gap in their sample indices.
 
-    A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. So the rule is: no
-    index occurs more often than the index before it, and index 0 is there.
+    A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. Therefore no index
+    may occur more often than the index before it, and index 0 must exist.
     """
     groups: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
     for iteration, prompt_id, index in zip(*(frame[name].tolist() for name in KEYS), strict=True):

@@ -1,4 +1,4 @@
-"""``search_corpus/v1``: the passages that a search tool finds."""
+"""``search_corpus/v1``: passages for a search tool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlcore.data_contracts.gate.reading import read_source
 
 
 class SearchCorpus(pa.DataFrameModel):
-    """One row per passage. ``passage_id`` is what the policy sees beside the text and may quote."""
+    """One row per passage. ``passage_id`` is shown to the policy with the text, and may be quoted."""
 
     passage_id: str
     text: str
@@ -33,10 +33,9 @@ CONTRACT = Contract(name="search_corpus/v1", model=SearchCorpus, id_column="pass
 
 
 def read_corpus(path: Path) -> list[tuple[str, str]]:
-    """(id, text) of every passage of a JSONL or Parquet file, in its order.
+    """Return (id, text) of every passage of a JSONL or Parquet file, in its order.
 
-    A corpus is read whole or not at all: a line that is left out would be knowledge that is silently missing.
-
+    A corpus is read completely or not at all: a skipped line would be missing knowledge.
     Raises:
         ContractError: an unreadable file or line, a row that breaks the contract, or an id that occurs twice.
     """

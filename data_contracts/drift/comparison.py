@@ -1,17 +1,16 @@
 """Distances between the sketches of a new dataset and those of the last accepted one, with limits.
 
     PSI = Σ_bins (p - q) ln(p / q)          population stability index (Siddiqi 2006, Credit Risk Scorecards)
-    KS  = max_edges |P - Q|                 largest difference of the cumulative shares, over the edges of the bins
+    KS  = max_edges |P - Q|                 largest difference of the cumulative fractions, over the edges of the bins
 
-Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m rows; that is taken off. A column has moved
-when a distance is beyond its threshold *and* beyond what chance alone gives: the values of both datasets are dealt
-anew into two heaps of the same sizes (permutation test; conditional on all values it needs no assumption but that they
-were drawn one by one), and the distance must lie among the largest of those. Values that come in documents count as as
-many as were drawn one by one (the design effect of a sketch). So the threshold says how much matters, and ``chance``
-how often equal data are called moved, at every size and every number of names.
+Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m rows, which is subtracted. A column has moved
+if a distance exceeds its threshold *and* the noise. A permutation test measures the noise: the values of both datasets
+are divided at random into two sets of the same sizes, assuming only that they were drawn independently. The distance must
+be among the largest of those. Values that come in documents count as fewer independent ones (the design effect of a
+sketch). Thus the threshold sets which distance matters, and ``chance`` how often equal data seem to move.
 
-Names beyond the 50 that a sketch keeps are compared by buckets, into which they fall by a hash: both sides know the
-whole count of a bucket. Few rows are compared in fewer buckets, as many as leave chance below what warns.
+Names beyond the 50 of a sketch are compared in hash buckets, whose total counts both sides know. Fewer rows are compared
+in fewer buckets, so that noise stays below the warning threshold.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ Level = Literal["calm", "warn", "refuse"]
 Floats = NDArray[np.float64]
 _LEVELS: tuple[Level, ...] = ("calm", "warn", "refuse")
 _MIN_BUCKETS = 16
-_ROWS_SQUARED = 2_000  # h² rows per bucket: √(2 buckets) · 3 / h, where chance ends, is then 0.1, where PSI warns
-_SLACK = 1e-9  # equal distances differ by rounding; they are not beyond chance
-_CHUNK_VALUES = 2_000_000  # dealt at a time: 16 MB
+_ROWS_SQUARED = 2_000  # h² rows per bucket: √(2 buckets) · 3 / h, the noise limit, is then 0.1, where PSI warns
+_SLACK = 1e-9  # equal distances differ by rounding, which is within noise
+_CHUNK_VALUES = 2_000_000  # permutations at a time: 16 MB
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftLimits:
-    """The distances that warn and that refuse; ``chance``: how often chance alone may exceed its bound."""
+    """Distances that warn and that reject; ``chance``: how often noise alone may exceed its bound."""
 
     warn_psi: float = 0.1
     refuse_psi: float = 0.25
@@ -49,7 +48,7 @@ class DriftLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Move:
-    """The change of the share of one bin or name, in 0..1."""
+    """Change of the fraction of one bin or name, in 0..1."""
 
     name: str
     before: float
@@ -58,12 +57,12 @@ class Move:
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnDrift:
-    """One column of two datasets. ``psi``: less what chance gives on average, not below 0. ``ks``: 0 for names.
+    """Drift of one column. ``psi``: less its mean under chance, not below 0. ``ks``: 0 for names.
 
-    ``psi_by_chance`` and ``ks_by_chance``: what chance alone exceeds with the probability of the limits.
-    ``before`` and ``after``: number of values counted. ``means`` of a histogram's column, before and after.
-    ``moves``: the bins or names whose shares changed most, the largest change first. Where a sketch has cut a name, its
-    share there is that of the smallest change that fits.
+    ``psi_by_chance`` and ``ks_by_chance``: values that chance alone exceeds with the probability of the limits.
+    ``before`` and ``after``: number of values counted. ``means`` of a histogram's column, before and after. ``moves``:
+    the bins or names whose fractions changed most, the largest change first. If a sketch has dropped a name, its
+    fraction there is the one with the smallest change that is possible.
     """
 
     column: str
@@ -81,7 +80,7 @@ class ColumnDrift:
 def compare_columns(
     accepted: Mapping[str, Sketch], new: Mapping[str, Sketch], limits: DriftLimits | None = None
 ) -> tuple[ColumnDrift, ...]:
-    """Every column that both have, the worst first; columns whose sketches were made otherwise are left out."""
+    """Compare all common columns, the worst first; columns with incompatible sketches are left out."""
     limits = limits or DriftLimits()
     shared = [name for name in accepted.keys() & new.keys() if _is_comparable(accepted[name], new[name])]
     found = [_judge_column(name, accepted[name], new[name], limits) for name in shared]
@@ -89,33 +88,33 @@ def compare_columns(
 
 
 def not_compared(accepted: Mapping[str, Sketch], new: Mapping[str, Sketch]) -> tuple[str, ...]:
-    """The columns that :func:`compare_columns` leaves out."""
+    """Return the columns that :func:`compare_columns` leaves out."""
     names = sorted(accepted.keys() | new.keys())
     return tuple(name for name in names if not _is_comparable(accepted.get(name), new.get(name)))
 
 
 def worst_level(columns: tuple[ColumnDrift, ...]) -> Level:
-    """The worst level of all columns; ``calm`` where there is none."""
+    """Return the worst level of all columns; ``calm`` without columns."""
     return max((one.level for one in columns), key=_LEVELS.index, default="calm")
 
 
 def psi(before: Floats, after: Floats) -> float:
-    """Population stability index of two rows of counts [B], as the formula has it; never negative.
+    """Return the population stability index of two rows of counts [B]; never negative.
 
-    A bin that is empty on one side counts as half a row there, one that is empty on both sides as none.
+    A bin that is empty on one side counts as half a row there; a bin that is empty on both sides is ignored.
     """
     is_filled = before + after > 0
     return float(_psi(before[is_filled], after[is_filled]))
 
 
 def ks(before: Floats, after: Floats) -> float:
-    """Largest difference of the cumulative shares of two rows of counts [B], in 0..1."""
+    """Return the largest difference of the cumulative fractions of two rows of counts [B], in 0..1."""
     return float(_ks(before, after))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chance:
-    """The distances between two samples of the same values: mean of PSI, and the quantiles of PSI and KS."""
+    """Distances between two samples of the same values: mean of PSI, and the quantiles of PSI and KS."""
 
     mean_psi: float
     psi: float
@@ -123,29 +122,29 @@ class Chance:
 
 
 def by_chance(before: Floats, after: Floats, chance: float) -> Chance:
-    """PSI and KS of two rows of counts [B] without drift: their values are dealt anew 2 / ``chance`` - 1 times.
+    """Return PSI and KS of two rows of counts [B] without drift, by 2 / ``chance`` - 1 permutations of their values.
 
-    Dealt are whole values; fractions of counts are rounded so that their sums are kept. Infinite bounds where a side
-    has no rows.
+    Whole values are permuted; fractions of counts are rounded so that their sums are kept. The bounds are infinite if a
+    side has no rows.
     """
     heaps = [np.diff(np.rint(np.cumsum(side)), prepend=0.0).astype(np.int64) for side in (before, after)]
     pooled, size = heaps[0] + heaps[1], min(int(heap.sum()) for heap in heaps)
     if not size:
         return Chance(mean_psi=0.0, psi=math.inf, ks=math.inf)
     pooled, deals = pooled[pooled > 0], math.ceil(2.0 / chance) - 1
-    generator = np.random.default_rng(pooled.tolist())  # other data, other deals: no column is unlucky for ever
+    generator = np.random.default_rng(pooled.tolist())  # seeded by the data: no column is always unlucky
     chunk = max(1, _CHUNK_VALUES // len(pooled))
     of_psi, of_ks = np.empty(deals), np.empty(deals)
     for start in range(0, deals, chunk):
         part = slice(start, min(start + chunk, deals))
         dealt = generator.multivariate_hypergeometric(pooled, size, size=part.stop - start).astype(np.float64)
         of_psi[part], of_ks[part] = _psi(dealt, pooled - dealt), _ks(dealt, pooled - dealt)
-    rank = -max(1, math.floor(chance * (deals + 1) + 1e-9))  # the data are one of deals + 1 that are equally likely
+    rank = -max(1, math.floor(chance * (deals + 1) + 1e-9))  # the data are one of num + 1 equally likely permutations
     return Chance(mean_psi=float(of_psi.mean()), psi=float(np.sort(of_psi)[rank]), ks=float(np.sort(of_ks)[rank]))
 
 
 def num_buckets(before: float, after: float) -> int:
-    """In how many buckets the names of ``before`` and ``after`` rows are compared: a power of two, 16 to 1,024."""
+    """Return the number of buckets for the names of ``before`` and ``after`` rows: a power of two, 16 to 1,024."""
     half = before * after / max(1.0, before + after)
     return int(min(NUM_BUCKETS, max(_MIN_BUCKETS, 2 ** math.floor(math.log2(max(1.0, half**2 / _ROWS_SQUARED))))))
 
@@ -183,7 +182,7 @@ def _level(distance: float, by_chance: float, warn: float, refuse: float) -> Lev
 
 
 def _aligned(accepted: Sketch, new: Sketch) -> tuple[Floats, Floats]:
-    """The counts of both in the same bins: those of the histogram, names where both have kept all, else buckets."""
+    """Return the counts of both in common bins: of the histogram, of names if both kept all, else buckets."""
     if accepted["kind"] == "histogram":
         return np.array(accepted["counts"], dtype=np.float64), np.array(new["counts"], dtype=np.float64)
     if not (accepted["others"] or new["others"]):
@@ -199,7 +198,7 @@ def _named(sketch: Sketch, names: list[str]) -> Floats:
 
 
 def _buckets(sketch: Sketch, *, kept_alone: bool = False) -> Floats:
-    """Counts of all names by bucket [1,024], or of those alone that the sketch has kept by name."""
+    """Return counts of all names by bucket [1,024], or of only those that the sketch has kept by name."""
     if sketch["others"] and not kept_alone:
         return np.array(sketch["buckets"], dtype=np.float64)
     places = np.array([bucket_of(name) for name in sketch["counts"]], dtype=np.int64)
@@ -207,23 +206,23 @@ def _buckets(sketch: Sketch, *, kept_alone: bool = False) -> Floats:
 
 
 def _of_bins(edges: list[float], before: Floats, after: Floats) -> tuple[list[str], Floats, Floats]:
-    """Bins of a histogram by their edges, and their shares in both."""
+    """Return the bins of a histogram by their edges, and their fractions in both."""
     texts = [f"{edge:g}" for edge in edges]
     between = [f"{low} to {high}" for low, high in pairwise(texts)]
     return [f"up to {texts[0]}", *between, f"above {texts[-1]}"], _shares(before), _shares(after)
 
 
 def _of_names(accepted: Sketch, new: Sketch) -> tuple[list[str], Floats, Floats]:
-    """Names that either has kept, and their shares in both."""
+    """Return the names that either has kept, and their fractions in both."""
     names = sorted({*accepted["counts"], *new["counts"]})
     low, high = zip(*(_possible_shares(side, names) for side in (accepted, new)), strict=True)
     return names, np.clip(low[1], low[0], high[0]), np.clip(low[0], low[1], high[1])
 
 
 def _possible_shares(sketch: Sketch, names: list[str]) -> tuple[Floats, Floats]:
-    """Smallest and largest share of each name: of one that was cut, none, or all that its bucket has left.
+    """Return the smallest and largest fraction of each name: of a dropped one, 0 or the rest of its bucket.
 
-    It is no more frequent than the rarest that was kept, either.
+    It is also no more frequent than the rarest kept name.
     """
     low = _named(sketch, names)
     left = np.maximum(_buckets(sketch) - _buckets(sketch, kept_alone=True), 0.0)
@@ -235,7 +234,7 @@ def _possible_shares(sketch: Sketch, names: list[str]) -> tuple[Floats, Floats]:
 
 
 def _moves(labels: list[str], p: Floats, q: Floats) -> tuple[Move, ...]:
-    """The three largest changes of shares [B]."""
+    """Return the three largest changes of fractions [B]."""
     sizes = np.abs(q - p).round(9)  # equal changes differ by rounding; they keep the order of the bins
     order = np.argsort(-sizes, kind="stable").tolist()
     found = [Move(name=labels[place], before=float(p[place]), after=float(q[place])) for place in order[:3]]
@@ -243,7 +242,7 @@ def _moves(labels: list[str], p: Floats, q: Floats) -> tuple[Move, ...]:
 
 
 def _is_comparable(accepted: Sketch | None, new: Sketch | None) -> bool:
-    """True if both are there, have the same bins and a design effect, and lost no names without their buckets."""
+    """Return True if both exist, have the same bins and a design effect, and dropped no names without buckets."""
     if accepted is None or new is None or accepted["kind"] != new["kind"]:
         return False
     if "design_effect" not in accepted or "design_effect" not in new:
@@ -253,14 +252,14 @@ def _is_comparable(accepted: Sketch | None, new: Sketch | None) -> bool:
 
 
 def _psi(before: Floats, after: Floats) -> Floats:
-    """PSI of counts [..., B]; an empty bin counts as half a row."""
+    """Return the PSI of counts [..., B]; an empty bin counts as half a row."""
     p, q = _floored(before), _floored(after)
     found: Floats = ((p - q) * np.log(p / q)).sum(axis=-1)
     return found
 
 
 def _ks(before: Floats, after: Floats) -> Floats:
-    """KS of counts [..., B]."""
+    """Return the KS of counts [..., B]."""
     apart = np.abs(np.cumsum(_shares(before), axis=-1) - np.cumsum(_shares(after), axis=-1))
     found: Floats = apart.max(axis=-1, initial=0.0)
     return found

@@ -1,7 +1,7 @@
-"""Rows that come in documents: how many of them tell as much as one that was drawn by itself.
+"""Design effect of rows that come in documents: the number of rows that are as informative as one independent row.
 
-Questions on one page have words, lengths and a script in common. Where they stand one after the other in a file, a
-column shows it: values near each other are alike more often than values a little further on.
+Questions on one page have words, lengths and a script in common. If they are adjacent in a file, neighboring values of
+a column are more often alike than distant ones.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-_LENGTHS = (4, 16, 64, 256)  # of blocks; four times the largest effect at most
-_MIN_PAIRS = 6  # of blocks, that the longest ones leave
-_MIN_CHANGES = 16  # of a value: fewer tell nothing
-_MAX_EFFECT = 64.0  # drift must stay visible in a file whose order means something else
+_LENGTHS = (4, 16, 64, 256)  # rows per block; four times the largest effect at most
+_MIN_PAIRS = 6  # smallest number of blocks of the largest length
+_MIN_CHANGES = 16  # smallest number of values: fewer are not informative
+_MAX_EFFECT = 64.0  # largest effect: drift must stay visible in a file whose order has another meaning
 _BEYOND_AVERAGE = 1.6  # bins of few documents vary more than the average bin; measured in the tests
-_DEVIATIONS = 4.0  # that an overdispersion lies above 1 before it counts
+_DEVIATIONS = 4.0  # standard errors above 1 before an overdispersion counts
 _DECIMALS = 4
 
 
 def design_effect(places: Places, weights: Floats) -> float:
-    """Number of values, 1 to 64, that tell as much as one drawn by itself: bins [N] in their order, weights [N].
+    """Return the number of values, 1 to 64, that are as informative as one independent one: bins [N], weights [N].
 
-    Neighbouring blocks of 4 to 256 rows are compared. If each value was drawn by itself, Pearson's statistic of blocks
-    against bins is about its degrees of freedom; documents multiply it by their number of values (overdispersion:
-    McCullagh & Nelder 1989, section 5.5). The largest factor of all lengths counts, where it is no accident, and what
-    it has beyond 1 counts half as much again. Neighbours, so that one source after another, or a file that was sorted
-    by something else, is next to no document. A column by which the file is sorted, or that changes fewer than 16
-    times, says nothing of documents; nor do those that the file scatters.
+    Neighboring blocks of 4 to 256 rows are compared. For independent values, Pearson's statistic of blocks against bins
+    is about its degrees of freedom; documents multiply it by their number of values (overdispersion: McCullagh & Nelder
+    1989, section 5.5). The largest significant factor of all lengths counts, and its excess over 1 counts half as much
+    again. Because only neighbors are compared, concatenated sources, or a file sorted by another column, hardly look
+    like documents. A column by which the file is sorted, or that changes fewer than 16 times, shows no documents; nor
+    do scattered ones.
     """
     steps, longest = np.diff(places), len(places) // (2 * _MIN_PAIRS)
     if np.count_nonzero(steps) < _MIN_CHANGES or (steps >= 0).all() or (steps <= 0).all():
@@ -42,9 +42,9 @@ def design_effect(places: Places, weights: Floats) -> float:
 
 
 def _overdispersion(length: int, places: Places, weights: Floats) -> float:
-    """Pearson's statistic of blocks against bins [N] over its degrees of freedom, each pair of blocks by itself.
+    """Return Pearson's statistic of neighboring blocks against bins [N] over its degrees of freedom.
 
-    1 where it may be an accident.
+    1 if the excess may be chance.
     """
     whole = len(places) // (2 * length) * 2 * length
     places, weights, blocks = places[:whole], weights[:whole], np.arange(whole) // length
@@ -55,5 +55,5 @@ def _overdispersion(length: int, places: Places, weights: Floats) -> float:
     expected = of_block[blocks[first]] * of_bin[bins[first]] / of_pair[pairs[first]]
     statistic = float((np.bincount(inverse, weights) ** 2 / expected).sum() - weights.sum())  # other cells are empty
     freedom = len(of_bin) - len(of_pair)
-    found = statistic / max(1, freedom) * (1.0 - 0.5 / length)  # the bins' shares are those of the pair itself
+    found = statistic / max(1, freedom) * (1.0 - 0.5 / length)  # the fractions of bins are those of the pair itself
     return found if freedom > 0 and found > 1.0 + _DEVIATIONS * math.sqrt(2.0 / freedom) else 1.0

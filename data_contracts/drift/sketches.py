@@ -1,9 +1,8 @@
-"""Sketches of columns: histograms and counts, small enough to keep in every report, from which drift is measured.
+"""Sketches of columns: histograms and counts, small enough for every report, from which drift is measured.
 
-Every prompt weighs 1: what describes it is counted once, and its rows (the pairs of a ranked list, say) share the
-weight between them, so counts may be fractions. Prompts that come in documents were not drawn one by one: each sketch
-has its *design effect* (``design_effect``), with which the bounds of chance in
-:mod:`rlcore.data_contracts.drift.comparison` count.
+Each prompt weighs 1: its properties count once, and its rows (such as the pairs of a ranking) share the weight, so
+counts may be fractions. Prompts that come in documents are not independent: each sketch has its *design effect*
+(``design_effect``), which the noise bounds in :mod:`rlcore.data_contracts.drift.comparison` use.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ Sketch = Mapping[str, Any]
 Floats = NDArray[np.float64]
 
 MAX_CATEGORIES = 50
-NUM_BUCKETS = 1_024  # a power of two, so that drift can fold them
-MAX_CHARACTERS = 2_000  # of a prompt that are looked at for its script and its words
+NUM_BUCKETS = 1_024  # a power of two, so that drift can merge them
+MAX_CHARACTERS = 2_000  # characters of a prompt that are examined for its script and words
 # Upper edges of bins; there is an open last bin. Token counts: two bins per doubling.
 TOKEN_EDGES = (1, 2, *(step * 2**power for power in range(12) for step in (3, 4)))
 RATIO_EDGES = (0.5, 0.75, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6, 8)
@@ -39,21 +38,21 @@ _EDGES: Mapping[str, Sequence[float]] = {
     "probability": (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.999),
 }
 _NAMES = ("task", "source")
-_DECIMALS = 4  # of counts that are fractions
+_DECIMALS = 4  # rounding of fractional counts
 _LETTER = re.compile("[A-Za-z]")
 _NO_LETTERS, _NO_WORDS = "(no letters)", "(no words)"
 
 
 def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
-    """A sketch for every column that a frame of kept rows has, or that follows from what it has.
+    """Sketch all columns of a frame of kept rows, and columns derived from them.
 
     Of each prompt: number of tokens, of characters per token and of turns, its script, one of its words (the one with
-    the smallest CRC-32, so equal prompts give equal words and each word stands for a fixed part of the prompts), and
+    the smallest CRC-32, so equal prompts give equal words and each word represents a fixed part of the prompts), and
     the length of the reference. Of each answer: number of tokens. Of each pair: which side is longer, margin,
-    probability. Names of tasks and sources as they stand.
+    probability. Names of tasks and sources are unchanged.
 
     A histogram has ``edges``, ``counts``, ``mean`` and ``max``. Names have the ``counts`` of the 50 most frequent, and
-    ``others`` in all; where there are others, ``buckets`` has the counts of all names by :func:`bucket_of`. Both have
+    ``others`` in total; if there are others, ``buckets`` has the counts of all names by :func:`bucket_of`. Both have
     ``design_effect``.
     """
     weights = _weights(frame)
@@ -65,7 +64,7 @@ def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
 
 
 def script_of(text: str) -> str:
-    """The writing system of most letters of a text (``latin``, ``cjk``, …), by their names in Unicode."""
+    """Return the writing system of most letters of a text (``latin``, ``cjk``, …), from their names in Unicode."""
     if text.isascii():
         return "latin" if _LETTER.search(text) else _NO_LETTERS
     counts: Counter[str] = Counter()
@@ -76,8 +75,8 @@ def script_of(text: str) -> str:
 
 
 def word_of(text: str) -> str:
-    """The word of a text with the smallest CRC-32."""
-    return min(map(_SMALLEST.__getitem__, normalise(text).split()), default=_NONE)[1]  # no word goes across a blank
+    """Return the word of a text with the smallest CRC-32."""
+    return min(map(_SMALLEST.__getitem__, normalise(text).split()), default=_NONE)[1]  # no word contains a blank
 
 
 def bucket_of(name: str) -> int:
@@ -150,7 +149,7 @@ def _categories(values: Sequence[object], weights: Floats) -> Sketch:
 
 
 def _counts(places: NDArray[np.int64], weights: Floats, size: int) -> list[float]:
-    """Weight at each place; whole numbers where the weights add up to some."""
+    """Sum weights by bin, rounded to whole numbers if the weights allow it."""
     sums = np.bincount(places, weights=weights, minlength=size).astype(np.float64).round(_DECIMALS).tolist()
     return [int(count) if count.is_integer() else count for count in sums]
 
@@ -168,5 +167,5 @@ def _smallest(chunk: str) -> tuple[int, str]:
     return min(((_crc32(word), word) for word in words_of(chunk)), default=_NONE)
 
 
-_NONE = (2**32, _NO_WORDS)  # after every word
+_NONE = (2**32, _NO_WORDS)  # at the end of each word
 _SMALLEST = BoundedMemo(_smallest, most=65_536)

@@ -1,4 +1,4 @@
-"""Rows of which another row says the opposite: nothing tells which one is right, so all of them go."""
+"""Contradictions: rows that state the opposite of another row. All of them are rejected, as either may be wrong."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from rlcore.data_contracts.gate.row_summary import RowSummary
 
 @dataclass(frozen=True, kw_only=True)
 class Flagged:
-    """Refused rows, ascending, each with another that is against it: a row of the ledger, or ``-1 - place`` among the
-    prompts that other data sets evaluate on. ``describe_match`` says of both what they say.
+    """Rejected rows, ascending, each with a contradicting row of the ledger, or ``-1 - place`` in other datasets.
+
+    Negative numbers are prompts that other datasets evaluate on. ``describe_match`` describes the contradiction.
     """
 
     rows: Rows
@@ -40,7 +41,7 @@ def contradictions(ledger: Ledger, is_sound: Mask, contract: Contract) -> list[F
 
 
 def _two_references(ledger: Ledger, sound: Rows) -> Flagged:
-    """Rows whose prompt has another reference in another row."""
+    """Return rows whose prompt has another reference in another row."""
     rows, others = _against(sound, ledger.key[sound], ledger.reference[sound])
     return Flagged(
         rows=rows,
@@ -52,7 +53,7 @@ def _two_references(ledger: Ledger, sound: Rows) -> Flagged:
 
 
 def _mixed_sets(ledger: Ledger, sound: Rows) -> Flagged:
-    """Pairs of a set whose pairs differ in prompt or weight: a set is one judgement."""
+    """Return pairs of a set whose pairs differ in prompt or weight, although a set has one."""
     content = _mixed(ledger.key[sound], ledger.weight[sound].view(np.uint64))
     rows, others = _against(sound, ledger.set_name[sound], content)
     return Flagged(
@@ -65,7 +66,7 @@ def _mixed_sets(ledger: Ledger, sound: Rows) -> Flagged:
 
 
 def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
-    """Those of the rows in whose group another row has another content, and one such row for each."""
+    """Return rows with other content than a row of the same group, and one such row for each."""
     together = is_repeated(groups)
     if not together.any():
         return NO_ROWS, NO_ROWS
@@ -75,7 +76,7 @@ def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
     is_start = np.append(True, groups[1:] != groups[:-1])
     group, starts = np.cumsum(is_start) - 1, np.flatnonzero(is_start)
     first, last = starts[group], (np.append(starts[1:], len(rows)) - 1)[group]
-    # Against a row with the first content of its group stands one with the last, and against all others the first.
+    # A row with its group's first content is matched with one with the last, others with the first.
     others = np.where(contents == contents[first], rows[last], rows[first])
     is_mixed = contents[first] != contents[last]
     found, others = rows[is_mixed], others[is_mixed]
@@ -84,7 +85,7 @@ def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
 
 
 def _cycles(ledger: Ledger, sound: Rows) -> list[Flagged]:
-    """Pairs that prefer an answer to itself by way of others: A over B over A, or A over B over C over A."""
+    """Return pairs in a preference cycle: A over B over A, or A over B over C over A."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -111,7 +112,7 @@ def _cycles(ledger: Ledger, sound: Rows) -> list[Flagged]:
 
 
 def _mixed(keys: Numbers, others: Numbers) -> Numbers:
-    """One number for both: an answer to a prompt, say."""
+    """Combine two numbers, such as an answer and a prompt, into one."""
     mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + others
     return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 

@@ -1,4 +1,4 @@
-"""Decisions by comparing rows: sides, contradictions, near duplicates of evaluation prompts, and the choice."""
+"""Decisions by comparing rows: splits, contradictions, near duplicates of evaluation prompts, selection."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rlcore.data_contracts.text import question_messages, question_text
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRows:
-    """``state``: sides, accepted and kept rows. ``flagged``: rows that were refused by a comparison.
+    """Resolved rows. ``state``: sides, accepted and kept rows. ``flagged``: rows rejected by a comparison.
 
-    ``num_apart``: training rows that a comparison with evaluation prompts held out, or refused where the source divides
-    its rows. ``crowded``: evaluation prompts that look like too many others: a template, not a leak. ``num_shared``:
-    training rows that were refused because they share a run of words with an evaluation prompt.
+    ``num_apart``: training rows that a comparison with evaluation prompts held out, or rejected if the source divides
+    its rows. ``crowded``: evaluation prompts that resemble too many others: a template, not a leak. ``num_shared``:
+    training rows rejected for an n-gram shared with an evaluation prompt.
     """
 
     state: DatasetState
@@ -49,7 +49,7 @@ def resolve_rows(
     num_eval: int,
     keeps_apart: bool,
 ) -> ResolvedRows:
-    """Divide, compare and choose.
+    """Divide, compare and select rows.
 
     Raises:
         ContractError: some rows have a split and others have none.
@@ -81,7 +81,7 @@ def resolve_rows(
 
 
 def chosen(judged: DatasetState) -> DatasetState:
-    """The same, of whose accepted rows as many are kept as were asked for."""
+    """Return the rows with the requested number of accepted rows kept."""
     rows = np.flatnonzero(judged.is_accepted)
     split, prompts = judged.split[rows], judged.prompts[rows]
     order = np.where(split == TRAIN, judged.ledger.order[prompts], judged.ledger.spelling[prompts])
@@ -91,9 +91,9 @@ def chosen(judged: DatasetState) -> DatasetState:
 
 
 def drop_overlaps(stream: RowStream, settled: ResolvedRows, evaluated: Evaluated, shared: SharedWords) -> ResolvedRows:
-    """The same without training rows that share a run of words with a prompt that is evaluated on, here or elsewhere.
+    """Return the rows without training rows that share an n-gram with an evaluation prompt, here or elsewhere.
 
-    One more reading of the training rows; held-out rows stay as they are.
+    The training rows are read once more; held-out rows are unchanged.
     """
     judged = settled.state
     places, messages = [-1 - place for place in range(len(evaluated.messages))], list(evaluated.messages)
@@ -136,7 +136,7 @@ def _close(stream: RowStream, ledger: Ledger, split: Column, is_accepted: Mask, 
 
 
 def _words(messages: Messages) -> list[str]:
-    """The words and signs of a question; equal ones are one object, as many rows are held at once."""
+    """Return the words and signs of a question; equal ones are one object, because many rows are held in memory."""
     return [sys.intern(word) for turn in question_messages(messages) for word in question_text(turn["content"]).split()]
 
 

@@ -1,7 +1,7 @@
-"""The gate between any source and training: every row is accepted or quarantined, and both are counted.
+"""Gate between any source and training: every row is accepted or quarantined, and both are counted.
 
-The source is read a few times and never held. A first look at every row leaves numbers alone (``scan.py``). What is
-decided by comparing rows is decided on these (``cross_row_checks.py``). Then the kept rows are read again, for the
+The source is read a few times and never held in memory. A first scan of all rows keeps only numbers (``scan.py``), on
+which comparisons between rows are decided (``cross_row_checks.py``). Then the kept rows are read again for the
 snapshot.
 """
 
@@ -34,18 +34,18 @@ from rlcore.data_contracts.gate.token_budget import TokenMeter
 __all__ = ["GateLimits", "GateReport", "GateResult", "check"]
 
 Sink = Callable[[pd.DataFrame], None]
-MANY_LEAKS = 0.01  # share of rows
+MANY_LEAKS = 0.01  # fraction of rows
 IF_DIFFERENT = "where they are different questions, set near_duplicates = 'ignore'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class GateLimits:
-    """The number of kept rows, and the limits that refuse a dataset.
+    """Number of kept rows, and the limits that reject a dataset.
 
-    ``max_tokens``: budget of one row. ``max_quarantined``: largest share of quarantined rows. ``evaluated``: prompts of
-    other data sets that may not be trained on. ``seed``: which training prompts are kept when there are more.
-    ``is_exact``: every character counts where texts are compared. ``keeps_apart``: near duplicates of prompts that are
-    evaluated on are not trained on either. ``shared_words``: what of training rows may stand in such a prompt.
+    ``max_tokens``: budget of one row. ``max_quarantined``: largest fraction of quarantined rows. ``evaluated``: prompts
+    of other datasets that must not be trained on. ``seed``: selects the training prompts if there are more.
+    ``is_exact``: texts are compared by every character. ``keeps_apart``: near duplicates of evaluation prompts are not
+    trained on either. ``shared_words``: the n-grams that training rows must not share with such prompts.
     """
 
     num_train: int
@@ -59,7 +59,7 @@ class GateLimits:
     shared_words: SharedWords = field(default_factory=SharedWords)
 
     def terms(self, screen: RowFilter | None) -> RowCheckConfig:
-        """Return the settings by which a single row is checked."""
+        """Return the settings of the checks of single rows."""
         return RowCheckConfig(
             max_tokens=self.max_tokens,
             seed=self.seed,
@@ -71,8 +71,9 @@ class GateLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class GateResult:
-    """``quarantine``: the refused rows by line, the first 100,000 of each kind. The data set may be used if
-    ``report.passed``.
+    """Result of the gate. ``quarantine``: rejected rows by line, the first 100,000 of each kind.
+
+    The dataset may be used if ``report.passed``.
     """
 
     quarantine: tuple[Quarantined, ...]
@@ -88,13 +89,12 @@ def check(
     sink: Sink,
     screen: RowFilter | None = None,
 ) -> GateResult:
-    """Row rules, token budget, comparisons, selection, dataset rules; the kept rows of a data set that passes go to
-    ``sink`` as frames in contract columns, in their order.
+    """Apply row rules, token budget, comparisons, selection and dataset rules; write kept rows to ``sink``.
 
-    ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place.
-
+    Frames of kept rows in contract columns go to ``sink`` in their order if the dataset passes. ``screen``: a filter of
+    valid rows by their references, which returns reasons against some of them by index.
     Raises:
-        ContractError: the source cannot be read or changed meanwhile, or its rows cannot be judged.
+        ContractError: the source cannot be read or has changed meanwhile, or its rows cannot be checked.
     """
     state = stream.source.state()
     terms = limits.terms(screen)
@@ -183,7 +183,7 @@ def _read_again(
     *,
     take: Callable[[Found], None],
 ) -> RowSummaries:
-    """The rows that a report speaks of; all kept rows go by on the way."""
+    """Read the rows of the report, and process all kept rows while reading."""
     judged = settled.state
     spoken = [rows[:MAX_LISTED] for one in settled.flagged for rows in (one.rows, one.others)]
     places = np.unique(np.concatenate([*spoken, *(outcome.rows for _, outcome in outcomes), NO_ROWS]))
@@ -208,7 +208,7 @@ def _quarantine(surveyed: ScannedRows, settled: ResolvedRows, details: RowSummar
 
 
 def _counts(surveyed: ScannedRows, settled: ResolvedRows) -> Counter[str]:
-    """Refused rows by reason."""
+    """Count rejected rows by reason."""
     counts = Counter(surveyed.lost_reasons)
     numbers = np.bincount(surveyed.ledger.reason, minlength=1)
     counts.update({reason: int(numbers[place]) for place, reason in enumerate(surveyed.reasons) if place})
@@ -222,7 +222,7 @@ def _result(rule: DatasetRule, outcome: RuleOutcome, details: RowSummaries) -> R
 
 
 def _apart_result(settled: ResolvedRows) -> RuleResult:
-    """Report the number of training rows that resemble an evaluation prompt; many of them are a warning."""
+    """Report the number of training rows that resemble an evaluation prompt; a large number is a warning."""
     judged, found = settled.state, []
     if settled.crowded:
         found.append(f"{settled.crowded} prompts that are evaluated on are like many others: a template, and no leak")

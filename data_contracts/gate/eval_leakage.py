@@ -1,4 +1,4 @@
-"""Training prompts that are nearly a prompt which is evaluated on, or hold one in their history."""
+"""Leaks: training prompts that are nearly an evaluation prompt, or have one in their history."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlcore.data_contracts.gate.row_rules import RowCheckConfig
 
 NEAR = "is nearly a prompt that is evaluated on"
 IN_HISTORY = "holds in its history a prompt that is evaluated on"
-MAX_NEAR = 8  # training prompts that are nearly one prompt: more are a template with another word in each
+MAX_NEAR = 8  # training prompts that are nearly one prompt: more are a template with different words
 Tokens = Callable[[Rows], Mapping[int, Sequence[str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated:
-    """Prompts that other data sets evaluate on, as the ledger has those of this one."""
+    """Evaluation prompts of other datasets, in the form of the ledger."""
 
     messages: Sequence[Messages]
     keys: Numbers
@@ -33,9 +33,10 @@ class Evaluated:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakedRows:
-    """Training rows, ascending, with what each is close to: a row of the ledger, or ``-1 - place`` among
-    :class:`Evaluated`. ``in_history``: the prompt stands in the row's history. ``crowded``: prompts that are evaluated
-    on and look like too many others: a template, not a leak.
+    """Training rows, ascending, with the matched prompt: a row of the ledger, or ``-1 - place`` in :class:`Evaluated`.
+
+    ``in_history``: the prompt is in the row's history. ``crowded``: evaluation prompts that resemble too many others: a
+    template, not a leak.
     """
 
     rows: Rows
@@ -45,12 +46,12 @@ class LeakedRows:
 
     @classmethod
     def none(cls) -> LeakedRows:
-        """No row."""
+        """Return an empty result."""
         return cls(rows=NO_ROWS, others=NO_ROWS, in_history=np.empty(0, dtype=bool), crowded=0)
 
 
 def evaluated_of(conversations: Sequence[Messages], terms: RowCheckConfig) -> Evaluated:
-    """The prompts of other data sets, each once."""
+    """Return the prompts of other datasets, each once."""
     prompts = [prompt_of(messages, terms) for messages in conversations]
     first = list({one.key: place for place, one in reversed(list(enumerate(prompts)))}.values())[::-1]
     chosen = [prompts[place] for place in first]
@@ -66,9 +67,9 @@ def evaluated_of(conversations: Sequence[Messages], terms: RowCheckConfig) -> Ev
 
 
 def find_leaks(ledger: Ledger, is_train: Mask, is_eval: Mask, evaluated: Evaluated, *, tokens: Tokens) -> LeakedRows:
-    """The training rows that are close to a prompt of the ledger's evaluation rows, or to a foreign one.
+    """Find the training rows that nearly match an evaluation row of the ledger, or an external prompt.
 
-    ``tokens``: the words and signs of rows of the ledger, by their place.
+    ``tokens``: returns the words and signs of rows of the ledger by index.
     """
     _, first = np.unique(ledger.key, return_index=True)
     is_first = np.zeros(len(ledger), dtype=bool)
@@ -105,7 +106,7 @@ def _in_history(ledger: Ledger, is_train: Mask, held_out: Rows, evaluated: Evalu
 
 
 def _near(ledger: Ledger, train: Rows, held_out: Rows, evaluated: Evaluated, tokens: Tokens) -> tuple[Rows, Rows, int]:
-    """Different training prompts, the first held-out prompt that each is nearly, and how many were not compared."""
+    """Return different training prompts, the first held-out prompt that each nearly matches, and the skipped number."""
     pairs = candidates(ledger.bands[train], _of_both(ledger.bands, evaluated.bands, held_out))
     rows, others = train[pairs.train], held_out[pairs.held_out]
     is_other = ledger.key[rows] != _of_both(ledger.key, evaluated.keys, others)
@@ -123,7 +124,7 @@ def _near(ledger: Ledger, train: Rows, held_out: Rows, evaluated: Evaluated, tok
 
 
 def _of_both(own: Column, foreign: Column, held_out: Rows) -> Column:
-    """A column at the places of held-out prompts, of which the foreign ones have negative places."""
+    """Return a column's values at held-out prompts, of which external ones have negative indices."""
     values = np.empty((len(held_out), *own.shape[1:]), dtype=own.dtype)
     is_own = held_out >= 0
     values[is_own] = own[held_out[is_own]]

@@ -17,11 +17,11 @@ from rlcore.data_contracts.gate.report import RuleResult
 from rlcore.data_contracts.gate.rules import DatasetState
 from rlcore.data_contracts.gate.token_budget import TokenMeter, completed_lengths
 
-MAX_SKETCHED = 50_000  # rows, those of whole prompts: their sketches are those of all, but for chance
+MAX_SKETCHED = 50_000  # rows of whole prompts: their sketches equal those of all rows, up to noise
 
 
 class KeptRows:
-    """Takes the kept rows in their order, with their sides, and gives their digest, sketches and overlap."""
+    """Collector of kept rows in order, with their sides: digest, sketches and overlap."""
 
     def __init__(self, judged: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
         self._judged, self._overlap, self._meter = judged, overlap, meter
@@ -31,7 +31,7 @@ class KeptRows:
         self._sketched: list[pd.DataFrame] = []
 
     def take(self, found: Found) -> pd.DataFrame:
-        """The next rows as a frame in contract columns."""
+        """Add the next rows as a frame in contract columns."""
         judged = self._judged
         sides = judged.split[found.places].tolist()
         rows = [{**row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
@@ -44,15 +44,15 @@ class KeptRows:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the canonical JSON of each row, one a line, in order; it does not depend on the file format."""
+        """Return the SHA-256 over the canonical JSON lines of the rows, independent of the file format."""
         return self._digest.hexdigest()
 
     def sketches(self) -> dict[str, Sketch]:
-        """Sketches of the columns; see :func:`rlcore.data_contracts.drift.sketches.sketch`."""
+        """Return sketches of the columns; see :func:`rlcore.data_contracts.drift.sketches.sketch`."""
         return sketch(pd.concat(self._sketched, ignore_index=True)) if self._sketched else {}
 
     def overlap(self) -> RuleResult:
-        """Share of evaluation prompts with a run of words that stands in a training row too."""
+        """Return the fraction of evaluation prompts that share an n-gram with a training row."""
         touched, prompts = self._overlap.num_touched, self._overlap.num_prompts
         return RuleResult(
             name=f"eval_shares_no_{self._overlap.size}_words",
@@ -63,7 +63,7 @@ class KeptRows:
         )
 
     def _note(self, rows: list[dict[str, Any]], places: Rows) -> None:
-        """Remember the rows that are sketched, with their numbers of tokens."""
+        """Collect the rows for sketches, with their numbers of tokens."""
         chosen = np.flatnonzero(self._is_sketched[places]).tolist()
         if not chosen:
             return
@@ -78,7 +78,7 @@ class KeptRows:
 
 
 def sketched_rows(judged: DatasetState) -> Mask:
-    """All kept rows, or of many those of as many prompts, by their hashes, as stay below a bound."""
+    """Return all kept rows, or those of a bounded number of prompts, selected by hash."""
     rows = np.flatnonzero(judged.is_kept)
     if len(rows) > MAX_SKETCHED:
         order = judged.ledger.order[judged.prompts[rows]]
@@ -91,5 +91,5 @@ def sketched_rows(judged: DatasetState) -> Mask:
 
 
 def kept_evaluations(judged: DatasetState) -> Rows:
-    """The kept rows that are evaluated on."""
+    """Return the kept evaluation rows."""
     return np.flatnonzero(judged.is_kept & (judged.split == EVAL))

@@ -1,4 +1,4 @@
-"""A table of numbers for each row, of fixed size, so that ten million rows fit into memory."""
+"""Ledger: numbers of fixed size for each row, so that ten million rows fit into memory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Numbers = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-SPLITS = ("", "train", "eval")  # by their numbers in the ledger
+SPLITS = ("", "train", "eval")  # row numbers of the ledger
 TRAIN, EVAL = 1, 2
 NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """One entry per row, in the order of the source; equal rows were merged before. Texts are numbers of 64 bits.
+    """One entry per row, in the order of the source; equal rows were merged before. Texts are 64-bit hashes.
 
-    ``line`` and ``part``: the row is the ``part``-th of those that the line at this place makes. ``reason``: 0 where
-    all row rules hold. ``split``: that of the source, 0 for none. ``name``: the id. ``spelling``, ``order``: by which
-    prompts are divided, and by which the seed chooses among them. ``key``: what prompts have in common that ask the
-    same. ``question``: by which a question is looked for in the history of others, 0 where it is too short.
-    ``reference``, ``answers``: as they look. ``set_name``, ``weight``, ``longer`` (1 where the chosen side has more
-    characters): of pairs. ``lengths``: numbers of tokens, where they are known. ``bands``: see
+    ``line`` and ``part``: the row is the ``part``-th that the line with this index makes. ``reason``: 0 if all row
+    rules hold. ``split``: that of the source, 0 for none. ``name``: the id. ``spelling``, ``order``: hashes that divide
+    prompts, and that the seed selects them by. ``key``: equal for prompts with the same question. ``question``: hash by
+    which a question is found in the history of others, 0 if it is too short. ``reference``, ``answers``: of their
+    visible form. ``set_name``, ``weight``, ``longer`` (1 if the chosen side has more characters): of pairs.
+    ``lengths``: numbers of tokens, if known. ``bands``: see
     :func:`rlcore.data_contracts.gate.near_duplicates.bands_of`.
 
     ``turn_row``, ``turn_key``: of conversations with several turns, the keys of each turn by itself, and of each
@@ -68,7 +68,7 @@ COLUMNS = tuple(one.name for one in fields(Ledger) if one.name not in TURNS)
 
 
 class LedgerBuilder:
-    """Collects the entries of one batch after another, and merges equal rows at the end."""
+    """Builder that collects entries batch by batch, and merges equal rows at the end."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[Column]] = {name: [] for name in (*COLUMNS, *TURNS)}
@@ -76,16 +76,16 @@ class LedgerBuilder:
         self._size = 0
 
     def add(self, columns: Mapping[str, Column], digests: Numbers) -> None:
-        """The entries of a batch, turns by row of the batch, and 128 bits of each row's content: uint64 [rows, 2]."""
+        """Add a batch's entries, turns by row of the batch, and 128 bits of each row's content: uint64 [rows, 2]."""
         for name, values in columns.items():
             self._parts[name].append(values + self._size if name == "turn_row" else values)
         self._digests.append(digests)
         self._size += len(digests)
 
     def finish(self) -> tuple[Ledger, Mask]:
-        """The entries of the rows that differ, and of all rows whether they are the first of their kind.
+        """Return the entries of unique rows, and a mask of all rows: True for the first of their kind.
 
-        Each column is put together alone, and its parts are forgotten: memory holds everything once.
+        Columns are joined one at a time and their parts released, so that memory holds the entries once.
         """
         is_first = _is_first(_joined(self._digests))
         places, turn_row, turn_key = np.cumsum(is_first) - 1, *(_joined(self._parts[name]) for name in TURNS)

@@ -1,4 +1,4 @@
-"""Rows of the ledger as they stand in their source: it is read again, and no more of it than has to be."""
+"""Rows of the ledger, read again from their source as far as needed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlcore.data_contracts.gate.records import Origin
 from rlcore.data_contracts.gate.row_hashes import parts_of
 from rlcore.data_contracts.gate.stream import RowStream
 
-_PARTS = 2**16  # rows that a line may make, by far
+_PARTS = 2**16  # rows that a line may make, generously
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Some rows with their places in the ledger."""
+    """Rows with their indices in the ledger."""
 
     places: Rows
     rows: list[dict[str, Any]]
     origins: list[Origin]
 
     def only(self, mask: Mask) -> Found:
-        """Those of them that a mask asks for."""
+        """Select rows by a mask."""
         hits = np.flatnonzero(mask).tolist()
         return Found(
             places=self.places[hits],
@@ -36,10 +36,10 @@ class Found:
 
 
 def look_up(stream: RowStream, ledger: Ledger, places: Rows) -> Iterator[Found]:
-    """The rows at ``places`` (ascending) in their order, a batch at a time.
+    """Read the rows at ``places`` (ascending) in their order, a batch at a time.
 
     Raises:
-        ContractError: not all of them are there any more.
+        ContractError: some of them no longer exist.
     """
     if not len(places):
         return
@@ -59,7 +59,7 @@ def look_up(stream: RowStream, ledger: Ledger, places: Rows) -> Iterator[Found]:
 
 
 def source_changed_error(source: str) -> ContractError:
-    """The error of a source that is not read the second time as it was the first time."""
+    """Return the error for a source that has changed between two reads."""
     return ContractError("the file changed while it was read", where=source, fix="run again")
 
 

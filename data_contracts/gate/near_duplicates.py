@@ -1,7 +1,7 @@
-"""Questions that are nearly the same: the numbers and signs of one are those of the other, and nearly all words.
+"""Near duplicates: questions with equal numbers and signs, and nearly equal words.
 
-Which pairs are looked at follows from MinHash (Broder 1997) in bands (Indyk and Motwani 1998); whether they are near is
-then decided on their words. Of questions of 3 words with one more word 98 % are looked at, of 5 words and more 99.8 %.
+Candidate pairs come from MinHash (Broder 1997) in bands (Indyk and Motwani 1998); their words then decide. Of questions
+of 3 words with one more word 98 % are candidates, of 5 words and more 99.8 %.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Numbers = NDArray[np.uint64]
 Rows = NDArray[np.int64]
 
 BANDS, WORDS_A_BAND = 8, 3
-MAX_BUCKET = 64  # questions that share a band with one that is held out: more are a template, and not one question
+MAX_BUCKET = 64  # questions that share a band with a held-out one: more are a template, and not one question
 MAX_PAIRS = 500_000
-WORDS_AN_EDIT = 30  # of both texts together, for each word that may be missing or added; one always may
+WORDS_AN_EDIT = 30  # words of both texts together for each word that may be missing or added; one always may
 _MAX_REMEMBERED = 2**18
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _STEP = np.uint64(0xD1342543DE82EF95)
@@ -31,8 +31,9 @@ _AT_A_TIME = 1_024  # questions whose words fit the cache of a processor
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Pairs worth a look: ``train[i]`` and ``held_out[i]`` are positions. ``crowded``: held-out questions that were not
-    compared with all others, as too many begin to look like them.
+    """Candidate pairs: indices ``train[i]`` and ``held_out[i]``.
+
+    ``crowded``: held-out questions that were not compared with all others, because too many share a band.
     """
 
     train: Rows
@@ -41,28 +42,28 @@ class Candidates:
 
 
 def numbers_of(texts: Sequence[str]) -> Numbers:
-    """A number of 64 bits for each text (SipHash with a fixed key): the same for equal texts on every machine."""
+    """Hash each text to 64 bits (SipHash with a fixed key), equally on every machine."""
     cells = np.empty(len(texts), dtype=object)
     cells[:] = texts
     return pd.util.hash_array(cells, categorize=False)
 
 
 def packed(words: Sequence[str]) -> bytes:
-    """A number of 64 bits for each word, as 8 bytes; its lowest bit says whether the word is a sign."""
+    """Pack a 64-bit number for each word into 8 bytes; its lowest bit is 1 for a sign."""
     return b"".join(map(_HASHES.__getitem__, words))
 
 
 def unpacked(texts: Sequence[bytes]) -> tuple[Numbers, Rows]:
-    """The numbers of all texts one after another, and how many each has."""
+    """Return the numbers of all texts in one array, and the number of each text."""
     sizes = np.array([len(one) for one in texts], dtype=np.int64) // 8
     return np.frombuffer(b"".join(texts), dtype="<u8").astype(np.uint64), sizes
 
 
 def bands_of(questions: Sequence[bytes]) -> NDArray[np.uint32]:
-    """For each question 8 numbers, some of which are equal where questions are nearly the same.
+    """Return 8 numbers for each question, some of which are equal for near duplicates.
 
-    ``questions``: the words and signs of each, :func:`packed`. uint32 [questions, 8]. Questions with other
-    numbers or signs share none. Zero is for questions without a word.
+    ``questions``: the words and signs of each, :func:`packed`. uint32 [questions, 8]. Questions with other numbers or
+    signs share none. Zero is for questions without a word.
     """
     found = np.zeros((len(questions), BANDS), dtype=np.uint32)
     for start in range(0, len(questions), _AT_A_TIME):
@@ -91,13 +92,13 @@ def _bands(questions: Sequence[bytes]) -> NDArray[np.uint32]:
 
 
 def is_sign_of_meaning(token: str) -> bool:
-    """Return True if a token is a number, a sign or a variable's name: different ones are never nearly equal."""
+    """Return True if a token is a number, a sign or a variable's name, which near duplicates must share."""
     return not token[0].isalpha() or (len(token) == 1 and token.isascii() and token not in "ai")
 
 
 def candidates(train: NDArray[np.uint32], held_out: NDArray[np.uint32]) -> Candidates:
-    """Pairs of training and held-out questions, each different from the others, that share a band."""
-    pairs: Rows = np.empty(0, dtype=np.int64)  # a pair as one number, the place in train first
+    """Return pairs of unique training and held-out questions that share a band."""
+    pairs: Rows = np.empty(0, dtype=np.int64)  # a pair as one number, the index in train first
     crowded: set[int] = set()
     for band in range(BANDS):
         order = np.argsort(train[:, band], kind="stable")
@@ -138,19 +139,19 @@ def _within(one: Sequence[str], other: Sequence[str], limit: int) -> bool:
 
 
 def _hash_of(token: str) -> bytes:
-    """64 bits of a word, the lowest of which says that it is a sign."""
+    """Hash a word to 64 bits; the lowest one is 1 for a sign."""
     digest = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little")
     return (digest & ~1 | is_sign_of_meaning(token)).to_bytes(8, "little")
 
 
 def _mix(numbers: Numbers) -> Numbers:
-    """Numbers that depend on every bit of each."""
+    """Mix numbers so that each output bit depends on every input bit."""
     spread = (numbers ^ (numbers >> np.uint64(32))) * _MULTIPLIER
     return spread ^ (spread >> np.uint64(29))
 
 
 def _in_order(values: Numbers, counts: NDArray[np.bool_], starts: Rows, sizes: Rows) -> Numbers:
-    """One number for the counted values of each run, in their order."""
+    """Hash the counted values of each run, in their order."""
     passed = np.cumsum(counts, dtype=np.int64)
     ranks = passed - np.repeat(passed[starts] - counts[starts], sizes)
     return np.add.reduceat(np.where(counts, _mix(values + _STEP * ranks.astype(np.uint64)), 0), starts)

@@ -1,4 +1,4 @@
-"""Runs of 13 words that training rows share with evaluation prompts, the usual sign of contamination."""
+"""N-grams of 13 words shared by training rows and evaluation prompts, the usual test of contamination."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rlcore.data_contracts.gate.near_duplicates import unpacked
 from rlcore.data_contracts.text import hashes_of_words
 
 NGRAM_WORDS = 13  # the usual length for contamination (GPT-3, appendix C)
-FEWEST_WORDS = 8  # as there: so many words of a shorter prompt are a phrase, and no sign of it
+FEWEST_WORDS = 8  # as there: fewer words are a common phrase
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _FILTER_BITS = 22
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedWords:
-    """The number of consecutive words that no training row may share with an evaluation prompt, and the action.
+    """Number of consecutive words that no training row may share with an evaluation prompt, and the action.
 
-    ``warn``: the report counts it. ``quarantine``: the row is refused. ``refuse``: the data set is.
+    ``warn``: count it in the report. ``quarantine``: reject the row. ``refuse``: reject the dataset.
     """
 
     size: int = NGRAM_WORDS
@@ -32,13 +32,13 @@ class SharedWords:
 
     @property
     def reason(self) -> str:
-        """The reason for which a row is refused."""
+        """Reason of rejected rows."""
         return f"shares {self.size} words in a row, or a whole shorter prompt, with a prompt that is evaluated on"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Runs:
-    """The runs of one length of evaluation prompts, sorted, each with its prompt, and whether it was seen."""
+    """N-grams of one length of evaluation prompts, sorted, each with its prompt and a mark if it was seen."""
 
     grams: Numbers
     owners: Rows
@@ -46,9 +46,9 @@ class _Runs:
 
 
 class Overlap:
-    """The evaluation prompts that share ``size`` consecutive words with the training rows seen so far.
+    """Evaluation prompts that share ``size`` consecutive words with the training rows seen so far.
 
-    A prompt of 8 words or more that has fewer than ``size`` is one run, whole. The turns of users are compared.
+    A prompt of 8 words or more, but fewer than ``size``, is one n-gram. The turns of users are compared.
     """
 
     def __init__(self, held_out: Sequence[Messages], *, size: int = NGRAM_WORDS) -> None:
@@ -56,7 +56,7 @@ class Overlap:
         words, owners = _words(texts)
         lengths = np.array([min(size, len(one) // 8) for one in words], dtype=np.int64)
         self._runs: dict[int, _Runs] = {}
-        self._filter = np.zeros(2**_FILTER_BITS, dtype=bool)  # most runs of most rows are looked up here alone
+        self._filter = np.zeros(2**_FILTER_BITS, dtype=bool)  # most n-grams of most rows are looked up only here
         for length in sorted({size, *range(min(FEWEST_WORDS, size), size)} & {*lengths.tolist()}):
             of_length = np.flatnonzero(lengths == length).tolist()
             ((_, grams, at),) = _ngrams([words[place] for place in of_length], [length])
@@ -67,7 +67,7 @@ class Overlap:
         self.num_prompts, self.size = len(held_out), size
 
     def see(self, rows: Sequence[Sequence[str]]) -> dict[int, int]:
-        """Training rows go by, each as its texts: the places of those that share a run, each with a prompt's place."""
+        """Add training rows as lists of texts; return the indices of rows that share an n-gram, with a prompt's."""
         found: dict[int, int] = {}
         if not self._runs:
             return found
@@ -85,7 +85,7 @@ class Overlap:
 
     @property
     def num_touched(self) -> int:
-        """Number of evaluation prompts that share a run with a training row."""
+        """Return the number of evaluation prompts that share an n-gram with a training row."""
         seen = [runs.owners[runs.is_seen] for runs in self._runs.values()]
         return len(np.unique(np.concatenate(seen))) if seen else 0
 
@@ -101,13 +101,13 @@ def _short(grams: Numbers) -> Column:
 
 
 def _words(rows: Sequence[Sequence[str]]) -> tuple[list[bytes], Rows]:
-    """The hashes of the words of each text, and the row that it is from."""
+    """Hash the words of each text, with the index of its row."""
     places = np.array([place for place, texts in enumerate(rows) for _ in texts], dtype=np.int64)
     return [hashes_of_words(text) for texts in rows for text in texts], places
 
 
 def _ngrams(words: Sequence[bytes], lengths: Sequence[int]) -> Iterator[tuple[int, Numbers, Rows]]:
-    """For each of the ascending lengths a number for each run of so many words of a text, and the text's place."""
+    """Hash the n-grams of a text for each of the ascending lengths, with the text's index."""
     numbers, sizes = unpacked(words)
     left = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(numbers))  # words from here to the end of the text
     owners = np.repeat(np.arange(len(words)), sizes)

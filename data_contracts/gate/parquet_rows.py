@@ -1,8 +1,8 @@
-"""Rows of a Parquet file within bounds: a file of 1 kB can stand for 20 GB of text.
+"""Bounded reader of Parquet rows: a file of 1 kB can represent 20 GB of text.
 
-Texts stay dictionary-encoded until their rows are measured: a long text that a million rows share is in memory once. A
-row beyond the bound of a JSONL line is set aside by the caller, like such a line. What the file's own description says
-of a row group is checked before it is read.
+Texts stay dictionary-encoded until their rows are measured: a long text that a million rows share is in memory once.
+The caller quarantines a row beyond the limit of a JSONL line. The file's metadata of a row group is checked before
+reading.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
 
-_ROWS, _READ_BYTES = 1_024, 2**20  # at a time
+_ROWS, _READ_BYTES = 1_024, 2**20  # rows at a time
 _BATCH_VALUES, _PLAIN_BYTES = 4_000_000, 2**26
-_GROUP_VALUES = 200_000_000  # of one column of a row group
-_VALUE_BYTES = 8  # that a number counts
+_GROUP_VALUES = 200_000_000  # bytes of one column of a row group
+_VALUE_BYTES = 8  # bytes of a number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Some rows: how many bytes each has, ``sizes`` [N], and their values."""
+    """Some rows: the bytes of each, ``sizes`` [N], and their values."""
 
     table: pa.RecordBatch
     sizes: NDArray[np.int64]
 
     def rows(self, places: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """The rows at these places as plain values, few at a time where they are long."""
+        """Return the rows at these indices as plain values, few at a time if they are long."""
         chunks = np.cumsum(self.sizes[places]) // _PLAIN_BYTES
         for chunk in np.unique(chunks):
             yield from self.table.take(pa.array(places[chunks == chunk])).to_pylist()
 
 
 def read_batches(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[Batch]:
-    """The rows in order; ``max_row_bytes``: of the average row of a group, as its description has it.
+    """Read the rows in order; ``max_row_bytes``: of the average row of a group, by its metadata.
 
     Raises:
-        ContractError: a row group is described as larger than rows can be.
+        ContractError: the metadata has larger rows than allowed.
         pyarrow.ArrowInvalid: the file is damaged.
     """
     with pq.ParquetFile(file) as table:
@@ -66,7 +66,7 @@ def _columns(table: pq.ParquetFile) -> list[Any]:
 
 
 def _require_bounds(path: Path, described: pq.FileMetaData, max_row_bytes: int) -> list[int]:
-    """Values of the longest column in a row of each group, on average."""
+    """Check the average value of the longest column in each group."""
     found = []
     for place in range(described.num_row_groups):
         group = described.row_group(place)
@@ -85,7 +85,7 @@ def _require_bounds(path: Path, described: pq.FileMetaData, max_row_bytes: int) 
 
 
 def _sizes(column: pa.Array) -> NDArray[np.int64]:
-    """Bytes of each value [N], those of its parts together; 8 for a number."""
+    """Return the bytes of each value [N], the sum of its parts; 8 for a number."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         entries = np.append(_sizes(column.dictionary), 0)  # the last is that of null

@@ -1,7 +1,7 @@
-"""The strict reader: one source row per JSONL line or Parquet row; a bad line is set aside, a bad file is an error.
+"""Strict reader: one source row per JSONL line or Parquet row. A bad line is quarantined, a bad file is an error.
 
-A source can be read again and again, never as a whole: ten million rows need no more memory than a few. Blank lines
-carry nothing and are not counted. Every other line is a row or a quarantined line.
+A source can be read repeatedly, never as a whole: ten million rows need no more memory than a few. Blank lines are not
+counted. Each other line is a row or a quarantined line.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Items = Generator[tuple[int, Item], None, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The source of rows.
+    """Source of rows.
 
-    ``name``: a path, or who made the rows. ``label`` is what is recorded of it, without folders: the same file gives
-    the same data set wherever it lies. ``read`` gives each line with its place, from 0, and returns how many there are;
-    given a mask by place, it gives those alone. ``state`` changes when the source does.
+    ``name``: a path, or the origin of the rows. ``label`` is recorded, without folders: the same file is the same
+    dataset in any folder. ``read`` yields each line with its index, from 0, and returns their number; given a mask by
+    index, it yields only those. ``state`` changes when the source does.
     """
 
     name: str
@@ -49,21 +49,22 @@ class Source:
 
     @property
     def rows(self) -> list[SourceRow]:
-        """All rows at once, of a small source."""
+        """Return all rows of a small source."""
         return [item for _, item in self.read(None) if isinstance(item, SourceRow)]
 
     @property
     def rejected(self) -> list[Quarantined]:
-        """All lines that could not become rows."""
+        """Return all lines that could not become rows."""
         return [item for _, item in self.read(None) if isinstance(item, Quarantined)]
 
 
 def read_source(path: Path) -> Source:
-    """A JSONL or Parquet file, by its ending.
+    """Open a JSONL or Parquet file, by its ending.
 
     Raises:
-        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file. Damage
-            further on in the file is raised where it is read.
+        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file.
+            Later damage
+            in the file is raised while it is read.
     """
     if path.suffix not in {".jsonl", ".parquet"}:
         raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
@@ -77,12 +78,12 @@ def read_source(path: Path) -> Source:
 
 
 def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
-    """Rows that are in memory already, or in a table that gives one at a time."""
+    """Return a source of rows in memory, or in a table that yields one at a time."""
     return Source(name=name, label=name, read=partial(_listed, rows))
 
 
 def joined(train: Source, held_out: Source) -> Source:
-    """The rows of two sources, those of the first for training and those of the second held out."""
+    """Join two sources, the first for training and the second for evaluation."""
     parts = (("train", train), ("eval", held_out))
     if train.label == held_out.label:
         train, held_out = (replace(source, label=f"{split} {source.label}") for split, source in parts)
@@ -96,20 +97,20 @@ def joined(train: Source, held_out: Source) -> Source:
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is no file on a disk: to read a pipe waits for ever, and a device may never end.
+    """Reject a file that is not regular: reading a pipe blocks for ever, and a device may never end.
 
     Raises:
         ContractError: a pipe, a device or a socket.
-        OSError: there is nothing at the path, or it may not be looked at.
+        OSError: the path does not exist, or is not accessible.
     """
     mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder gives an error of its own
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder raises an error later
         raise ContractError(f"{path} is not a regular file", where=str(path), fix=f"use {_READERS}")
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn what goes wrong with a file into an error that names it."""
+    """Convert errors of a file to an error that names it."""
     try:
         yield
     except FileNotFoundError as error:
@@ -117,7 +118,7 @@ def _readable(path: Path) -> Iterator[None]:
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         if isinstance(error, OSError) and error.strerror:
             what, fix = f"cannot read the file: {error.strerror}", "check its permissions"
-        else:  # pyarrow's own, an OSError without a number among them
+        else:  # including pyarrow's OSErrors without a number
             reason = str(error).partition("\n")[0]
             what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
         raise ContractError(what, where=str(path), fix=fix) from error
@@ -172,12 +173,12 @@ def _item(origin: Origin, line: bytes, is_whole: bool) -> Item:
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes, bool]]:
-    """Number and offset of each line that is not blank, its first MB, and whether that is all of it."""
+    """Yield number and offset of each nonblank line, its first MB, and True if that is all of it."""
     offset, number = 0, 0
     while chunk := file.readline(MAX_LINE_BYTES + 2):
         number += 1
         line, length = chunk.rstrip(b"\r\n"), len(chunk)
-        line = line.removeprefix(codecs.BOM_UTF8)  # of the file, or of one of several that were put together
+        line = line.removeprefix(codecs.BOM_UTF8)  # of the file, or of one of several joined files
         while not chunk.endswith(b"\n") and (chunk := file.readline(MAX_LINE_BYTES)):
             length += len(chunk)
         if line.strip():
@@ -192,7 +193,7 @@ def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
             is_long = batch.sizes > MAX_LINE_BYTES
             mask = np.full(len(is_long), wanted is None)
             if wanted is not None:
-                part = wanted[start : start + len(is_long)]  # shorter at its end: nobody asked for what comes after
+                part = wanted[start : start + len(is_long)]  # truncated meanwhile
                 mask[: len(part)] = part
             rows = batch.rows(np.flatnonzero(mask & ~is_long))
             for place in np.flatnonzero(mask).tolist():
@@ -212,7 +213,7 @@ def _parquet_item(line: int, values: dict[str, Any] | None) -> Item:
 def _row_digest(values: dict[str, Any]) -> str:
     try:
         spelled = canonical_json(values)
-    except (TypeError, ValueError):  # a date or NaN: the adapter says which field; the digest only names the row
+    except (TypeError, ValueError):  # a date or NaN: the adapter names the field; the digest only identifies the row
         spelled = repr(values).encode("utf-8", "replace")
     return _sha256(spelled)
 

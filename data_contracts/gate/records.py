@@ -1,4 +1,4 @@
-"""The origin of a row, and the record of a refused row."""
+"""Origin of a row, and record of a rejected row."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import orjson
 
 EXCERPT_CHARACTERS = 200
-_PLAIN_NUMBERS = 1e-3, 1e9  # floats between these, and 0, are spelled alike by both encoders
+_PLAIN_NUMBERS = 1e-3, 1e9  # floats between these, and 0, are formatted alike by both encoders
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Place of a row in its source.
+    """Location of a row in its source.
 
     ``line``: line of a JSONL file or row of a table, from 1. ``offset``: bytes before the line (0 for tables and
     generated rows). ``digest``: SHA-256 of the line's bytes without its line end and byte order mark (of its first MB,
-    when it is longer; of the row's canonical JSON for tables). ``source``: which one, where a data set has two.
+    if it is longer; of the row's canonical JSON for tables). ``source``: its number if a dataset has two.
     """
 
     line: int
@@ -32,7 +32,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceRow:
-    """One row as it was read, before any adapter. ``split``: the side that its source is for, if it is for one."""
+    """Row as read, before any adapter. ``split``: the side that its source is for, if any."""
 
     origin: Origin
     values: Mapping[str, Any]
@@ -41,7 +41,7 @@ class SourceRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quarantined:
-    """One refused row: enough to find it and to see why, never the whole row."""
+    """Record of a rejected row: enough to find it and see the reason, never the whole row."""
 
     origin: Origin
     field: str
@@ -49,7 +49,7 @@ class Quarantined:
     reason: str
 
     def to_json(self) -> dict[str, str | int]:
-        """One line of ``quarantine.jsonl``."""
+        """Return one line of ``quarantine.jsonl``."""
         return {
             "line": self.origin.line,
             "offset": self.origin.offset,
@@ -66,13 +66,13 @@ class Quarantined:
 
 
 def excerpt(value: object) -> str:
-    """At most 200 characters of a value, as text; lone surrogates, which no file can hold, are replaced."""
+    """Return at most 200 characters of a value as text; lone surrogates, which no file can store, are replaced."""
     text = value if isinstance(value, str) else repr(value)
     return text[:EXCERPT_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
 
 
 def canonical_json(value: object) -> bytes:
-    """The one spelling of a JSON value: sorted keys, no blanks, UTF-8.
+    """Return the unique JSON text of a value: sorted keys, no blanks, UTF-8.
 
     Raises:
         ValueError: NaN, infinity, or a lone surrogate.
@@ -82,7 +82,7 @@ def canonical_json(value: object) -> bytes:
 
 
 def canonical_row(row: Mapping[str, Any]) -> bytes:
-    """:func:`canonical_json` of a row of a contract, in a third of the time where it is of texts and plain numbers."""
+    """Return :func:`canonical_json` of a contract row, in a third of the time for texts and plain numbers."""
     if all(map(_is_plain, row.values())):
         try:
             return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
@@ -92,7 +92,7 @@ def canonical_row(row: Mapping[str, Any]) -> bytes:
 
 
 def _is_plain(value: object) -> bool:
-    """Return True if both encoders surely write a value alike."""
+    """Return True if both encoders certainly format a value alike."""
     if type(value) is str:
         return True
     if type(value) is float:

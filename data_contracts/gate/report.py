@@ -1,4 +1,4 @@
-"""The report of the gate: a small frozen value that is written as JSON."""
+"""Report of the gate: a small frozen value that is written as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARNINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """One dataset rule's finding."""
+    """Result of one dataset rule."""
 
     name: str
     severity: str
@@ -30,14 +30,14 @@ class RuleResult:
 
 @dataclass(frozen=True, kw_only=True)
 class GateReport:
-    """The account of one dataset.
+    """Report on one dataset.
 
-    ``source``: a file's name, a path on the hub, or who made the rows. ``lines_read``: lines or rows of the source; an
-    adapter may make several rows of a line, and rows that are equal in every column are merged (``merged`` went), so
-    ``rows_read`` = rows after that, plus the lines that never became rows. ``accepted`` of them passed every row rule;
-    of these as many as were asked for were kept (``num_train``, ``num_eval``), and the others are unused. ``digest``:
-    SHA-256 over the canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``errors``: why the
-    dataset is refused; empty when it passed.
+    ``source``: a file's name, a path on the hub, or the generator. ``lines_read``: lines or rows of the source. An
+    adapter may make several rows of a line, and equal rows are merged (``merged`` were removed), so ``rows_read`` =
+    rows after that, plus the lines that never became rows. ``accepted`` of them passed every row rule; up to the
+    requested numbers were kept (``num_train``, ``num_eval``), and the others are unused. ``digest``: SHA-256 over the
+    canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``errors``: reasons to reject the dataset;
+    empty if it passed.
     """
 
     contract: str
@@ -66,12 +66,12 @@ class GateReport:
 
     @property
     def unused(self) -> int:
-        """Number of rows that were accepted and are not used: more than were asked for."""
+        """Number of accepted rows that exceed the requested numbers."""
         return self.accepted - self.num_train - self.num_eval
 
     @property
     def summary(self) -> str:
-        """The counts of rows as text: ``2,000 for training, 300 held out, 2,311 unused, 12 quarantined``."""
+        """Counts of rows as text: ``2,000 for training, 300 held out, 2,311 unused, 12 quarantined``."""
         return (
             f"{self.num_train:,} for training, {self.num_eval:,} held out, {self.unused:,} unused, "
             f"{self.quarantined:,} quarantined"
@@ -79,7 +79,7 @@ class GateReport:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each rule that warns about rows that passed."""
+        """Sentence for each rule that warns about accepted rows."""
         broken = [rule for rule in self.rules if not rule.ok and rule.severity == "warning"]
         return tuple(f"{_WARNINGS.get(rule.name, rule.name)} ({rule.value:.3g}): {rule.detail}" for rule in broken)
 
@@ -88,7 +88,7 @@ class GateReport:
         return {"passed": self.passed, **asdict(self)}
 
     def require_passed(self, *, where: str, fix: str) -> None:
-        """Refuse the dataset if it did not pass.
+        """Reject the dataset if it did not pass.
 
         Raises:
             ContractError: naming the first three errors.

@@ -25,14 +25,14 @@ from rlcore.data_contracts.text import (
     visible_form,
 )
 
-MIN_TOKENS = 3  # of a question that may stand in the history of another conversation: "Why?" is in many
+MIN_TOKENS = 3  # shortest question that is searched in the history of other conversations: "Why?" is in many
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
-    """The texts of a conversation that are compared; see the columns of the ledger.
+    """Compared texts of a conversation; see the columns of the ledger.
 
-    ``words``: the words and signs of its question, empty where near duplicates are not looked for; ``hashes``: of each.
+    ``words``: the words and signs of its question, empty without a search for near duplicates; ``hashes``: of each.
     """
 
     spelling: int
@@ -45,7 +45,7 @@ class _Prompt:
 
 
 def hash_rows(batch: Batch, contract: Contract, terms: RowCheckConfig) -> tuple[dict[str, Column], Numbers]:
-    """The columns of the ledger but for those of a judgement, and 128 bits of each row's content."""
+    """Return the columns of the ledger without results of checks, and 128 bits of each row's content."""
     rows = batch.rows
     columns = {**_hash_prompts(rows, terms), **_hash_answers(rows, contract, terms)}
     columns["line"] = np.array(batch.lines, dtype=np.int64)
@@ -56,7 +56,7 @@ def hash_rows(batch: Batch, contract: Contract, terms: RowCheckConfig) -> tuple[
 
 
 def _hash_prompts(rows: Sequence[dict[str, Any]], terms: RowCheckConfig) -> dict[str, Column]:
-    """The columns that follow from the conversation: rows that share one (the pairs of a set) look at it once."""
+    """Return the columns of the conversation; rows that share one (the pairs of a set) process it once."""
     known: dict[tuple[str, ...], int] = {}
     found: list[_Prompt] = []
     places = np.empty(len(rows), dtype=np.int64)
@@ -79,7 +79,7 @@ def _hash_prompts(rows: Sequence[dict[str, Any]], terms: RowCheckConfig) -> dict
 
 
 def prompt_of(messages: Messages, terms: RowCheckConfig) -> _Prompt:
-    """The texts of a conversation that are compared, by the terms."""
+    """Return the compared texts of a conversation, by the settings."""
     digest = prompt_hash(messages)
     question = question_messages(messages)
     same = exact_text if terms.is_exact else question_text
@@ -126,7 +126,7 @@ def _numbers_or_zero(texts: Sequence[str]) -> Numbers:
 
 
 def parts_of(lines: Column) -> Column:
-    """Number the rows of each line from 0: rows of one line follow each other, and are in one batch."""
+    """Number the rows of each line from 0: rows of one line are adjacent, and in one batch."""
     starts = np.flatnonzero(np.diff(lines, prepend=-1))
     sizes = np.diff(starts, append=len(lines))
     return (np.arange(len(lines)) - np.repeat(starts, sizes)).astype(np.int32)

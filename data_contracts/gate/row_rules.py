@@ -1,4 +1,4 @@
-"""Checks of a single row: contract, token budget, answers that look the same, and the caller's filter."""
+"""Checks of a single row: contract, token budget, visually equal answers, and the caller's filter."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ RowFilter = Callable[[Sequence[str]], Mapping[int, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class RowCheckConfig:
-    """By what rows are judged.
+    """Settings of row checks.
 
-    ``max_tokens``: budget of one row. ``seed``: which training prompts are kept when there are more. ``is_exact``:
-    every character counts where texts are compared. ``keeps_apart``: near duplicates of evaluation prompts are looked
-    for. ``screen``: a look at the references of sound rows, which gives reasons against some of them by their place;
-    what stands behind a colon is of that row alone, and is shown in place of the reference.
+    ``max_tokens``: budget of one row. ``seed``: selects the training prompts if there are more. ``is_exact``: texts are
+    compared by every character. ``keeps_apart``: search for near duplicates of evaluation prompts. ``screen``: a filter
+    of valid rows by their references, which returns reasons against some of them by index; the part of a reason behind
+    a colon belongs to that row alone, and is shown instead of the reference.
     """
 
     max_tokens: int
@@ -38,7 +38,7 @@ class RowCheckConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRows:
-    """The result of a batch: refused rows by place, with True if a row refuses the data set; other rows' lengths."""
+    """Checked batch: rejected rows by index, with True if a row rejects the dataset; lengths of other rows."""
 
     refused: Mapping[int, tuple[Quarantined, bool]]
     lengths: Lengths
@@ -47,10 +47,10 @@ class CheckedRows:
 def check_rows(
     batch: Batch, contract: Contract, terms: RowCheckConfig, *, meter: TokenMeter, where: str
 ) -> CheckedRows:
-    """Apply each kind of rule to the rows that the one before left.
+    """Apply each kind of rule to the rows that the one before accepted.
 
     Raises:
-        ContractError: a column is missing or unknown: no row can be judged.
+        ContractError: a column is missing or unknown: no row can be checked.
     """
     rows = batch.rows
     lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
@@ -77,7 +77,7 @@ def check_rows(
 
 
 def quarantine(broken: Sequence[RowViolation], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:
-    """One entry per row: its first field and value, and all its reasons; and whether one of them is fatal."""
+    """Return an entry per row: its first field and value, and all its reasons; and True if one of them is fatal."""
     by_row: dict[int, list[RowViolation]] = {}
     for one in broken:
         by_row.setdefault(one.row, []).append(one)
@@ -104,7 +104,7 @@ def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowViolation]) -> lis
 
 
 def _placed(found: Sequence[RowViolation], places: Sequence[int]) -> list[RowViolation]:
-    """Complaints about some rows of a batch, by their places in the batch."""
+    """Return violations of some rows of a batch, by their indices in the batch."""
     return [
         RowViolation(row=places[one.row], field=one.field, value=one.value, reason=one.reason, is_fatal=one.is_fatal)
         for one in found

@@ -1,4 +1,4 @@
-"""Summaries of rows for a report: enough to find and to recognise a row."""
+"""Summaries of rows for a report: enough to find and recognize a row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHARACTERS = 120
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowSummary:
-    """A row, or a prompt of another data set: then without an ``origin``."""
+    """Row, or a prompt of another dataset, which has no ``origin``."""
 
     origin: Origin | None
     name: str
@@ -25,7 +25,7 @@ class RowSummary:
 
     @property
     def place(self) -> str:
-        """The place in the source: ``line 7``."""
+        """Location in the source: ``line 7``."""
         if self.origin is None:
             return "another data set"
         return f"{self.origin.source}, line {self.origin.line}" if self.origin.source else f"line {self.origin.line}"
@@ -46,10 +46,10 @@ def summarize_row(row: Mapping[str, Any], origin: Origin, contract: Contract) ->
 
 
 def summarize_foreign(messages: Messages) -> RowSummary:
-    """Summarize a prompt of another data set's evaluation."""
+    """Summarize an evaluation prompt of another dataset."""
     return RowSummary(origin=None, name="", prompt=prompt_of(messages))
 
 
 def prompt_of(messages: Messages) -> str:
-    """The beginning of the last message."""
+    """Return the beginning of the last message."""
     return messages[-1]["content"][:_CHARACTERS]

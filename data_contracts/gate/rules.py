@@ -13,10 +13,9 @@ from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledg
 
 
 class RuleOutcome(NamedTuple):
-    """The result of a rule: a figure for the report, True if it is right, and the first offender as text.
+    """Result of a rule: a value for the report, True if it is valid, and the first offender as text.
 
-    ``rows``: those that ``detail`` speaks of, as ``{0}``, ``{1}``, …, with what :class:`RowSummary`
-    knows of them.
+    ``rows``: those of ``detail``, as ``{0}``, ``{1}``, …, formatted with :class:`RowSummary`.
     """
 
     value: float
@@ -27,10 +26,10 @@ class RuleOutcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetState:
-    """The rows as the rules see them: which were accepted, which of these are kept, and on what side each is.
+    """Rows as the rules see them: which were accepted, which of these are kept, and the side of each.
 
-    ``prompts``: of each row, the row that stands for all with the same prompt. ``evaluated``: keys of prompts that
-    other data sets evaluate on.
+    ``prompts``: of each row, the row that represents all with the same prompt. ``evaluated``: keys of evaluation
+    prompts of other datasets.
     """
 
     ledger: Ledger
@@ -46,10 +45,10 @@ class DatasetState:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetRule:
-    """``error``: the dataset is refused. ``warning``: it goes through, and the report says so.
+    """Rule with its severity. ``error``: the dataset is rejected. ``warning``: the report shows it.
 
-    What is wrong with a file is wrong however many of its rows are asked for, so an error looks at all accepted rows,
-    but for empty sides; a warning says what training gets, and looks at those that are kept.
+    An error examines all accepted rows, whatever number is requested, except for empty sides: a broken file is broken.
+    A warning examines the kept rows, which training uses.
     """
 
     name: str
@@ -58,7 +57,7 @@ class DatasetRule:
 
 
 def dataset_rules(contract: Contract) -> tuple[DatasetRule, ...]:
-    """The rules for one contract."""
+    """Return the rules for one contract."""
     rules = [
         DatasetRule(name="unique_ids", check=unique_ids, severity="error"),
         DatasetRule(name="train_and_eval_share_no_prompt", check=disjoint_prompts, severity="error"),
@@ -73,14 +72,14 @@ def dataset_rules(contract: Contract) -> tuple[DatasetRule, ...]:
 
 
 def unique_ids(judged: DatasetState) -> RuleOutcome:
-    """Number of rows whose id an earlier row has."""
+    """Count the rows whose id an earlier row has."""
     rows = np.flatnonzero(judged.is_accepted)
     repeated = rows[~_is_first(judged.ledger.name[rows])]
     return _outcome(repeated, len(repeated), "the first is {0.name!r} in {0.place}")
 
 
 def disjoint_prompts(judged: DatasetState) -> RuleOutcome:
-    """Number of prompts, however they are typed, that are trained on and evaluated on."""
+    """Count the prompts, in any spelling, that are in both splits."""
     train, held_out = (np.flatnonzero(judged.is_accepted & (judged.split == side)) for side in (TRAIN, EVAL))
     keys = judged.ledger.key
     shared = train[np.isin(keys[train], keys[held_out])]
@@ -90,14 +89,14 @@ def disjoint_prompts(judged: DatasetState) -> RuleOutcome:
 
 
 def no_foreign_prompts(judged: DatasetState) -> RuleOutcome:
-    """Number of training prompts that another dataset evaluates on."""
+    """Count the training prompts that another dataset evaluates on."""
     train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
     found = train[np.isin(judged.ledger.key[train], judged.evaluated)]
     return _outcome(found, len(np.unique(judged.ledger.key[found])), "the first is {0.prompt!r} in {0.place}")
 
 
 def filled_splits(judged: DatasetState) -> RuleOutcome:
-    """Number of splits without a row."""
+    """Count the splits without a row."""
     empty = [
         name for name, side in (("train", TRAIN), ("eval", EVAL)) if not (judged.split[judged.is_kept] == side).any()
     ]
@@ -105,7 +104,7 @@ def filled_splits(judged: DatasetState) -> RuleOutcome:
 
 
 def enough_rows(judged: DatasetState) -> RuleOutcome:
-    """Kept rows as a share of those that were asked for."""
+    """Return the kept rows as a fraction of the requested ones."""
     sides = ((TRAIN, judged.num_train, "for training"), (EVAL, judged.num_eval, "held out"))
     counts = {side: int((judged.split[judged.is_kept] == side).sum()) for side in (TRAIN, EVAL)}
     detail = ", ".join(f"{counts[side]:,} of {asked:,} {words}" for side, asked, words in sides)
@@ -114,7 +113,7 @@ def enough_rows(judged: DatasetState) -> RuleOutcome:
 
 
 def distinct_rows(judged: DatasetState) -> RuleOutcome:
-    """Number of rows with the prompt and the answers of an earlier row."""
+    """Count the rows with the prompt and the answers of an earlier row."""
     rows = np.flatnonzero(judged.is_kept)
     contents = np.column_stack([judged.prompts[rows].astype(np.uint64), judged.ledger.answers[rows]])
     repeated = rows[~_is_first(np.ascontiguousarray(contents).view([("", np.uint64)] * contents.shape[1])[:, 0])]
@@ -122,7 +121,7 @@ def distinct_rows(judged: DatasetState) -> RuleOutcome:
 
 
 def length_balance(judged: DatasetState) -> RuleOutcome:
-    """Share of pairs in which the chosen side has more characters; a reward model that beats it learnt more."""
+    """Return the fraction of pairs whose chosen side has more characters, which a reward model must beat."""
     longer = float((judged.ledger.longer[judged.is_kept] > 0).mean())
     return RuleOutcome(longer, 0.2 <= longer <= 0.8, "far from one half: length alone tells the sides apart")
 

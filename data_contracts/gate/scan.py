@@ -1,4 +1,4 @@
-"""The first look at every row: what refuses it, and what the ledger remembers of it."""
+"""First scan of all rows: reasons to reject them, and their entries in the ledger."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 
-MAX_LISTED = 100_000  # refused rows that are listed one by one; all of them are counted
+MAX_LISTED = 100_000  # rejected rows that are listed; all of them are counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScannedRows:
-    """All rows as numbers, and the refused ones.
+    """All rows as numbers, and the rejected ones.
 
-    ``listed``: the entries of refused rows, by row of the ledger. ``lost``: lines that never became rows, with
-    ``lost_reasons`` of all. ``reasons``: the words of the ledger's reasons. ``fatal``: rows that refuse the data set.
-    ``lines_read``: lines of the source; ``merged``: rows that were equal to another and went.
+    ``listed``: the entries of rejected rows, by row of the ledger. ``lost``: lines that never became rows, with
+    ``lost_reasons`` of all. ``reasons``: the texts of the ledger's reasons. ``fatal``: rows that reject the dataset.
+    ``lines_read``: lines of the source; ``merged``: removed rows that were equal to another.
     """
 
     ledger: Ledger
@@ -40,7 +40,7 @@ class ScannedRows:
 
 @dataclass(kw_only=True)
 class _ScanStats:
-    """Counts and refused rows that are collected while the ledger grows, by place in the stream."""
+    """Counts and rejected rows that are collected while the ledger grows, by index in the stream."""
 
     listed: dict[int, tuple[Quarantined, bool]] = field(default_factory=dict)
     lost: list[Quarantined] = field(default_factory=list)
@@ -51,10 +51,10 @@ class _ScanStats:
 
 
 def scan_rows(stream: RowStream, contract: Contract, terms: RowCheckConfig, *, meter: TokenMeter) -> ScannedRows:
-    """Every row once, a batch at a time.
+    """Scan each row once, a batch at a time.
 
     Raises:
-        ContractError: the source cannot be read, or a column is missing or unknown: no row can be judged.
+        ContractError: the source cannot be read, or a column is missing or unknown: no row can be checked.
     """
     builder, notes = LedgerBuilder(), _ScanStats()
     for batch in stream.batches():

@@ -1,8 +1,8 @@
-"""The side of each prompt, by its hash alone: never by row, so no prompt is trained on and evaluated on.
+"""Split of each prompt by its hash, never by row, so that no prompt is both trained on and evaluated on.
 
-Generators hold out a fixed tenth of all problems, whatever the seed or the kind of rows, so that datasets made apart
-cannot leak into one another. Files hold out the prompts with the smallest hashes. Prompts that ask the same, typed in
-another way, are one prompt here: the one with the smallest hash of them.
+Generators hold out a fixed tenth of all problems, for all seeds and kinds of rows, so that separately made datasets
+cannot leak into one another. Files hold out the prompts with the smallest hashes. Prompts with the same question in
+different spellings are one prompt here, represented by the smallest hash.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def is_held_out(digest: str) -> bool:
 
 
 def representatives(keys: Numbers, spellings: Numbers) -> Rows:
-    """For each row the row of the same key whose spelling has the smallest hash."""
+    """Return for each row the row of the same key whose spelling has the smallest hash."""
     order = np.lexsort((spellings, keys))
     is_start = np.ones(len(keys), dtype=bool)
     is_start[1:] = keys[order[1:]] != keys[order[:-1]]
@@ -31,10 +31,10 @@ def representatives(keys: Numbers, spellings: Numbers) -> Rows:
 
 
 def held_out_prompts(hashes: Column, *, num_train: int, num_eval: int, first: Mask) -> Mask:
-    """The rows of a file whose prompts are kept for evaluation, given the prompt hash of each row.
+    """Return the rows of a file whose prompts are held out, given the prompt hash of each row.
 
-    ``num_eval`` prompts, or their share when there are fewer than ``num_train + num_eval`` rows. The prompts of the
-    rows in ``first`` (which another dataset evaluates on) are held out before any other, all of them.
+    These are ``num_eval`` prompts, or their fraction if there are fewer than ``num_train + num_eval`` rows. All prompts
+    of the rows in ``first`` (evaluation prompts of another dataset) are held out before any other.
     """
     prompts = np.unique(hashes)
     wanted = num_eval
@@ -47,7 +47,7 @@ def held_out_prompts(hashes: Column, *, num_train: int, num_eval: int, first: Ma
 
 
 def assign(given: Column, is_held_out: Mask, *, where: str) -> Column:
-    """A split for every row: the source's own if it has one for all rows, else by the prompt's hash.
+    """Return a split for every row: the source's own if all rows have one, else by the prompt's hash.
 
     Raises:
         ContractError: some rows have a split and others have none.
@@ -65,10 +65,10 @@ def assign(given: Column, is_held_out: Mask, *, where: str) -> Column:
 
 
 def select(split: Column, prompts: Column, order: Numbers, *, num_train: int, num_eval: int) -> Mask:
-    """At most ``num_train`` and ``num_eval`` of the rows.
+    """Select at most ``num_train`` and ``num_eval`` of the rows.
 
-    One row of each prompt before a second row of any: held-out rows are then independent as far as the data allow.
-    ``order``: of each row's prompt, which come first; that of training rows depends on the seed.
+    One row of each prompt comes before a second row of any: held-out rows are then as independent as the data allow.
+    ``order``: priority of each row's prompt; that of training rows depends on the seed.
     """
     kept = np.zeros(len(split), dtype=bool)
     turn = _turns(prompts)

@@ -1,4 +1,4 @@
-"""Rows in contract columns as they come out of a source, a batch at a time, as often as they are asked for."""
+"""Stream of contract rows from a source, a batch at a time, which can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RowFn = Callable[[Row], list[dict[str, Any]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Rows in a row of their source. ``lines``: of each row, the place of its line among those of the source.
+    """Rows in the order of their source. ``lines``: for each row, the index of its line in the source.
 
     ``rejected``: lines that never became rows. ``num_lines``: of both kinds.
     """
@@ -31,7 +31,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class RowStream:
-    """A source and how its rows become rows of a contract: ``make`` gives those of one source row.
+    """Source and conversion to contract rows: ``make`` returns those of one source row.
 
     ``system``: the system prompt of conversations that have none; empty: none.
     """
@@ -41,7 +41,7 @@ class RowStream:
     system: str = ""
 
     def batches(self, wanted: Wanted | None = None) -> Iterator[Batch]:
-        """All rows, or those of the lines that a mask asks for; a few thousand, or some megabytes, at a time."""
+        """Yield all rows, or those of the lines in a mask; a few thousand, or some megabytes, at a time."""
         rows: list[dict[str, Any]] = []
         origins: list[Origin] = []
         lines: list[int] = []
@@ -73,10 +73,10 @@ class RowStream:
 
 
 def fill_defaults(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
-    """A contract row with the side that its source is for, and with a system prompt.
+    """Return a contract row with the side that its source is for, and with a system prompt.
 
     Raises:
-        RowError: it says itself that it is for the other side.
+        RowError: the row declares the other side.
     """
     if split and row.get("split", split) != split:
         raise RowError("split", f"its source is for {split!r}: leave eval_path or the column out", row["split"])

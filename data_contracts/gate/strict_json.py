@@ -1,8 +1,8 @@
-"""JSON as its standard has it, where Python's parser is more generous: no NaN, no duplicate keys, bounded depth.
+"""Standard JSON, stricter than Python's parser: no NaN, no duplicate keys, bounded depth.
 
-Most lines are read by orjson in a third of the time. It takes duplicate keys and turns integers of more than 64 bits
-into floats. So its word counts only where the quotes of the line show that no key was lost, and no number is in doubt.
-The strict parser reads all other lines, and gives all reasons.
+orjson reads most lines in a third of the time, but accepts duplicate keys and turns integers of more than 64 bits into
+floats. Its result is used only if the line's quotes show that no key was lost, and no number is in doubt. The strict
+parser reads all other lines, and reports all reasons.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from typing import Any, NoReturn
 import orjson
 
 MAX_DEPTH = 32
-_LARGEST_EXACT = 2.0**53  # an integer that became a float is beyond it
+_LARGEST_EXACT = 2.0**53  # an integer that became a float exceeds it
 _IN_DOUBT = -(2**60)
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """One JSON object from UTF-8 bytes.
+    """Parse one JSON object from UTF-8 bytes.
 
     Raises:
         ValueError: with the reason: not UTF-8, not JSON, not an object, a duplicate key, NaN or infinity (``1e999``
-            included), a lone surrogate, a NUL character, deeper than 32 levels, an integer of thousands of digits.
+            included), a lone surrogate, a NUL character, deeper than 32 levels, an integer of thousands of
+                digits.
     """
     value = _parse_fast(line)
     return _strictly(line) if value is None else value
 
 
 def _parse_fast(line: bytes) -> dict[str, Any] | None:
-    """The object of a line that both parsers surely read alike; None where that is not sure."""
+    """Return the object of a line that both parsers certainly read alike; None if that is unsure."""
     if b"\\\\" in line or b"\\u" in line or line.count(b"{") + line.count(b"[") > MAX_DEPTH:
         return None
     try:
@@ -42,7 +43,7 @@ def _parse_fast(line: bytes) -> dict[str, Any] | None:
 
 
 def _num_texts(value: object) -> int:
-    """Number of texts in a value, keys among them; negative where a number is in doubt."""
+    """Return the number of texts in a value, including keys; negative if a number is in doubt."""
     if isinstance(value, str):
         return 1
     if isinstance(value, dict):
@@ -66,7 +67,7 @@ def _strictly(line: bytes) -> dict[str, Any]:
         raise ValueError(f"a row is a JSON object, and this is {type(value).__name__}")
     if line.count(b"{") + line.count(b"[") > MAX_DEPTH:  # fewer brackets cannot nest deeper
         _check_depth(value, MAX_DEPTH)
-    if b"\\u" in line:  # only an escape can spell what UTF-8 and JSON refuse
+    if b"\\u" in line:  # only an escape can encode code points that UTF-8 and JSON reject
         _check_characters(value)
     return value
 

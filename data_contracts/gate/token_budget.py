@@ -1,7 +1,7 @@
-"""The length of rows in tokens, and the rows that a token budget or a control token refuses.
+"""Lengths of rows in tokens, and rows that exceed the token budget or contain special tokens.
 
-The tokenizer enters as functions of many texts at once, so that contracts know no tokenizer library. Texts are encoded
-only where a bound that needs no tokenizer leaves it open whether they fit.
+The tokenizer is given as functions of many texts, so that contracts need no tokenizer library. Texts are encoded only
+if an upper bound without a tokenizer leaves it open whether they fit.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract, RowViolation
 
 UNKNOWN = -1
-_END = (-1,)  # stands for the tokens that end a turn: no token of a text
+_END = (-1,)  # represents the tokens that end a turn, and is no token of a text
 Rows = Sequence[dict[str, Any]]
 Lengths = NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenMeter:
-    """A tokenizer as the gate needs it.
+    """Functions of a tokenizer that the gate needs.
 
-    ``encode``: token ids of each text, in which nothing is a control token. ``prompt_lengths``: number of tokens of
-    each conversation with its template and generation prompt. ``text_bound`` and ``prompt_bounds``: what these numbers
-    surely do not exceed, by a cheap look. ``special_tokens``: the control tokens, as text.
+    ``encode``: token ids of each text without special tokens. ``prompt_lengths``: number of tokens of each conversation
+    with its template and generation prompt. ``max_text_tokens`` and ``max_prompt_tokens``: cheap upper bounds of these
+    numbers. ``special_tokens``: as text.
     """
 
     encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
@@ -41,8 +41,9 @@ class TokenMeter:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """``lengths``: number of tokens of each row's prompt and answers, int32 [rows, 1 + answers], -1 where it was not
-    needed; ``violations``: the refused rows.
+    """Numbers of tokens of each row's prompt and answers: int32 ``lengths`` [rows, 1 + answers], -1 if not needed.
+
+    ``violations``: the rejected rows.
     """
 
     lengths: Lengths
@@ -50,11 +51,11 @@ class Measured:
 
 
 def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: int) -> Measured:
-    """Hold rows that fulfil their contract against the token budget.
+    """Check valid rows against the token budget.
 
-    A row with a control token in its text is refused without being encoded (a tokenizer may refuse such a text). A
-    prompt must leave room for an answer; a demonstration must fit whole, as its end is an action to be learnt; a pair
-    is cut to the budget by training, so it must still differ after that.
+    A row with a special token in its text is rejected without encoding (a tokenizer may reject such a text). A prompt
+    must leave room for an answer. A demonstration must fit completely, because its end is trained too. Training
+    truncates a pair to the budget, after which its sides must still differ.
     """
     found = controls_in(rows, contract, meter.special_tokens)
     refused = {one.row for one in found}
@@ -78,7 +79,7 @@ def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: in
 
 
 def completed_lengths(rows: Rows, lengths: Lengths, contract: Contract, meter: TokenMeter) -> Lengths:
-    """The lengths of accepted rows, those that are not known worked out."""
+    """Return the lengths of accepted rows after computing the missing ones."""
     missing = np.flatnonzero(lengths[:, 0] == UNKNOWN).tolist()
     prompts, ids = _encoded(rows, missing, contract, meter)
     counted = lengths.copy()
@@ -90,7 +91,7 @@ def completed_lengths(rows: Rows, lengths: Lengths, contract: Contract, meter: T
 def _encoded(
     rows: Rows, places: Sequence[int], contract: Contract, meter: TokenMeter
 ) -> tuple[Sequence[int], list[Sequence[Sequence[int]]]]:
-    """Prompt lengths of some rows, and for each kind of answer their token ids."""
+    """Return prompt lengths of some rows, and for each kind of answer their token ids."""
     if not places:
         return [], [[] for _ in contract.answers]
     prompts = meter.prompt_lengths([rows[place]["messages"] for place in places])
@@ -98,7 +99,7 @@ def _encoded(
 
 
 def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -> list[RowViolation]:
-    """The rows with a control token in a message, an answer or the reference: somebody put it there."""
+    """Return the rows with a special token in a message, an answer or the reference."""
     named = [token for token in special_tokens if token]
     if not named:
         return []
@@ -120,7 +121,7 @@ def _control_complaint(place: int, fields: dict[str, str], controls: re.Pattern[
             around = text[max(0, match.start() - 60) : match.end() + 60]
             reason = f"holds the control token {match.group()} as text"
             return [RowViolation(row=place, field=field, value=around, reason=reason, is_fatal=True)]
-    return []  # a control token with a NUL in it, across two texts
+    return []  # a special token with a NUL in it, across two texts
 
 
 def _budget_complaint(
