@@ -106,7 +106,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
     with raise_on_full_disk(home.root):
         champion, report = current_champion(home, config), _report("retrain", preset, overrides)
         if champion is None:
-            logger.info("there is no champion yet: the whole preset runs from its model, to make the first one")
+            logger.info("no champion yet: the whole preset runs from its base")
             done = _run_promotion(home, config, promotion_stages(config, None), None, report=report)
         else:
             done = _retrain_champion(home, config, champion, report=report)
@@ -145,7 +145,7 @@ def _run_promotion(
         refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=report)
     outcome = apply_decision(home, config, refs, over=champion)
     if known:
-        outcome = f"nothing new: these inputs were trained on and judged before. {outcome}"
+        outcome = f"nothing new: these inputs were trained on and compared before. {outcome}"
     return Retraining(
         result="unchanged" if known else "judged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs
     )

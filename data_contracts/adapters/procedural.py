@@ -147,7 +147,7 @@ def _different_entries(
             return
         if misses > _MAX_MISSES:
             raise ContractError(
-                f"{task} gives too few different problems: {missing} more were asked for",
+                f"{task} has too few different problems: {missing} more are needed",
                 where="options.tasks",
                 fix="ask for fewer rows, or make its problems more varied with its settings",
             )

@@ -237,7 +237,7 @@ def _apart_result(settled: ResolvedRows) -> RuleResult:
 def _shared_errors(settled: ResolvedRows, limits: GateLimits) -> list[str]:
     if limits.shared_words.action != "refuse" or not settled.num_shared:
         return []
-    return [f"training rows that are refused: {settled.num_shared}; each {limits.shared_words.reason}"]
+    return [f"training rows rejected: {settled.num_shared}; each {limits.shared_words.reason}"]
 
 
 def _has_too_many(counts: Counter[str], judged: DatasetState, limits: GateLimits) -> bool:

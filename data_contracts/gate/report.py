@@ -11,7 +11,7 @@ from rlcore.data_contracts.errors import ContractError
 
 _WARNINGS = {
     "eval_prompts_are_apart": "training rows are nearly prompts that are evaluated on",
-    "as_many_rows_as_asked": "there are fewer rows than were asked for",
+    "as_many_rows_as_asked": "there are fewer rows than requested",
     "rows_differ": "some rows have the prompt and the answers of another row",
     "chosen_is_longer": "the chosen side is longer too often or too seldom",
 }

@@ -63,7 +63,7 @@ def serve(
         Parameter(help="A name by which others reach this machine; may be repeated.", show_default=False),
     ] = (),
     timeout: Annotated[float, Parameter(help="Seconds that one request may take.")] = 300.0,
-    max_concurrent: Annotated[int, Parameter(help="Requests that are answered at once; more are refused.")] = 16,
+    max_concurrent: Annotated[int, Parameter(help="Number of concurrent requests; more are rejected.")] = 16,
 ) -> int:
     """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.
 

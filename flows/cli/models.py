@@ -63,7 +63,7 @@ def remember(model: Model, /) -> int:
     from rlcore.tasks.pipeline.retrain import remember as write_account
 
     kept = write_account(home, model)
-    sys.stdout.write(f"{model}: MLflow has an account of {', '.join(kept) or 'no data'}\n")
+    sys.stdout.write(f"{model}: MLflow has a record of {', '.join(kept) or 'no data'}\n")
     return 0
 
 

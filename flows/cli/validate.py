@@ -20,12 +20,12 @@ Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pa
 
 
 def validate(
-    source: Annotated[str, Parameter(help="A preset, whose data sets are looked at; or a .jsonl or .parquet file.")],
+    source: Annotated[str, Parameter(help="A preset, whose datasets are checked; or a .jsonl or .parquet file.")],
     /,
     *,
-    contract: Annotated[Contract, Parameter(help="Of a file: what its rows are.", show_default=False)] = "",
+    contract: Annotated[Contract, Parameter(help="Row type of a file.", show_default=False)] = "",
     adapter: Annotated[
-        str, Parameter(help="Of a file: what makes contract columns of its rows.", show_default=False)
+        str, Parameter(help="Adapter of a file, which makes contract columns of its rows.", show_default=False)
     ] = "",
     overrides: Overrides = (),
 ) -> int:

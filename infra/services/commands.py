@@ -115,9 +115,9 @@ def _wait_until_ready(layout: Layout) -> None:
                 tail = _tail(layout, service.name)
                 take_down(layout)
                 raise ServiceError(
-                    f"{service.name} did not become ready, so everything was ended again; its last lines:\n{tail}",
+                    f"{service.name} did not become ready, so all services were stopped; its last lines:\n{tail}",
                     where=str(layout.log(service.name)),
-                    fix="mend what the log says and run `make services` again",
+                    fix="fix the error in the log and run `make services` again",
                 )
             time.sleep(_TICK)
 

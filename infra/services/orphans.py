@@ -48,7 +48,7 @@ def _end(processes: list[psutil.Process], *, first: signal.Signals = signal.SIGT
         _send(process, signal.SIGKILL)
     psutil.wait_procs(stubborn, timeout=_PATIENCE)
     for process in processes:
-        logger.info("ended process %d", process.pid)
+        logger.info("stopped process %d", process.pid)
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

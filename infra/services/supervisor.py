@@ -66,7 +66,7 @@ class ServiceProcess:
         is_calm = time.monotonic() - self._started > _CALM
         self._deaths = 1 if is_calm else self._deaths + 1
         wait = min(_LONGEST_WAIT, 2.0 ** (self._deaths - 1))
-        logger.warning("%s ended with status %d; it is started again in %.0f s", self.service.name, status, wait)
+        logger.warning("%s ended with status %d; restart in %.0f s", self.service.name, status, wait)
         self.process, self._not_before = None, time.monotonic() + wait
         self._pid_file.unlink(missing_ok=True)
 

@@ -71,5 +71,5 @@ def summary_text(found: Sequence[Point], *, confidence: float) -> str:
         f"{last.high:.3f}] at the end (KL {last.kl:.2f}). Paid: {best.paid:.3f}, then {last.paid:.3f}."
     )
     if last.lost > 0.0:
-        return f"**Over-optimised**: the reward still rose while what was not paid fell beyond chance. {ends}"
+        return f"**Over-optimized**: the reward rose while held-out accuracy fell beyond noise. {ends}"
     return f"No over-optimisation is seen. {ends}"

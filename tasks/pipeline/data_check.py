@@ -124,4 +124,4 @@ def _account(folder: Path) -> Iterator[str]:
         if rule["severity"] == "warning" and not rule["ok"] and not (is_about_number and asked_for_all):
             yield f"  warning: {rule['name'].replace('_', ' ')}: {rule['value']:.3g}, {rule['detail']}"
     if report["quarantined"]:
-        yield f"  all refused rows: {folder / 'quarantine.jsonl'}"
+        yield f"  all rejected rows: {folder / 'quarantine.jsonl'}"

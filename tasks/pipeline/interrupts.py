@@ -103,11 +103,11 @@ def interrupt_message() -> str:
     if not _state.resumes:
         return "interrupted"
     if not _state.stages:
-        return "interrupted; the same command goes on with what is not finished"
+        return "interrupted; the same command resumes unfinished stages"
     stage, work = _state.stages[-1]
     done = [int(path.name.removeprefix("step-")) for path in (work / "checkpoints").glob("step-*[0-9]")]
     place = f"iteration {max(done) + 1} of {stage}" if done else f"the beginning of {stage}"
-    return f"interrupted; the same command goes on from {place}"
+    return f"interrupted; the same command resumes from {place}"
 
 
 def end_interrupted(error: KeyboardInterrupt) -> int:

@@ -166,7 +166,7 @@ def best_layout(work: IterationShape, gpu: Gpu, count: int) -> Layout | str:
     found = [each for each in _layouts(work, gpu, count, least) if each.held <= gpu.memory]
     if not found:
         each = format_bytes(int(rank_bytes(work, count)))
-        return f"if all of them learned, each would hold {each} of {format_bytes(int(gpu.memory))}, beside the engine's"
+        return f"if all of them learn, each needs {each} of {format_bytes(int(gpu.memory))}, without the engine"
     return min(found, key=lambda each: each.seconds(work.rl.sampling.staleness))
 
 

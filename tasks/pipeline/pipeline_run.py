@@ -56,7 +56,7 @@ def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTr
         for run in tracker.find_runs(experiment, LEASE_TAG, lease):
             tracker.kill_runs(run)
     except Exception as error:  # noqa: BLE001 - the error that ended the run is the one to raise
-        logger.warning("MLflow could not be told that this run has ended: %.200s; the next start tells it", error)
+        logger.warning("the end of this run could not be logged to MLflow: %.200s; the next start logs it", error)
         return False
     return True
 

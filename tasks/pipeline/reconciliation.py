@@ -37,7 +37,7 @@ _PROCESS = "process"  # kind of worker whose runs are processes of its machine
 _ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process and its children
 _ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # command that a worker starts
 
-Verdict = Literal["", "goes on", "has crashed", "runs", "is cancelled"]
+Verdict = Literal["", "resumes", "has crashed", "runs", "is cancelled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,10 @@ def judge(record: Record, *, lives: bool) -> Verdict:
     if record.state == "CRASHED":
         # A run that crashed before it began (count 0) cannot be loaded.
         is_due = record.heals and 1 <= record.count <= CRASHES and record.seconds < _FORGOTTEN.total_seconds()
-        return "goes on" if is_due else ""
+        return "resumes" if is_due else ""
     if not record.ours:
         return ""
-    return "goes on" if record.heals and record.count <= CRASHES else "has crashed"
+    return "resumes" if record.heals and record.count <= CRASHES else "has crashed"
 
 
 def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
@@ -84,7 +84,7 @@ def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
                     for line in reconcile(client, home, pool=pool, worker=worker, started=started):
                         logger.warning("%s", line)
             except Exception as error:  # noqa: BLE001 - whatever it is, later dead runs must be found
-                logger.warning("the runs were not looked at: %s: %s", type(error).__name__, error)
+                logger.warning("reconciliation failed: %s: %s", type(error).__name__, error)
             time.sleep(LOOK_SECONDS)
 
 
@@ -167,4 +167,4 @@ def _state(verdict: Verdict) -> State[Any]:
         return states.Cancelled()
     if verdict == "has crashed":
         return states.Crashed(message="Its process died.")
-    return states.AwaitingRetry(message="Its process died; it goes on from the cache and its newest checkpoint.")
+    return states.AwaitingRetry(message="Its process died; it resumes from the cache and its newest checkpoint.")

@@ -134,7 +134,7 @@ def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     for name in gold_pairs_of(stage):
         at = f"{path}.gold_pairs = {name!r}"
         if name in data_of(stage):
-            yield f"{at}: stands in {key} too; pairs that it learns from prove nothing"
+            yield f"{at}: is in {key} too; training pairs test nothing"
         elif name not in known:
             yield f"{at}: holds no {stage.consumes}; choose among {listed(known)}"
 
@@ -143,7 +143,7 @@ def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[s
     known = [name for name in _rows(config, "preference pairs") if not config.data[name].is_sampled]
     for name in human_pairs_of(stage):
         if name not in known:
-            yield f"{path}.human_pairs = {name!r}: no data set of pairs that people have judged; {_choose(known)}"
+            yield f"{path}.human_pairs = {name!r}: no dataset of human preference pairs; {_choose(known)}"
 
 
 def _choose(known: Sequence[str]) -> str:
@@ -221,11 +221,11 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     sampling = sampling_of(stage)
     if sampling and sampling.episodes.environment and stage.produces == "demonstrations":
         yield (
-            f"{path}.sampling.episodes.environment: what an environment says first is in no demonstration; take the "
+            f"{path}.sampling.episodes.environment: demonstrations lack the first observation of an environment; use the "
             "tools of the table, or train online"
         )
     if sampling and not sampling.episodes.environment and any(t.kind == "environment" for t in rewards_of(stage)):
-        yield f"{path}.rewards: kind 'environment' reads what an environment says; name one in sampling.episodes"
+        yield f"{path}.rewards: kind 'environment' needs an environment; name one in sampling.episodes"
     if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
         yield (
             f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "

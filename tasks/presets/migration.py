@@ -69,7 +69,7 @@ def migrate(text: str, kinds: Mapping[str, str], *, where: str) -> tuple[str, li
     try:
         migrated = tomllib.loads(changed)
     except tomllib.TOMLDecodeError as error:
-        what = f"the preset has an old key beside its new name: {error}"
+        what = f"the preset has an old key and its new name: {error}"
         raise ConfigError(what, where=where, fix="leave out one of the two") from error
     if repr(migrated) != repr(translated(tomllib.loads(text), kinds)):  # NaN equals nothing
         what = "the preset's layout cannot be kept"

@@ -30,7 +30,7 @@ class DriftConfig:
     def __post_init__(self) -> None:
         for name in ("psi", "ks"):
             if getattr(self, f"warn_{name}") > getattr(self, f"refuse_{name}"):
-                raise ConfigError(f"warn_{name} is above refuse_{name}: it would never warn")
+                raise ConfigError(f"warn_{name} exceeds refuse_{name}: it would never warn")
         short = [digest for digest in self.accepted if len(digest) < 12]
         if short:
             raise ConfigError(f"accepted names {short[0]!r}: give at least 12 digits of the snapshot's digest")

@@ -184,7 +184,7 @@ def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
         last = int(read_json(folder / "history.json")[-1]["iteration"])
         frame = read_table(folder / "rollouts" / f"iteration-{last:05d}.parquet")
         ranked = frame[frame["value"].notna()].sort_values("value", ascending=False, kind="stable")
-        for kind, rows in (("best paid", ranked.head(_SHOWN)), ("worst paid", ranked.tail(_SHOWN).iloc[::-1])):
+        for kind, rows in (("highest reward", ranked.head(_SHOWN)), ("lowest reward", ranked.tail(_SHOWN).iloc[::-1])):
             shown = rows[["prompt", "reference", "text", "value", "parts"]].copy()
             shown["parts"] = [json.loads(text) for text in shown["parts"]]
             found.append({"label": name, "kind": kind, "iteration": last, "rows": _records(shown)})

@@ -31,7 +31,7 @@ def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, secon
 def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], missing: Sequence[str]) -> str:
     """Format the existing results of a preset without running anything; ``missing``: stages without a result."""
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
-    lines += [f"not run yet, or changed since: {', '.join(missing)} (rlcore plan says why)"] if missing else []
+    lines += [f"not run yet, or changed since: {', '.join(missing)} (rlcore plan shows the reason)"] if missing else []
     return "\n".join(lines) + "\n"
 
 

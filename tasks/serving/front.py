@@ -95,7 +95,7 @@ class _Front:
             response = JSONResponse(error_body(503, error.what, code="engine_failed"), 503)
         except Exception:
             logger.exception("a request failed")
-            response = JSONResponse(error_body(500, "the server failed; its log says why"), 500)
+            response = JSONResponse(error_body(500, "the server failed; see its log"), 500)
         await response(scope, receive, note)
 
     async def _route(self, request: HttpRequest) -> Response:

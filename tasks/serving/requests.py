@@ -164,7 +164,7 @@ class _Fields:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands in an object twice")
+        raise ValueError("an object has a duplicate key")
     return found
 
 

@@ -155,7 +155,7 @@ def _write_account(result: GateResult, folder: Path, *, where: str) -> None:
     write_json(result.report.to_json(), folder / "report.json")
     result.report.require_passed(
         where=where,
-        fix=f"the refused rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
+        fix=f"the rejected rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
     )
 
 

@@ -9,7 +9,7 @@ from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.rewards.references import plain_error, reference_errors
 
 MAX_TRIED = 100_000
-"""So many different formulas are tried in a process, about two minutes; of further ones the text alone is judged."""
+"""Number of formulas that a process tries, about two minutes; for others only the text is checked."""
 
 
 @contextmanager
@@ -33,9 +33,9 @@ def unusable(references: Sequence[str], known: dict[str, str]) -> Mapping[int, s
     known.update(zip(tried, reference_errors(tried), strict=True) if tried else ())
     known.update({each: plain_error(each) for each in new[len(tried) :]})
     return {
-        place: f"nobody can be graded by it: it {fault}"
+        place: f"no answer can be graded with it: it {error}"
         for place, each in enumerate(references)
-        if (fault := known.get(each, ""))
+        if (error := known.get(each, ""))
     }
 
 

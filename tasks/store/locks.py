@@ -104,7 +104,7 @@ def _acquire(path: Path, *, wait: bool) -> int | None:
             if not wait:
                 os.close(descriptor)
                 return None
-            logger.info("waiting for another process that holds %s", path.name)
+            logger.info("waiting for the lock %s of another process", path.name)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if _is_at(path, descriptor):
             _held.add(descriptor)

@@ -21,14 +21,14 @@ from rlcore.tasks.tracking.mlflow_model import Cards
 
 _BASE_CARD = Path("model", "model_card.json")  # the stage that imported the base
 _DIGITS = 12
-_NOT_YET = "Not judged yet: no promotion has compared it with a champion."
+_NOT_YET = "No decision yet: no promotion has compared it with a champion."
 _INTENDED = """It answers questions of the kind of its training data, in the chat format of its tokenizer. It is a
-checkpoint of a training pipeline: the results above say what was measured, and nothing else was."""
+checkpoint of a training pipeline: nothing was measured beyond the results above."""
 _SCORES = """It scores answers to questions of the kind of its training data, as a reward or to rank them. A score is no
 probability that an answer is right."""
 _LIMITS = """- The results hold for these held-out problems. Other tasks, languages and formats were not measured.
 - No test for harmful, biased or untrue answers was made unless the table of results names one.
-- Training rewards what its rewards can see: a model may have learned to please them without being better.
+- A model may have learned to exploit its rewards without being better.
 - Weaknesses of the base model remain."""
 
 

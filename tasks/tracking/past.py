@@ -22,10 +22,10 @@ from rlcore.tasks.tracking.registry import ModelVersion, read_tags, set_tags
 from rlcore.tasks.tracking.runs import Tracker
 
 PAST = "past"
-"""The folder beside a version, and the tag with the digest of what it says."""
+"""Name of the folder of a version's record, and of the tag with the record's digest."""
 REPORT, PROMPTS = "report.json", "prompts.parquet"
 SEEN_DIGITS = 16
-"""How much of its hash is kept of a prompt that was trained on: 64 bits tell prompts apart."""
+"""Hexadecimal digits of a training prompt's hash: 64 bits distinguish prompts."""
 _ACCOUNT = "past.json"
 _FORMAT = 1
 
@@ -71,10 +71,10 @@ def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> ChampionLi
     except StorageError as error:
         name = f"{version.name}/{version.version}"
         raise DataError(
-            f"the account of what {name} was trained on cannot be read, so nothing can be compared with it: "
+            f"the record of the training data of {name} cannot be read, so nothing can be compared with it: "
             f"{error.what}",
-            where=f"MLflow, {PAST}/ beside {name}",
-            fix=f"run `rlcore remember {name}` in the home that trained it, which still has the data",
+            where=f"MLflow, {PAST}/ of {name}",
+            fix=f"run `rlcore remember {name}` in the state directory that trained it, which still has the data",
         ) from error
 
 

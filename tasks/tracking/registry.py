@@ -68,7 +68,7 @@ def download_model(uri: str, folder: Path) -> Path:
     except (MlflowException, OSError) as error:
         raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
     if "sha256" not in tags:
-        logger.warning("%s was not registered by this pipeline: there is no digest to compare its files with", uri)
+        logger.warning("%s was not registered by rlcore, so its files have no digest to compare with", uri)
         return checkpoint_in(files)
     manifest = home.root / tags.get("artifact", "") / MANIFEST
     return verified_checkpoint(files, sha256=tags["sha256"], manifest=manifest, uri=uri)
@@ -196,9 +196,9 @@ def promote(
             return False
         if champion != over:
             raise PromotionError(
-                f"version {version.version} was judged against {_words(over)}, but {_words(champion)} is champion now",
+                f"version {version.version} was compared with {_words(over)}, but {_words(champion)} is champion now",
                 where=f"registered model {version.name}",
-                fix="run the flow promote again: it judges against the champion of that moment",
+                fix="run the flow promote again: it compares with the present champion",
             )
         if _ROLLED_BACK in read_tags(tracker, version):
             raise PromotionError(

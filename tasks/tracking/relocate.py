@@ -52,7 +52,7 @@ def rewrite_artifact_paths(home: Home) -> int:
         database.execute("COMMIT")
     # A new database has one location, of MLflow's default experiment: nothing was moved.
     if count > 1:
-        logger.info("the home was moved or copied: MLflow now finds %d places of files below %s", count, home.root)
+        logger.info("state directory was moved or copied: rewrote %d file locations in MLflow to %s", count, home.root)
     return count
 
 

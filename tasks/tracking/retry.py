@@ -44,11 +44,11 @@ def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwa
         waited = time.monotonic() - began
         if waited > 60.0 * MINUTES:
             break
-        logger.warning("%s: waiting for it, for %.0f s so far", reason, waited)
+        logger.warning("%s: retry after %.0f s", reason, waited)
         time.sleep(pause)
     raise ServiceError(
         f"{reason}, for {waited / 60.0:.0f} minutes now",
-        fix="end what keeps it, or start the server, then start the same command again: it goes on where it was",
+        fix="end the process that locks it, or start the server, then rerun the command, which resumes",
     )
 
 

@@ -161,7 +161,7 @@ class RunTracker:
             try:
                 tell()
             except Exception as trouble:  # noqa: BLE001 - the error that ended the run is the one to raise
-                logger.warning("MLflow could not be told how run %s ended: %.200s", self.run_id, trouble)
+                logger.warning("the end of run %s could not be logged to MLflow: %.200s", self.run_id, trouble)
 
     @property
     def url(self) -> str:

@@ -188,7 +188,7 @@ def test_a_plan_names_every_fault_of_a_preset_at_once(project: Project) -> None:
 
 def test_ctrl_c_ends_the_run_with_a_line_and_the_same_command_goes_on(hour: Hour) -> None:
     assert hour.code == 130, hour.interrupted
-    assert hour.interrupted[-1].startswith("interrupted; the same command goes on from iteration "), hour.interrupted
+    assert hour.interrupted[-1].startswith("interrupted; the same command resumes from iteration "), hour.interrupted
     assert hour.finished.returncode == 0, hour.finished.stderr
     begun = int(hour.interrupted[-1].split()[-3])
     assert f"resume: after iteration {begun - 1} of 3" in hour.finished.stdout + hour.finished.stderr

@@ -122,7 +122,7 @@ def test_a_project_of_files_beside_its_preset_runs_to_the_comparison(project: Pa
     done = run_warm(["run", "--preset", str(project / "my_chat.toml")], environment(tmp_path), ROOT)
     assert done.returncode == 0, done.stderr
     assert "prepare_prompts: dataset train=30 eval=6 unused=0 quarantined=0 contract=prompts/v1" in done.stderr
-    assert "warning: there are fewer rows than were asked for" in done.stderr
+    assert "warning: there are fewer rows than requested" in done.stderr
     card = folder(tmp_path, "import_sft") / "model" / "model_card.json"
     assert json.loads(card.read_text())["licence"] == "MIT"
     (page,) = tmp_path.glob("pages/mine/prepare_prompts/*/data.md")

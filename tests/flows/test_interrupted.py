@@ -64,7 +64,7 @@ def test_an_interrupted_run_ends_with_one_line_and_the_next_one_ends_with_the_sa
     with start(home, engine) as first:
         said = interrupt(first, "grpo: iteration 2/4", number)
         assert first.returncode == code, said
-    assert said[-1].startswith("interrupted; the same command goes on from iteration "), said
+    assert said[-1].startswith("interrupted; the same command resumes from iteration "), said
     assert said[-1].endswith(" of grpo\n")
     if number == signal.SIGINT:  # nothing but what was under way tells of anything
         assert [line for line in said[:-1] if "iteration" not in line or "Crash" in line] == []

@@ -70,4 +70,4 @@ def test_a_moved_home_promotes_tells_the_lineage_and_loads_its_champion(micro_ho
     ]
     assert "It became champion." in card
     assert "The whole evaluation on held-out problems:" in card
-    assert "Not judged yet" not in card
+    assert "No decision yet" not in card

@@ -106,7 +106,7 @@ def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], m
         account.unlink()
         if damage:
             account.write_text(damage, encoding="utf-8")
-        with pytest.raises(DataError, match="account of what retrain-grpo/2 was trained on cannot be read") as caught:
+        with pytest.raises(DataError, match="record of the training data of retrain-grpo/2 cannot be read") as caught:
             run_retrain("retrain", drifted)
         assert "rlcore remember retrain-grpo/2" in caught.value.fix
     assert set(remember(home, f"{NAME}@champion")) >= {"prepare_prompts", "prepare_preferences"}

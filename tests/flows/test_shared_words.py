@@ -105,7 +105,7 @@ def test_an_answer_that_holds_the_words_of_an_evaluation_prompt_is_told_quaranti
     assert RUN[:40] in refused["excerpt"]
     assert len(read_table(made / "train.parquet")) == 19
 
-    with pytest.raises(DataError, match="training rows that are refused: 1; each shares 13 words in a row"):
+    with pytest.raises(DataError, match="training rows rejected: 1; each shares 13 words in a row"):
         run_targets(preset, ("data.demonstrations.ngram_overlap=refuse",), TARGETS)
     # 15 words are the whole evaluation prompt, which the answer does not hold
     longer = (*action, "data.demonstrations.ngram_size=16")

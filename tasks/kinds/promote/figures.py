@@ -111,11 +111,11 @@ def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: floa
         DataError: they were not evaluated on the same documents, or on none.
     """
     if challenger.empty:
-        raise DataError("a benchmark that stands guard has no records", where="promotion.benchmarks", fix="ask it anew")
+        raise DataError("a benchmark of the promotion has no records", where="promotion.benchmarks", fix="rerun it")
     keys = ["task", "metric", "doc_id"]
     old, new = (table.sort_values(keys).reset_index(drop=True) for table in (champion, challenger))
     if not old[[*keys, "doc_sha256"]].equals(new[[*keys, "doc_sha256"]]):
-        raise DataError("champion and challenger were asked different documents of a benchmark", fix="ask both anew")
+        raise DataError("champion and challenger have different documents of a benchmark", fix="rerun it for both")
     names = new["task"] + ", " + new["metric"]
     return [_paired(name, old["value"][names == name], new["value"][names == name], margin) for name in names.unique()]
 

@@ -44,7 +44,7 @@ def render(
     if verdict.checks:
         parts += [f"Look {verdict.look} at these held-out prompts, level {verdict.alpha:.3g}.", check_table(verdict)]
     if wins:
-        parts.append(f"{plain(wins)}. Its prompts and verdicts: the page of the stage {WINS}.")
+        parts.append(f"{plain(wins)}. Its prompts and results: the page of the stage {WINS}.")
     if "champion" in answers and len(answers["champion"]):
         both = answers["champion"].merge(answers["challenger"], on="prompt_id", suffixes=("_champion", "_challenger"))
         won = both[~both["correct_champion"] & both["correct_challenger"]]

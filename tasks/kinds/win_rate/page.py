@@ -13,7 +13,7 @@ from rlcore.tasks.store.storage import read_json
 
 _AUDIT = {
     "agreement": "agreement with people",
-    "order_dependent": "verdicts that depend on the order",
+    "order_dependent": "results that depend on the order",
     "length_bias": "preference for the longer answer beyond that of people",
     "beyond_length": "agreement, less that of the rule that the longer answer is better",
 }
@@ -44,14 +44,14 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
     rows = {
         "win rate": found["rate"],
         "at equal length": found["length_controlled"],
-        "verdicts that depend on the order": found["order_dependent"],
+        "results that depend on the order": found["order_dependent"],
     }
     lines = [plain(headline(account)), "", f"| figure | {format_level(confidence)} interval |", "|---|---|"]
     lines += [f"| {label} | {_interval(interval)} |" for label, interval in rows.items()]
     lines += [
         "",
         f"{found['wins']} won, {found['ties']} tied ({account['identical']} of them with identical answers), "
-        f"{found['losses']} lost, {sum(unjudged.values())} unjudged. The answer in front won {found['first']:.3f}.",
+        f"{found['losses']} lost, {sum(unjudged.values())} unjudged. The first answer won {found['first']:.3f}.",
         "",
     ]
     lines += [f"Unjudged, {count} times: {plain(reason)}" for reason, count in unjudged.items()]
@@ -75,8 +75,7 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
     cost = f", cost {account['cost']:.4f}" if account["cost"] else ""
     lines += [
         "",
-        f"{account['calls']} verdicts were asked for, {account['failed_calls']} failed, "
-        f"{account['tokens']} tokens{cost}.",
+        f"{account['calls']} judge calls, {account['failed_calls']} failed, {account['tokens']} tokens{cost}.",
     ]
     return "\n".join(lines) + "\n"
 

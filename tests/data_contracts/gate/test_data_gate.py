@@ -243,7 +243,7 @@ def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_
     assert not report.warnings
     short = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=3).report
     # 4 + 2 of 4 + 3
-    assert short.warnings == ("there are fewer rows than were asked for (0.857): 4 of 4 for training, 2 of 3 held out",)
+    assert short.warnings == ("there are fewer rows than requested (0.857): 4 of 4 for training, 2 of 3 held out",)
 
 
 def test_a_prompt_on_both_sides_refuses_the_dataset_also_in_another_spelling() -> None:
@@ -317,7 +317,7 @@ def test_rows_that_share_words_with_a_prompt_of_another_data_set_refuse_this_one
     foreign, action = [asks(f"Is it {RUN}?")], SharedWords(action="refuse")
     result = gate_rows(rows, shared_words=action, evaluated=foreign, max_tokens=64)
     assert not result.report.passed
-    assert result.report.errors == (f"training rows that are refused: 1; each {action.reason}",)
+    assert result.report.errors == (f"training rows rejected: 1; each {action.reason}",)
     assert "in another data set" in result.quarantine[0].excerpt
     assert result.kept.empty
     assert gate_rows(rows[:9], shared_words=action, evaluated=foreign, max_tokens=64).report.passed

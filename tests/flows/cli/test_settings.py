@@ -131,8 +131,8 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     [
         ("[model", "not valid TOML"),
         ('extends = "nothing"', "cannot read the preset"),
-        ("[placement]\nnarrow = true\n[distributed]\nshard = 'full'", "an old key beside its new name"),
-        ("[health]\ngaming = {}\nreward_hacking = {}", "an old key beside its new name"),
+        ("[placement]\nnarrow = true\n[distributed]\nshard = 'full'", "an old key and its new name"),
+        ("[health]\ngaming = {}\nreward_hacking = {}", "an old key and its new name"),
     ],
 )
 def test_a_file_that_cannot_be_rewritten_is_left_as_it_was(

@@ -77,7 +77,7 @@ def test_references_that_grade_nobody_are_named_where_it_is_not_known_who_grades
     assert code == 0
     assert "warning: 3 references grade no answer" in said
     for number, reason in enumerate(("is no answer: 'proof'", "is no answer: 'notfound'", "has no value")):
-        assert f"row bad{number}: nobody can be graded by it: it {reason}" in said
+        assert f"row bad{number}: no answer can be graded with it: it {reason}" in said
 
 
 def test_where_math_compares_with_them_they_are_quarantined(
@@ -87,7 +87,7 @@ def test_where_math_compares_with_them_they_are_quarantined(
     own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
     code, said = checked(capsys, "tiny", "--set", own)
     assert (code, "3 quarantined" in said) == (0, True), said
-    assert "3 x nobody can be graded by it" in said
+    assert "3 x no answer can be graded with it" in said
     assert "is no answer: 'proof'" in said.replace("\\'", "'")
 
 

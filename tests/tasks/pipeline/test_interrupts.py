@@ -53,7 +53,7 @@ def assert_ended(process: subprocess.Popen[str], child: psutil.Process, code: in
     """It ends as it should: with its last words alone, and with no child left."""
     begun = time.monotonic()
     _, said = process.communicate(timeout=30)
-    assert said == "interrupted; the same command goes on from iteration 12 of grpo\n"
+    assert said == "interrupted; the same command resumes from iteration 12 of grpo\n"
     assert process.returncode == code
     while not is_gone(child):  # a killed process takes a moment to be gone
         assert time.monotonic() - begun < 30.0, "a child is left"
@@ -120,9 +120,9 @@ def test_the_last_words_name_the_stage_that_was_under_way_and_no_other(tmp_path:
             pass
         with pytest.raises(ValueError, match="burnt"), track_stage("reward_model", tmp_path):
             raise ValueError("burnt")
-        assert interrupt_message() == "interrupted; the same command goes on with what is not finished"
+        assert interrupt_message() == "interrupted; the same command resumes unfinished stages"
         with track_stage("grpo", tmp_path):
-            assert interrupt_message() == "interrupted; the same command goes on from the beginning of grpo"
+            assert interrupt_message() == "interrupted; the same command resumes from the beginning of grpo"
             raise KeyboardInterrupt
 
 

@@ -108,6 +108,6 @@ def test_a_run_ahead_takes_the_longer_part_and_on_one_card_they_take_turns() -> 
 def test_what_does_not_fit_is_told_why() -> None:
     large = replace(SIZE, num_parameters=10**11)
     assert "does not fit: an engine needs 8 of them for the weights alone" in layout_line(work(large), "h100", 4)
-    assert "does not fit: if all of them learned, each would hold" in layout_line(work(large), "h100", 16)
+    assert "does not fit: if all of them learn, each needs" in layout_line(work(large), "h100", 16)
     with pytest.raises(ConfigError, match="no figures of a GPU 'h1000'"):
         layout_line(work(), "h1000", 4)

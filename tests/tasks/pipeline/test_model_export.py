@@ -25,7 +25,7 @@ def test_a_registered_model_is_exported_with_its_card(tracked_home: Home, tmp_pa
     assert AutoTokenizer.from_pretrained(folder).chat_template
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlicense: ")
-    assert "Not judged yet" in card
+    assert "No decision yet" in card
     assert "`my\\|sums.jsonl` | 9 | 3" in card
     assert "sft/loss" in card
 

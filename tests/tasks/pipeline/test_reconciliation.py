@@ -25,19 +25,19 @@ CRASHED = replace(DEAD, state="CRASHED")
 @pytest.mark.parametrize(
     ("record", "verdict"),
     [
-        (DEAD, "goes on"),
-        (LOST, "goes on"),
-        (CRASHED, "goes on"),
-        (replace(CRASHED, seconds=0.0), "goes on"),
-        (replace(CRASHED, ours=False), "goes on"),  # of another machine, which has said so
-        (replace(DEAD, count=CRASHES), "goes on"),
+        (DEAD, "resumes"),
+        (LOST, "resumes"),
+        (CRASHED, "resumes"),
+        (replace(CRASHED, seconds=0.0), "resumes"),
+        (replace(CRASHED, ours=False), "resumes"),  # of another machine, which has said so
+        (replace(DEAD, count=CRASHES), "resumes"),
         (replace(DEAD, count=CRASHES + 1), "has crashed"),
         (replace(DEAD, heals=False), "has crashed"),
         (replace(CRASHED, count=CRASHES + 1), ""),
         (replace(CRASHED, count=0), ""),  # its code cannot even be loaded
         (replace(CRASHED, heals=False), ""),
         (replace(CRASHED, seconds=8 * DAY), ""),
-        (replace(DEAD, seconds=8 * DAY), "goes on"),  # a machine was off for so long
+        (replace(DEAD, seconds=8 * DAY), "resumes"),  # a machine was off for so long
         (replace(DEAD, ours=False), ""),  # its process is elsewhere
         (replace(DEAD, seconds=SETTLED_SECONDS - 1), ""),  # its worker may be about to say how it ended
         (replace(LOST, seconds=SETTLED_SECONDS - 1), ""),  # its worker may be about to start it

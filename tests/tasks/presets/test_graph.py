@@ -211,7 +211,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ),
         (
             "stages.taste.gold_pairs=['pairs']",
-            "stages.taste.gold_pairs = 'pairs': stands in stages.taste.data too; pairs that",
+            "stages.taste.gold_pairs = 'pairs': is in stages.taste.data too; training pairs",
         ),
         ("stages.first.rewards.1.data=['cod']", "stages.first.rewards.1.data = 'cod': the stage draws no prompts from"),
         ("stages.second.prompts.code=1.0", ""),
