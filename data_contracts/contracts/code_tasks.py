@@ -15,8 +15,8 @@ The columns are those of ``prompts/v1``. ``reference`` is a JSON object:
                  ``input`` is the text or the list args, ``answer`` what was printed or returned; not for "assert"
     solution     a program that passes; optional: public datasets have tasks without
 
-Another rule of rows is that the solution passes, and neither a stub nor a constant answer does. Running programs needs a
-sandbox, which the caller provides (:func:`broken_tests`).
+Another rule of rows is that the solution passes, and neither a stub nor a constant answer does. Running programs needs
+a sandbox, which the caller provides (:func:`broken_tests`).
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     PSI = Σ_bins (p - q) ln(p / q)          population stability index (Siddiqi 2006, Credit Risk Scorecards)
     KS  = max_edges |P - Q|                 largest difference of the cumulative fractions, over the edges of the bins
 
-Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m rows, which is subtracted. A column has moved
-if a distance exceeds its threshold *and* the noise. A permutation test measures the noise: the values of both datasets
-are divided at random into two sets of the same sizes, assuming only that they were drawn independently. The distance must
-be among the largest of those. Values that come in documents count as fewer independent ones (the design effect of a
-sketch). Thus the threshold sets which distance matters, and ``chance`` how often equal data seem to move.
+Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m rows, which is subtracted. A column has
+moved if a distance exceeds its threshold *and* the noise. A permutation test measures the noise: the values of both
+datasets are divided at random into two sets of the same sizes, assuming only that they were drawn independently. The
+distance must be among the largest of those. Values that come in documents count as fewer independent ones (the design
+effect of a sketch). Thus the threshold sets which distance matters, and ``chance`` how often equal data seem to move.
 
-Names beyond the 50 of a sketch are compared in hash buckets, whose total counts both sides know. Fewer rows are compared
-in fewer buckets, so that noise stays below the warning threshold.
+Names beyond the 50 of a sketch are compared in hash buckets, whose total counts both sides know. Fewer rows are
+compared in fewer buckets, so that noise stays below the warning threshold.
 """
 
 from __future__ import annotations

@@ -65,9 +65,7 @@ def provision(layout: Layout) -> None:
                 command, cwd=CODE, env=environment(layout, ""), stdout=file, stderr=subprocess.STDOUT, check=False
             )
             if done.returncode:
-                raise ServiceError(
-                    "the server rejected the deployments or automations", where=str(log), fix="read the log"
-                )
+                raise ServiceError("the deployments or automations were rejected", where=str(log), fix="read the log")
     if lacking := missing(layout):
         raise ServiceError(
             f"after configuration, the server has {', '.join(lacking)}", where=str(log), fix="read the log"

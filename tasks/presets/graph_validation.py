@@ -221,7 +221,7 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     sampling = sampling_of(stage)
     if sampling and sampling.episodes.environment and stage.produces == "demonstrations":
         yield (
-            f"{path}.sampling.episodes.environment: demonstrations lack the first observation of an environment; use the "
+            f"{path}.sampling.episodes.environment: demonstrations lack the environment's first observation; use the "
             "tools of the table, or train online"
         )
     if sampling and not sampling.episodes.environment and any(t.kind == "environment" for t in rewards_of(stage)):

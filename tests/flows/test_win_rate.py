@@ -157,7 +157,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
         ("stages.win_rate.data=['preferences']", "stages.win_rate.data = 'preferences': holds no prompts"),
         (
             "stages.win_rate.human_pairs=['prompts']",
-            "stages.win_rate.human_pairs = 'prompts': no dataset of human preference pairs",
+            "stages.win_rate.human_pairs = 'prompts': no dataset of human",
         ),
         (
             "stages.win_rate.judge.stage=grpo",

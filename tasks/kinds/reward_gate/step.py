@@ -64,7 +64,7 @@ def run_reward_gate(
     context.log(verdict.sentence)
     if not verdict.promote:
         raise TrainingError(
-            f"the new reward model failed its gate: {'; '.join(check.sentence for check in checks if not check.passed)}",
+            f"the new reward model failed: {'; '.join(check.sentence for check in checks if not check.passed)}",
             where=str(context.work / "reward_gate.md"),
             fix="look at the pairs on the page and at the preference snapshot, or lower the bounds in [retrain]",
         )

@@ -44,7 +44,7 @@ def test_a_run_without_a_reference_or_without_evaluations_has_no_points() -> Non
 
 def test_a_fall_beyond_chance_while_the_reward_rises_is_named_with_its_figures() -> None:
     text = summary_text(points(course(0.4, 0.8, 0.6, 0.3)), confidence=0.95)
-    assert text.startswith("**Over-optimised**")
+    assert text.startswith("**Over-optimized**")
     assert "Held out: 0.800, 95 % interval [0.761, 0.839], at its best (iteration 2, KL 2.00" in text
     assert "0.300 [0.255, 0.345] at the end (KL 4.00). Paid: 1.500, then 2.500." in text
 
