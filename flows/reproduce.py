@@ -35,17 +35,17 @@ def run_reproduce(model: str, preset: str = "", *, force: bool = False) -> Repro
     config = config_of(origin, open_preset(preset or origin.tags["preset"]))
     start = origin.start
     table = retrain_stages(config, start, ChampionLineage(artifacts={}, recipe="")) if start else stages(config)
-    told = machines(origin, config)
+    machine = machines(origin, config)
     gone, changed = changes(home, origin, table, config)
     if gone or (changed and not force):
         errors = [*(f"gone: {line}" for line in gone), *(f"changed: {line}" for line in changed)]
-        return Reproduction(is_equal=False, lines=(*told, *errors, "nothing was run"))
+        return Reproduction(is_equal=False, lines=(*machine, *errors, "nothing was run"))
     target = origin.chain[-1].ingredients["stage"]["name"]
     config = with_date(home, origin, config)
     with scratch_home(home, origin, table, config) as scratch:
         refs = run_pipeline(table, config, [target], home=scratch, experiment=config.name)
         different = compare(home, origin, scratch, refs)
-    before = [*told, *(f"changed: {line}" for line in changed)]
+    before = [*machine, *(f"changed: {line}" for line in changed)]
     if different:
         return Reproduction(is_equal=False, lines=(*before, *different, f"both are kept: {scratch.root}"))
     shutil.rmtree(scratch.root)

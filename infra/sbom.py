@@ -80,11 +80,11 @@ def _licences(package: Distribution | None) -> dict[str, Any]:
     """Return the licenses of a package: an SPDX expression, else its own text."""
     if package is None:
         return {}
-    said = package.metadata.json
-    if "license_expression" in said:
-        return {"licenses": [{"expression": said["license_expression"]}]}
-    classes = (each.rpartition(" :: ")[2] for each in said.get("classifier", []) if each.startswith("License ::"))
-    words = str(said.get("license", "")).strip().splitlines()[:1]  # some packages put the whole text there
+    values = package.metadata.json
+    if "license_expression" in values:
+        return {"licenses": [{"expression": values["license_expression"]}]}
+    classes = (each.rpartition(" :: ")[2] for each in values.get("classifier", []) if each.startswith("License ::"))
+    words = str(values.get("license", "")).strip().splitlines()[:1]  # some packages put the whole text there
     names = list(classes) or words
     return {"licenses": [{"license": {"name": name}} for name in names]} if names else {}
 

@@ -47,14 +47,14 @@ def livecodebench_prompts(row: Row) -> list[dict[str, Any]]:
 
 
 def _tests(row: Row, name: str) -> list[dict[str, Any]]:
-    said = text(row, name)
+    value = text(row, name)
     try:
-        tests = json.loads(said if said.lstrip().startswith("[") else _unpacked(said))
+        tests = json.loads(value if value.lstrip().startswith("[") else _unpacked(value))
         if all(isinstance(test["input"], str) and isinstance(test["output"], str) for test in tests):
             return list(tests)
     except (ValueError, TypeError, KeyError, zlib.error) as error:
-        raise RowError(name, f"holds no tests: {type(error).__name__}: {error}", said[:200]) from error
-    raise RowError(name, "must be tests with an input and an output, both texts", said[:200])
+        raise RowError(name, f"holds no tests: {type(error).__name__}: {error}", value[:200]) from error
+    raise RowError(name, "must be tests with an input and an output, both texts", value[:200])
 
 
 def _unpacked(packed: str) -> str:

@@ -201,9 +201,9 @@ def _quarantine(surveyed: ScannedRows, settled: ResolvedRows, details: RowSummar
     refused = [*surveyed.lost, *surveyed.listed.values()]
     for one in settled.flagged:
         for row, other in zip(one.rows[:MAX_LISTED].tolist(), one.others[:MAX_LISTED].tolist(), strict=True):
-            told = excerpt(one.describe_match(details[row], details[other]))
+            shown = excerpt(one.describe_match(details[row], details[other]))
             origin = details[row].origin or Origin(line=0)
-            refused.append(Quarantined(origin=origin, field=one.field, excerpt=told, reason=one.reason))
+            refused.append(Quarantined(origin=origin, field=one.field, excerpt=shown, reason=one.reason))
     return tuple(sorted(refused, key=lambda one: (one.origin.source, one.origin.line)))
 
 

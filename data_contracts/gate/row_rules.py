@@ -69,8 +69,8 @@ def check_rows(
     if terms.screen:
         left = _left(rows, broken)
         reasons = terms.screen([rows[place]["reference"] for place in left])
-        for place, told in reasons.items():
-            reason, _, detail = told.partition(": ")
+        for place, text in reasons.items():
+            reason, _, detail = text.partition(": ")
             value = detail or rows[left[place]]["reference"]
             broken.append(RowViolation(row=left[place], field="reference", value=value, reason=reason))
     return CheckedRows(refused=quarantine(broken, batch.origins), lengths=lengths)

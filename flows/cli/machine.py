@@ -20,8 +20,8 @@ def upgrade() -> int:
 
     home = find_home()
     prepare_environment(home)
-    told = bring_up(home)
-    sys.stdout.write("\n".join(told or ("every database is of the installed versions",)) + "\n")
+    upgraded = bring_up(home)
+    sys.stdout.write("\n".join(upgraded or ("every database is of the installed versions",)) + "\n")
     return 0
 
 

@@ -100,34 +100,34 @@ def supervise(layout: Layout) -> None:
         stop_orphans(layout)
         (layout.root / "supervisor.pid").write_text(f"{os.getpid()}\n", encoding="utf-8")
         keepers = [ServiceProcess(service, layout) for service in SERVICES]
-        with _told_to_end() as told:
-            _keep(keepers, layout, told)
+        with _end_signals() as signals:
+            _keep(keepers, layout, signals)
         end_flow_runs(layout, worker=keepers[-1].process)
         for keeper in reversed(keepers):
             keeper.end()
         stop_orphans(layout)
 
 
-def _keep(keepers: list[ServiceProcess], layout: Layout, told: list[int]) -> None:
+def _keep(keepers: list[ServiceProcess], layout: Layout, signals: list[int]) -> None:
     database = keepers[0]
-    while not told and not postgres.is_ready(layout):
+    while not signals and not postgres.is_ready(layout):
         database.poll()
         time.sleep(_TICK)
-    if not told:
+    if not signals:
         postgres.make_databases(layout)
-    while not told:
+    while not signals:
         for keeper in keepers:
             keeper.poll()
         time.sleep(_TICK)
 
 
 @contextmanager
-def _told_to_end() -> Iterator[list[int]]:
-    told: list[int] = []
+def _end_signals() -> Iterator[list[int]]:
+    signals: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        told.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
-    yield told
+    yield signals

@@ -81,10 +81,10 @@ def check_data(
         kind, use = DATASET_KINDS[config.contract], Use(is_graded=references == "compared")
         prepare_dataset(kind, unbounded, seed=seed, tokens=_TOKENS, folder=folder, use=use)
     except DataError as error:
-        return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_account(folder)))
+        return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))
     named = _unusable(folder) if references == "unknown" and config.contract == "prompts" else ()
     sentence = _sentence(read_json(folder / "report.json"))
-    return Check(passed=True, lines=(f"{name}: {sentence}", *_account(folder), *named))
+    return Check(passed=True, lines=(f"{name}: {sentence}", *_details(folder), *named))
 
 
 def _unusable(folder: Path) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _sentence(report: Mapping[str, Any]) -> str:
     )
 
 
-def _account(folder: Path) -> Iterator[str]:
+def _details(folder: Path) -> Iterator[str]:
     """List the quarantine's reasons, its first rows, and the gate's warnings."""
     if not (folder / "report.json").is_file():
         return

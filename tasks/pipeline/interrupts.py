@@ -44,7 +44,7 @@ class _State:
     resumes: bool = False
     stages: list[tuple[str, Path]] = field(default_factory=list)
     interruption: Interruption | None = None
-    said: bool = False
+    is_logged: bool = False
 
 
 _state = _State()  # signals belong to the process, and so does this state
@@ -60,7 +60,7 @@ def interruptible() -> Iterator[None]:
         yield
         return
     _state.stages.clear()
-    _state.resumes, _state.interruption, _state.said = True, None, False
+    _state.resumes, _state.interruption, _state.is_logged = True, None, False
     try:
         with own_signals():
             yield
@@ -124,8 +124,8 @@ def end_interrupted(error: KeyboardInterrupt) -> int:
 
 def _log_interruption() -> None:
     """Log once to standard error, below the ``^C`` of a terminal."""
-    if not _state.said:
-        _state.said = True
+    if not _state.is_logged:
+        _state.is_logged = True
         sys.stderr.write((f"\n{_SHOW_CURSOR}" if sys.stderr.isatty() else "") + interrupt_message() + "\n")
 
 

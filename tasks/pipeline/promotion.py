@@ -53,16 +53,16 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
     version = registry.find_by_sha256(tracker, name, refs[challenger].sha256)
     if version is None:
         raise PromotionError("the challenger is no longer in the registry", where=f"registered model {name}")
-    verdict = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")["verdict"]
-    if verdict["look"] == 0:
-        return f"{name}: {verdict['sentence']}"
+    decision = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")["verdict"]
+    if decision["look"] == 0:
+        return f"{name}: {decision['sentence']}"
     judged = {
-        "verdict": verdict["sentence"][:5000],
+        "verdict": decision["sentence"][:5000],
         "verdict_artifact": refs["promote"].sha256,
         "judged_over": str(over.version) if over else "none",
     }
     try:
-        if verdict["promote"]:
+        if decision["promote"]:
             registry.promote(home, tracker, version, over=over, tags=judged)
         else:
             _refuse(tracker, version, judged)
@@ -71,7 +71,7 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
         raise
     finally:
         refresh_cards(home, tracker, [version])
-    return f"{name} version {version.version}: {verdict['sentence']}"
+    return f"{name} version {version.version}: {decision['sentence']}"
 
 
 def _refuse(tracker: Tracker, version: ModelVersion, judged: Mapping[str, str]) -> None:

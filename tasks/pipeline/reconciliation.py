@@ -37,7 +37,7 @@ _PROCESS = "process"  # kind of worker whose runs are processes of its machine
 _ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process and its children
 _ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # command that a worker starts
 
-Verdict = Literal["", "resumes", "has crashed", "runs", "is cancelled"]
+Correction = Literal["", "resumes", "has crashed", "runs", "is cancelled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Record:
     seconds: float
 
 
-def judge(record: Record, *, lives: bool) -> Verdict:
+def correction_of(record: Record, *, lives: bool) -> Correction:
     """Return the state that the record should have; empty if it is correct or may still become so."""
     if record.seconds < SETTLED_SECONDS and (lives or record.state != "CRASHED"):
         return ""
@@ -96,14 +96,14 @@ def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, 
     unsettled = list(_unsettled(client, pool))
     living = living_runs(home) if unsettled else {}  # a run that has ended since reported its end before
     for run in unsettled:
-        verdict = judge(_record(run, worker, started), lives=str(run.id) in living)
-        now = client.read_flow_run(run.id).state if verdict else None
+        correction = correction_of(_record(run, worker, started), lives=str(run.id) in living)
+        now = client.read_flow_run(run.id).state if correction else None
         if now is not None and run.state is not None and now.id == run.state.id:
-            client.set_flow_run_state(run.id, _state(verdict), force=True)
-            if verdict == "is cancelled" and (process := living.get(str(run.id))):
+            client.set_flow_run_state(run.id, _state(correction), force=True)
+            if correction == "is cancelled" and (process := living.get(str(run.id))):
                 with suppress(psutil.Error):
                     process.kill()  # after the state, so that this is no crash
-            yield f"flow run {run.name} ({run.id}) was {run.state.name}, and {verdict}"
+            yield f"flow run {run.name} ({run.id}) was {run.state.name}, and {correction}"
 
 
 def living_runs(home: Home) -> Mapping[str, psutil.Process | None]:
@@ -158,13 +158,13 @@ def _record(run: FlowRun, worker: str, started: datetime) -> Record:
     )
 
 
-def _state(verdict: Verdict) -> State[Any]:
+def _state(correction: Correction) -> State[Any]:
     from prefect import states
 
-    if verdict == "runs":
+    if correction == "runs":
         return states.Running(message="Its process lives.")
-    if verdict == "is cancelled":
+    if correction == "is cancelled":
         return states.Cancelled()
-    if verdict == "has crashed":
+    if correction == "has crashed":
         return states.Crashed(message="Its process died.")
     return states.AwaitingRetry(message="Its process died; it resumes from the cache and its newest checkpoint.")

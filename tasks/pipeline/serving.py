@@ -89,7 +89,7 @@ def serve_model(
             if child is not None:
                 threading.Thread(target=_end_with, args=(child, server), daemon=True).start()
             _say(registered, token, f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
-            return server.serve_until_told(address)
+            return server.serve_until_signal(address)
 
 
 def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager: bool) -> list[str]:

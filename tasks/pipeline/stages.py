@@ -177,8 +177,8 @@ def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageRe
         return stage.run(context)
     except RlcoreError:
         if stage.render_page is not None:
-            account = result_of(stage, config, context.folder, context.inputs)
-            show_refusal(stage.render_page, account, context.work)
+            failed = result_of(stage, config, context.folder, context.inputs)
+            show_refusal(stage.render_page, failed, context.work)
         raise
 
 

@@ -99,9 +99,10 @@ def checkpoints(config: RunConfig) -> dict[str, StageConfig | None]:
 
 
 def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
-    """Return pairs of checkpoints to compare, the new one first: with its start, its reference policies, and siblings.
+    """Return pairs of checkpoints to compare, the new one first: with start, reference policy, sources, siblings.
 
-    Siblings have the same start but another algorithm: was RL better than DPO?
+    Sources are the policies that sampled its data. Siblings have the same start but another algorithm: was RL better
+    than DPO?
     """
     made = checkpoints(config)
     pairs: list[tuple[str, str]] = []
@@ -109,9 +110,9 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
         if stage is None:
             continue
         start = start_of(name, stage)
-        teachers = [named_start(config.stages[each]) for each in data_of(stage) if each in config.stages]
+        data_policies = [named_start(config.stages[each]) for each in data_of(stage) if each in config.stages]
         siblings = [other for other, its in made.items() if its is not None and start_of(other, its) == start]
-        older = dict.fromkeys((start, ref_policy_of(name, stage), *teachers, *siblings[: siblings.index(name)]))
+        older = dict.fromkeys((start, ref_policy_of(name, stage), *data_policies, *siblings[: siblings.index(name)]))
         pairs += [(name, each) for each in older if each in made]
     return tuple(pairs)
 

@@ -46,10 +46,12 @@ def _section_lines(section: Section, found: Mapping[str, str]) -> Iterator[str]:
     yield from (f"# {line}".rstrip() for line in section.text.replace("``", "`").splitlines())
     for key in section.keys:
         file = origin_of(f"{section.path}.{key.name}".lstrip("."), found)
-        said = "; ".join(part for part in (key.type, _default(key), key.note, f"set in {file}" if file else "") if part)
+        comment = "; ".join(
+            part for part in (key.type, _default(key), key.note, f"set in {file}" if file else "") if part
+        )
         # TOML has no null: an absent value is a comment.
         line = f"# {key.name}: {UNSET}" if key.value == UNSET else f"{key.name} = {key.value}"
-        yield f"{line:<{_WIDTH}}  # {said}"
+        yield f"{line:<{_WIDTH}}  # {comment}"
     yield from (f"# [{f'{section.path}.{name}'.lstrip('.')}]: {UNSET}" for name in section.nested)
     yield ""
 

@@ -65,9 +65,9 @@ def _changed(name: str, folders: Folders, pairs: Pairs) -> Iterator[Trace]:
         if (block["label"], block["kind"]) == (name, "most changed"):
             for row in block["rows"][:_CHANGED]:
                 words = {True: "right", False: "wrong"}
-                told = f"{words[bool(row['correct_before'])]} -> {words[bool(row['correct_after'])]}"
+                change = f"{words[bool(row['correct_before'])]} -> {words[bool(row['correct_after'])]}"
                 yield Trace(
                     inputs={"prompt": row["prompt"]},
                     outputs={"before": row["completion_before"], "after": row["completion_after"]},
-                    tags={"kind": "most changed", "held_out": told, "prompt_id": str(row["prompt_id"])},
+                    tags={"kind": "most changed", "held_out": change, "prompt_id": str(row["prompt_id"])},
                 )

@@ -59,8 +59,8 @@ def curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[
             if (points := _points(history, name, confidence))
         ]
         if series:
-            said = note.format(level=format_level(confidence))
-            found.append({"title": title, "note": said, "metric": name, "svg": line_chart(series, title=title)})
+            description = note.format(level=format_level(confidence))
+            found.append({"title": title, "note": description, "metric": name, "svg": line_chart(series, title=title)})
     return found
 
 

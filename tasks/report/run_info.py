@@ -104,11 +104,11 @@ def stage_facts(config: RunConfig) -> list[dict[str, Any]]:
 
 def _reward(term: Mapping[str, Any]) -> str:
     named = f"{term['weight']:g} × {term['kind']}"
-    said = [f"{name} = {value}" for name, value in term["options"].items()]
-    said += [f"of {term['stage']}"] if term["stage"] and term["stage"] != term["kind"] else []
-    said += [f"{term['below_gate']:g} in all where it is below {term['gate']:g}"] if term["gate"] is not None else []
-    said += [f"on {', '.join(term['data'])} alone"] if term["data"] else []
-    return f"{named} ({', '.join(said)})" if said else named
+    details = [f"{name} = {value}" for name, value in term["options"].items()]
+    details += [f"of {term['stage']}"] if term["stage"] and term["stage"] != term["kind"] else []
+    details += [f"{term['below_gate']:g} in all where it is below {term['gate']:g}"] if term["gate"] is not None else []
+    details += [f"on {', '.join(term['data'])} alone"] if term["data"] else []
+    return f"{named} ({', '.join(details)})" if details else named
 
 
 def reward_model_facts(folders: Folders) -> list[dict[str, Any]]:
@@ -168,5 +168,10 @@ def explain(name: str) -> str:
     metric = find_metric(name)
     if metric is None:
         return ""
-    said = {"Formula": metric.formula, "Unit": metric.unit, "Healthy": metric.expected_range, "Otherwise": metric.fix}
-    return " ".join([metric.meaning, *(f"{label}: {text}." for label, text in said.items() if text)])
+    details = {
+        "Formula": metric.formula,
+        "Unit": metric.unit,
+        "Healthy": metric.expected_range,
+        "Otherwise": metric.fix,
+    }
+    return " ".join([metric.meaning, *(f"{label}: {text}." for label, text in details.items() if text)])

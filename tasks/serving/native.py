@@ -23,7 +23,7 @@ from rlcore.text.tokenization import ChatTokenizer
 
 _ALWAYS_DECODED = 100  # up to this number of tokens each one is decoded; in longer texts, every 1 % of the length
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
-Tell = Callable[[Piece | BaseException | None], None]
+Send = Callable[[Piece | BaseException | None], None]
 
 
 class NativeEngine:
@@ -42,11 +42,11 @@ class NativeEngine:
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException | None]()
         cancelled = threading.Event()
 
-        def tell(piece: Piece | BaseException | None) -> None:
+        def send(piece: Piece | BaseException | None) -> None:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        waiting = self._thread.submit(self._run, job, tell, cancelled)
+        waiting = self._thread.submit(self._run, job, send, cancelled)
         try:
             while (piece := await pieces.get()) is not None:
                 if isinstance(piece, BaseException):
@@ -61,12 +61,12 @@ class NativeEngine:
         return True
 
     @torch.inference_mode()
-    def _run(self, job: Job, tell: Tell, cancelled: threading.Event) -> None:
+    def _run(self, job: Job, send: Send, cancelled: threading.Event) -> None:
         together = job.num_samples if self._shares_prompts else 1
         try:
             for first in range(0, job.num_samples, together):
                 indices = range(first, first + together)
-                writer = _Writer(job, indices, self._tokenizer, tell, cancelled)
+                writer = _Writer(job, indices, self._tokenizer, send, cancelled)
                 (decode if self._shares_prompts else decode_by_library)(
                     self._model,
                     [job.prompt_ids] * together,
@@ -78,11 +78,11 @@ class NativeEngine:
         except _CancelledError:
             pass
         except torch.OutOfMemoryError as error:
-            tell(SamplingError(f"out of memory: {str(error).splitlines()[0]}"))
+            send(SamplingError(f"out of memory: {str(error).splitlines()[0]}"))
         except Exception as error:  # noqa: BLE001  (reported to the request that caused it)
-            tell(error)
+            send(error)
         finally:
-            tell(None)
+            send(None)
 
 
 class _CancelledError(Exception):
@@ -97,7 +97,7 @@ class _Choice:
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason | None = None
-        self.sent = self.told = self.looked = 0
+        self.sent = self.num_sent = self.looked = 0
 
     @property
     def is_due(self) -> bool:
@@ -109,9 +109,9 @@ class _Writer:
     """Sampler for :func:`rlcore.sampling.decoding.decode` that sends the text of its tokens."""
 
     def __init__(
-        self, job: Job, indices: range, tokenizer: ChatTokenizer, tell: Tell, cancelled: threading.Event
+        self, job: Job, indices: range, tokenizer: ChatTokenizer, send: Send, cancelled: threading.Event
     ) -> None:
-        self._job, self._tokenizer, self._tell, self._cancelled = job, tokenizer, tell, cancelled
+        self._job, self._tokenizer, self._send, self._cancelled = job, tokenizer, send, cancelled
         self._choices = [_Choice(index) for index in indices]
         self._rows = list(self._choices)
         self._draw = partial(sample_tokens, temperature=job.temperature) if job.temperature else argmax_tokens
@@ -162,16 +162,16 @@ class _Writer:
             text, choice.finish = text[: min(stops)], "stop"
         ready = text if choice.finish else text[: len(text) - _held_back(text, self._job.stop)]
         if len(ready) > choice.sent or choice.finish:
-            self._tell(
+            self._send(
                 Piece(
                     index=choice.index,
                     text=ready[choice.sent :],
-                    num_tokens=len(choice.ids) - choice.told,
+                    num_tokens=len(choice.ids) - choice.num_sent,
                     logprobs=tuple(choice.logprobs),
                     finish=choice.finish,
                 )
             )
-            choice.sent, choice.told, choice.logprobs = max(choice.sent, len(ready)), len(choice.ids), []
+            choice.sent, choice.num_sent, choice.logprobs = max(choice.sent, len(ready)), len(choice.ids), []
 
     def _logprob(self, distribution: torch.Tensor, token: int) -> TokenLogprob:
         values, ids = distribution.topk(min(self._job.top_logprobs or 0, len(distribution)))

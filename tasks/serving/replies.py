@@ -90,8 +90,8 @@ def _envelope(head: Head, kind: str, choices: Sequence[Mapping[str, Any]]) -> di
 
 def _choice(head: Head, index: int, found: Gathered) -> dict[str, Any]:
     logprobs = _logprobs(head, found.logprobs, 0)
-    said = {"message": {"role": "assistant", "content": found.text}} if head.is_chat else {"text": found.text}
-    return {"index": index, **said, "logprobs": logprobs, "finish_reason": found.finish}
+    body = {"message": {"role": "assistant", "content": found.text}} if head.is_chat else {"text": found.text}
+    return {"index": index, **body, "logprobs": logprobs, "finish_reason": found.finish}
 
 
 def _chunk(

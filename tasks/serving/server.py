@@ -54,12 +54,12 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    def serve_until_told(self, at: socket.socket) -> int:
+    def serve_until_signal(self, at: socket.socket) -> int:
         """Serve until a signal; return 0, or 128 plus the number of the signal, as shells do."""
-        told: list[int] = []
+        signals: list[int] = []
 
         def note(number: int, _: FrameType | None) -> None:
-            told.append(number)
+            signals.append(number)
 
         # uvicorn raises the signal again after its end; these handlers let the caller clean up.
         previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -68,7 +68,7 @@ class Server(uvicorn.Server):
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return 128 + told[0] if told else 0
+        return 128 + signals[0] if signals else 0
 
 
 class _Protocol(H11Protocol):

@@ -37,8 +37,8 @@ class VllmEngine:
         try:
             async with self._client.stream("POST", "/v1/completions", json=self._question(job)) as answer:
                 if answer.status_code != httpx.codes.OK:
-                    said = (await answer.aread()).decode(errors="replace")[:500]
-                    raise SamplingError(f"vLLM answered {answer.status_code}: {said}")
+                    reply = (await answer.aread()).decode(errors="replace")[:500]
+                    raise SamplingError(f"vLLM answered {answer.status_code}: {reply}")
                 async for line in answer.aiter_lines():
                     for piece in _pieces(line):
                         yield piece

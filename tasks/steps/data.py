@@ -145,11 +145,11 @@ def _prepare(
                 write(frame[frame["split"] == split])
 
         result = data_gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=looked)
-        _write_account(result, folder, where=stream.source.name)
+        _write_report(result, folder, where=stream.source.name)
     return result.report
 
 
-def _write_account(result: GateResult, folder: Path, *, where: str) -> None:
+def _write_report(result: GateResult, folder: Path, *, where: str) -> None:
     lines = [json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in result.quarantine]
     write_bytes("".join(lines).encode("utf-8"), folder / "quarantine.jsonl")
     write_json(result.report.to_json(), folder / "report.json")

@@ -47,7 +47,7 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
     return PairData(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
 
 
-def read_anchors(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenPair]:
+def read_gold_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenPair]:
     """Read the stage's gold pairs, of both splits: it trains on neither.
 
     Raises:

@@ -197,18 +197,18 @@ def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer:
     for path in paths:
         turns = read_json(path.with_suffix(CALLS)) if path.with_suffix(CALLS).is_file() else {}
         for row in read_table(path).to_dict("records"):
-            said = turns.get(answer_name(row["prompt_id"], row["sample_index"]), {"text": row["text"], "calls": []})
-            calls = tuple((turn, output) for turn, output in said["calls"])
+            answer = turns.get(answer_name(row["prompt_id"], row["sample_index"]), {"text": row["text"], "calls": []})
+            calls = tuple((turn, output) for turn, output in answer["calls"])
             found.append(
                 Candidate(
                     prompt_id=row["prompt_id"],
                     task=tasks[row["prompt_id"]],
                     sample_index=row["sample_index"],
-                    text=said["text"],
+                    text=answer["text"],
                     num_tokens=len(row["completion_ids"]),
                     value=None if math.isnan(row["value"]) else row["value"],
                     is_finished=row["finish_reason"] == "stop",
-                    is_usable=all(is_usable(text, controls) for text in (said["text"], *chain(*calls))),
+                    is_usable=all(is_usable(text, controls) for text in (answer["text"], *chain(*calls))),
                     calls=calls,
                 )
             )

@@ -142,7 +142,7 @@ def upgrade(home: Home) -> tuple[str, ...]:
     """
     if any(map(is_held, home.leases.glob("*.json"))):
         raise StorageError("a run is under way in this home", where=str(home.leases), fix="wait until it has ended")
-    known, told = _read(home.root / _NOTE), []
+    known, lines = _read(home.root / _NOTE), []
     for each in databases(home):
         before = each.schema
         if before and _needs_upgrade(each, known.get(each.tool, {})):
@@ -160,9 +160,9 @@ def upgrade(home: Home) -> tuple[str, ...]:
                     where=str(each.path),
                     fix="install the version again that wrote it",
                 )
-            told.append(f"{each.path.name}: now of {each.tool} {each.installed}; as it was: {copy}")
+            lines.append(f"{each.path.name}: now of {each.tool} {each.installed}; as it was: {copy}")
     require_readable(home)
-    return tuple(told)
+    return tuple(lines)
 
 
 @contextmanager
@@ -194,9 +194,9 @@ def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
     """
     known, newest = each.schemas()
     if each.schema not in known:
-        said = f", {before['version']}" if before.get("version", each.installed) != each.installed else ""
+        other = f", {before['version']}" if before.get("version", each.installed) != each.installed else ""
         raise StorageError(
-            f"the database was written by a newer {each.tool}{said}; {each.installed} is installed and cannot read it",
+            f"the database was written by a newer {each.tool}{other}; {each.installed} is installed and cannot read it",
             where=str(each.path),
             fix=f"install that version of {each.tool} again, or bring back a copy from the home's folder backups",
         )

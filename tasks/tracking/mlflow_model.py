@@ -218,5 +218,5 @@ def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
 
 
 def _licence(name: str) -> str:
-    said = f"The licence that was declared for the base model: {name}." if name else "No licence was declared."
-    return f"{said}\nWhat was trained from it is a derived work: its terms hold here too.\n"
+    text = f"The licence that was declared for the base model: {name}." if name else "No licence was declared."
+    return f"{text}\nWhat was trained from it is a derived work: its terms hold here too.\n"

@@ -42,7 +42,7 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
         "": _what(name, record, base),
         "How to load it": _loading(name, record),
         "Results": _results(records, record),
-        "Verdict": _verdict(tags),
+        "Verdict": _decision(tags),
         "Training data": _data_table(data) + "\n\nMore of each data set is in `data_card.md`.",
         "Licence": _licence(licence),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
@@ -115,7 +115,7 @@ def _results(records: Sequence[Record], record: Record) -> str:
     return "\n".join([where, "", "| figure | value |", "|---|---|", *rows]) if rows else "None were measured."
 
 
-def _verdict(tags: Mapping[str, str]) -> str:
+def _decision(tags: Mapping[str, str]) -> str:
     lines = [plain(tags.get("verdict") or _NOT_YET)]
     if over := tags.get("promoted_over"):
         lines.append("It became champion" + (f" in the place of version {plain(over)}." if over != "none" else "."))

@@ -26,7 +26,7 @@ PAST = "past"
 REPORT, PROMPTS = "report.json", "prompts.parquet"
 SEEN_DIGITS = 16
 """Hexadecimal digits of a training prompt's hash: 64 bits distinguish prompts."""
-_ACCOUNT = "past.json"
+_RECORD = "past.json"
 _FORMAT = 1
 
 
@@ -46,8 +46,8 @@ class ChampionLineage:
 def write_past(past: ChampionLineage, folder: Path) -> str:
     """Write the record of the contents of ``folder``; return its digest."""
     files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in _files(folder)}
-    write_json({"format": _FORMAT, **asdict(past), "files": files}, folder / _ACCOUNT)
-    return file_sha256(folder / _ACCOUNT)
+    write_json({"format": _FORMAT, **asdict(past), "files": files}, folder / _RECORD)
+    return file_sha256(folder / _RECORD)
 
 
 def add_past(tracker: Tracker, version: ModelVersion, folder: Path, digest: str) -> None:
@@ -90,20 +90,20 @@ def _downloaded(version: ModelVersion, folder: Path) -> Path:
 
 
 def _taken_up(home: Home, folder: Path, digest: str) -> ChampionLineage:
-    account = folder / _ACCOUNT
-    if not account.is_file() or file_sha256(account) != digest:
-        raise StorageError(f"{_ACCOUNT} is damaged or missing")
-    told: dict[str, Any] = read_json(account)
-    if told.pop("format") != _FORMAT:
-        raise StorageError(f"{_ACCOUNT} was written by a newer rlcore")
-    if errors := file_errors(folder, {**told.pop("files"), _ACCOUNT: digest}):
+    record = folder / _RECORD
+    if not record.is_file() or file_sha256(record) != digest:
+        raise StorageError(f"{_RECORD} is damaged or missing")
+    values: dict[str, Any] = read_json(record)
+    if values.pop("format") != _FORMAT:
+        raise StorageError(f"{_RECORD} was written by a newer rlcore")
+    if errors := file_errors(folder, {**values.pop("files"), _RECORD: digest}):
         raise StorageError("; ".join(errors[:4]))
     for path in _files(folder):
         place = home.past / path.relative_to(folder)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.unlink(missing_ok=True)
         link_or_copy(path, place)
-    return ChampionLineage(**{**told, "paired": tuple(told["paired"])})
+    return ChampionLineage(**{**values, "paired": tuple(values["paired"])})
 
 
 def _files(folder: Path) -> list[Path]:

@@ -157,9 +157,9 @@ class RunTracker:
             return
         reason = {"error": f"{type(error).__name__}: {error}"[:5000]}
         status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
-        for tell in (partial(self.set_tags, reason), partial(self.end, status)):
+        for log_end in (partial(self.set_tags, reason), partial(self.end, status)):
             try:
-                tell()
+                log_end()
             except Exception as trouble:  # noqa: BLE001 - the error that ended the run is the one to raise
                 logger.warning("the end of run %s could not be logged to MLflow: %.200s", self.run_id, trouble)
 

@@ -19,17 +19,17 @@ def benchmark_page(result: Result, folder: Path) -> str:
     return page
 
 
-def render(account: Mapping[str, Any], *, confidence: float) -> str:
+def render(summary: Mapping[str, Any], *, confidence: float) -> str:
     """Render the page as Markdown."""
     lines = [
-        f"Tasks of {plain(account['policy'])}.",
+        f"Tasks of {plain(summary['policy'])}.",
         "",
         f"| task | metric | documents | mean | {format_level(confidence)} interval |",
         "|---|---|---|---|---|",
         *(
             f"| {plain(each['task'])} | {plain(each['metric'])} | {each['n']} | {each['mean']:.3f} "
             f"| [{each['low']:.3f}, {each['high']:.3f}] |"
-            for each in account["tasks"]
+            for each in summary["tasks"]
         ),
     ]
     return "\n".join(lines) + "\n"

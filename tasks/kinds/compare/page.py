@@ -169,14 +169,14 @@ def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence:
     )
 
 
-def rejection_section(name: str, account: Mapping[str, Any], *, confidence: float) -> str:
+def rejection_section(name: str, summary: Mapping[str, Any], *, confidence: float) -> str:
     """Describe how many answers of the policy became demonstrations, and its accuracy."""
-    total, rate = account["all"], account["all"]["pass_rate"]
-    went = ", ".join(f"{count} {reason}" for reason, count in account["dropped"].items() if count)
+    total, rate = summary["all"], summary["all"]["pass_rate"]
+    went = ", ".join(f"{count} {reason}" for reason, count in summary["dropped"].items() if count)
     return (
         f"## {name}: rejection sampling\n\n"
         f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
-        f"{total['kept']} kept ({account['train']} to train on, {account['eval']} held out); "
+        f"{total['kept']} kept ({summary['train']} to train on, {summary['eval']} held out); "
         f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({format_level(confidence)}). "
         f"Not kept: {went or 'none'}.\n"
     )

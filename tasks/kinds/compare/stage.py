@@ -14,13 +14,13 @@ from rlcore.tasks.presets.run import RunConfig
 def compare_stage(config: RunConfig) -> Stage:
     """Return the comparison stage. It reads all evaluations, and results of the kinds that have more to compare."""
     evaluations = (f"evaluate_{name}" for name in checkpoints(config))
-    told = (name for name in stage_order(config) if config.stages[name].is_compared)
+    compared = (name for name in stage_order(config) if config.stages[name].is_compared)
     return Stage(
         name="compare",
         version=1,
         kind="comparison",
         render_page=comparison_page,
         run=partial(run_compare, contrasts=contrasts(config), same_start_runs=same_start_runs(config)),
-        inputs=(*evaluations, *told),
+        inputs=(*evaluations, *compared),
         sections=sections("confidence"),
     )

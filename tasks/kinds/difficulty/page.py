@@ -15,30 +15,30 @@ from rlcore.tasks.store.storage import read_json
 
 def difficulty_page(result: Result, folder: Path) -> str:
     """Write ``difficulty.md`` and ``histogram.png``."""
-    account = read_json(result.data / "difficulty.json")
-    page = render(account, confidence=result.confidence)
+    summary = read_json(result.data / "difficulty.json")
+    page = render(summary, confidence=result.confidence)
     (folder / "difficulty.md").write_text(page, encoding="utf-8")
-    title = f"pass rates of {account['policy']}, {account['num_samples']} answers a prompt"
-    plots.histogram(account["histogram"], folder / "histogram.png", title=title, label="pass rate")
+    title = f"pass rates of {summary['policy']}, {summary['num_samples']} answers a prompt"
+    plots.histogram(summary["histogram"], folder / "histogram.png", title=title, label="pass rate")
     return page
 
 
-def render(account: Mapping[str, Any], *, confidence: float) -> str:
+def render(summary: Mapping[str, Any], *, confidence: float) -> str:
     """Render the page as Markdown."""
-    rate, prompts = account["pass_rate"], account["prompts"]
+    rate, prompts = summary["pass_rate"], summary["prompts"]
     lines = [
-        f"{plain(account['policy'])} passes {rate['mean']:.3f} of its answers, {format_level(confidence)} interval "
-        f"[{rate['low']:.3f}, {rate['high']:.3f}], on {prompts} prompts with {account['answers']} scored answers.",
+        f"{plain(summary['policy'])} passes {rate['mean']:.3f} of its answers, {format_level(confidence)} interval "
+        f"[{rate['low']:.3f}, {rate['high']:.3f}], on {prompts} prompts with {summary['answers']} scored answers.",
         "",
-        f"Never solved: {account['never']} prompts; always: {account['always']}; without a scored answer: "
-        f"{account['unscored']}.",
+        f"Never solved: {summary['never']} prompts; always: {summary['always']}; without a scored answer: "
+        f"{summary['unscored']}.",
         "",
         "| task | prompts | mean pass rate |",
         "|---|---|---|",
-        *(f"| {plain(task)} | {count} | {mean:.3f} |" for task, (count, mean) in account["tasks"].items()),
+        *(f"| {plain(task)} | {count} | {mean:.3f} |" for task, (count, mean) in summary["tasks"].items()),
         "",
         "| pass rate | prompts | share |",
         "|---|---|---|",
-        *(f"| {value:.3f} | {count} | {count / prompts:.3f} |" for value, count in account["histogram"]),
+        *(f"| {value:.3f} | {count} | {count / prompts:.3f} |" for value, count in summary["histogram"]),
     ]
     return "\n".join(lines) + "\n"

@@ -23,26 +23,28 @@ _SHOWN = 5
 
 def promotion_page(result: Result, folder: Path) -> str:
     """Write ``verdict.md``."""
-    told = read_json(result.data / "verdict.json")
-    folders = evaluations(result.inputs, told["challenger"])
+    document = read_json(result.data / "verdict.json")
+    folders = evaluations(result.inputs, document["challenger"])
     answers = {side: greedy_answers(each) for side, each in folders.items()}
-    verdict, wins = build(PromotionDecision, told["verdict"]), told["win_rate"]
-    page = render(told["model"], verdict, answers, champion=told["champion"], wins=headline(wins) if wins else "")
+    decision, wins = build(PromotionDecision, document["verdict"]), document["win_rate"]
+    page = render(
+        document["model"], decision, answers, champion=document["champion"], wins=headline(wins) if wins else ""
+    )
     (folder / "verdict.md").write_text(page, encoding="utf-8")
     return page
 
 
 def render(
-    name: str, verdict: PromotionDecision, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = ""
+    name: str, decision: PromotionDecision, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = ""
 ) -> str:
     """Render the page as Markdown. ``answers``: greedy ones of the challenger, and of the champion if there is one.
 
     ``wins``: a line about the win rate that decided.
     """
     against = f"against version {plain(champion)}" if champion else "the first champion"
-    parts = [f"# {plain(name)}: {against}", f"**{plain(verdict.sentence)}**"]
-    if verdict.checks:
-        parts += [f"Look {verdict.look} at these held-out prompts, level {verdict.alpha:.3g}.", check_table(verdict)]
+    parts = [f"# {plain(name)}: {against}", f"**{plain(decision.sentence)}**"]
+    if decision.checks:
+        parts += [f"Look {decision.look} at these held-out prompts, level {decision.alpha:.3g}.", check_table(decision)]
     if wins:
         parts.append(f"{plain(wins)}. Its prompts and results: the page of the stage {WINS}.")
     if "champion" in answers and len(answers["champion"]):
@@ -53,11 +55,11 @@ def render(
     return "\n\n".join(parts) + "\n"
 
 
-def check_table(verdict: PromotionDecision) -> str:
+def check_table(decision: PromotionDecision) -> str:
     """Return a row per check. The interval has the confidence of the look."""
-    interval = f"{format_level(1 - 2 * verdict.alpha)} interval"
+    interval = f"{format_level(1 - 2 * decision.alpha)} interval"
     lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
-    return "\n".join(lines + [_row(check) for check in verdict.checks])
+    return "\n".join(lines + [_row(check) for check in decision.checks])
 
 
 def _row(check: Check) -> str:

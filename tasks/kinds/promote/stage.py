@@ -52,7 +52,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         opponent = (imported, evaluate_stage(CHAMPION_STAGE, config), *wins, *asks, *theirs)
         inputs = (*inputs, *(stage.name for stage in opponent))
     version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
-    verdict = Stage(
+    decision = Stage(
         name="promote",
         version=1,
         kind="verdict",
@@ -63,7 +63,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         inputs=inputs,
         sections=sections("name", "promotion"),
     )
-    return (*opponent, verdict)
+    return (*opponent, decision)
 
 
 def _champion_win_rate(config: RunConfig) -> Stage:

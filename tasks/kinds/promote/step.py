@@ -84,7 +84,7 @@ def run_promote(
     limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
     rule = PromotionRule(alpha=settings.alpha, min_gain=settings.min_gain)
     if ref.sha256 == champion_sha256:
-        verdict = PromotionDecision(
+        decision = PromotionDecision(
             promote=False, look=0, alpha=0.0, checks=(), sentence="The challenger is the champion already."
         )
     elif champion:
@@ -93,15 +93,15 @@ def run_promote(
         pair = "-".join(digest[:_DIGITS] for digest in (ref.sha256, champion_sha256, figures))
         look = max(_look(context, names, pair=pair) for names in (data, judged) if names)
         more = [judge_check(wins["distrust"])] if wins else []
-        verdict = decide(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
+        decision = decide(primary, guards, [*more, *limits], rule=rule, look=look, seed=context.seed)
     else:
-        verdict = decide(None, (), limits, rule=rule, look=1, seed=context.seed)
+        decision = decide(None, (), limits, rule=rule, look=1, seed=context.seed)
     sides = {"model": model_name(context.config.name, settings), "challenger": challenger, "champion": champion}
-    told = {**sides, "verdict": dataclasses.asdict(verdict), "win_rate": wins}
-    write_json(told, context.folder / "verdict.json")
+    document = {**sides, "verdict": dataclasses.asdict(decision), "win_rate": wins}
+    write_json(document, context.folder / "verdict.json")
     context.tracker.log_artifact(context.folder / "verdict.json", "promotion")
-    context.log(verdict.sentence)
-    return StageResult(metrics=_metrics(verdict))
+    context.log(decision.sentence)
+    return StageResult(metrics=_metrics(decision))
 
 
 def _figures(
@@ -154,11 +154,11 @@ def _history(folder: Path) -> list[dict[str, float]]:
     return history
 
 
-def _metrics(verdict: PromotionDecision) -> dict[str, float]:
+def _metrics(decision: PromotionDecision) -> dict[str, float]:
     metrics = {
-        "promotion/promoted": float(verdict.promote),
-        "promotion/look": float(verdict.look),
-        "promotion/failed_checks": float(sum(not check.passed for check in verdict.checks)),
+        "promotion/promoted": float(decision.promote),
+        "promotion/look": float(decision.look),
+        "promotion/failed_checks": float(sum(not check.passed for check in decision.checks)),
     }
-    gain = next((check.estimate for check in verdict.checks if check.name in _PRIMARY), None)
+    gain = next((check.estimate for check in decision.checks if check.name in _PRIMARY), None)
     return metrics if gain is None else metrics | {"promotion/gain": gain}

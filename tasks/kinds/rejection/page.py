@@ -15,11 +15,11 @@ from rlcore.tasks.store.storage import read_json
 
 def rejection_page(result: Result, folder: Path) -> str:
     """Write ``rejection.md``."""
-    account = read_json(result.data / "rejection.json")
-    yields = {"all": account["all"], **account["tasks"]}
+    summary = read_json(result.data / "rejection.json")
+    yields = {"all": summary["all"], **summary["tasks"]}
     page = render(
         {task: build(RejectionStats, document) for task, document in yields.items()},
-        account["dropped"],
+        summary["dropped"],
         confidence=result.confidence,
     )
     (folder / "rejection.md").write_text(f"{page}\n", encoding="utf-8")

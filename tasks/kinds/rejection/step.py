@@ -39,7 +39,7 @@ def run_rejection(context: StageContext, *, policy: str, held_out: tuple[str, ..
     require_enough(selection, len(candidates), where=f"stages.{context.stage}")
     report = write_demonstrations(context, selection, prompts, tokenizer, held_out)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
-    return give_account(context, candidates, selection, report)
+    return write_summary(context, candidates, selection, report)
 
 
 def require_enough(selection: Selection, sampled: int, *, where: str) -> None:
@@ -94,8 +94,8 @@ def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: s
     """
     messages = [{"role": message.role, "content": message.content} for message in prompt.messages]
     for turn, output in kept.calls:
-        said = {"role": "assistant", "content": prefill + turn}
-        messages += [said, {"role": tool_role, "content": output}]
+        turn_message = {"role": "assistant", "content": prefill + turn}
+        messages += [turn_message, {"role": tool_role, "content": output}]
     return {
         "demonstration_id": answer_name(kept.prompt_id, kept.sample_index),
         "messages": messages,
@@ -105,7 +105,7 @@ def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: s
     }
 
 
-def give_account(
+def write_summary(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
     """Write ``rejection.json`` with the counts of sampled, verified and kept answers, and return the stage's result."""

@@ -19,16 +19,16 @@ _SHOWN = 5
 
 def reward_gate_page(result: Result, folder: Path) -> str:
     """Write ``reward_gate.md``."""
-    told = read_json(result.data / "reward_gate.json")
+    document = read_json(result.data / "reward_gate.json")
     margins = read_table(result.data / "margins.parquet")
-    page = render(build(PromotionDecision, told["verdict"]), margins, is_same=told["is_same"])
+    page = render(build(PromotionDecision, document["verdict"]), margins, is_same=document["is_same"])
     (folder / "reward_gate.md").write_text(page, encoding="utf-8")
     return page
 
 
-def render(verdict: PromotionDecision, margins: pd.DataFrame, *, is_same: bool) -> str:
+def render(decision: PromotionDecision, margins: pd.DataFrame, *, is_same: bool) -> str:
     """Render the page as Markdown. ``margins``: a row per pair, with the previous model's margin if there is one."""
-    parts = ["# The reward model", f"**{plain(verdict.sentence)}**", check_table(verdict)]
+    parts = ["# The reward model", f"**{plain(decision.sentence)}**", check_table(decision)]
     if is_same:
         parts.append("It is the champion's reward model: neither data nor settings have changed.")
     elif "previous" not in margins:

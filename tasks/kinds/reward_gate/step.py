@@ -58,11 +58,11 @@ def run_reward_gate(
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
     checks = compared(margins, _prompts(rows), settings)
-    verdict = _verdict(checks, settings)
+    decision = _decision(checks, settings)
     write_table(margins_table(rows, margins), context.folder / "margins.parquet")
-    write_json({"is_same": previous == new, "verdict": asdict(verdict)}, context.folder / "reward_gate.json")
-    context.log(verdict.sentence)
-    if not verdict.promote:
+    write_json({"is_same": previous == new, "verdict": asdict(decision)}, context.folder / "reward_gate.json")
+    context.log(decision.sentence)
+    if not decision.promote:
         raise TrainingError(
             f"the new reward model failed: {'; '.join(check.sentence for check in checks if not check.passed)}",
             where=str(context.work / "reward_gate.md"),
@@ -176,7 +176,7 @@ def _prompts(rows: Sequence[PairRow]) -> list[int]:
     return [numbers[tuple(row.messages)] for row in rows]
 
 
-def _verdict(checks: tuple[Check, ...], settings: RetrainConfig) -> PromotionDecision:
+def _decision(checks: tuple[Check, ...], settings: RetrainConfig) -> PromotionDecision:
     failed = [check.sentence for check in checks if not check.passed]
     sentence = f"Refused: {'; '.join(failed)}." if failed else "Accepted: " + "; ".join(c.sentence for c in checks)
     return PromotionDecision(

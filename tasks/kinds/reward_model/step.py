@@ -24,7 +24,7 @@ from rlcore.tasks.kinds.reward_model.figures import (
     with_bounds,
 )
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.pair_data import read_anchors, read_pair_data
+from rlcore.tasks.steps.pair_data import read_gold_pairs, read_pair_data
 from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json, write_table
@@ -44,7 +44,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     checkpoint = context.inputs[start] / MODEL
     config: RewardModelConfig = context.config.stage.settings
     tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
-    data, anchors = read_pair_data(context, tokenizer), read_anchors(context, tokenizer)
+    data, gold_pairs = read_pair_data(context, tokenizer), read_gold_pairs(context, tokenizer)
     history: list[Mapping[str, float]] = []
     report = _reporter(context, history, num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
@@ -56,7 +56,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
             require_labels(noise, config.max_label_noise)
             members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
             held_out = _judge(learner, data.held_out, members)
-            known = _judge(learner, anchors, members) if anchors else None
+            known = _judge(learner, gold_pairs, members) if gold_pairs else None
             learner.probe(held_out.sequences[:NUM_PROBES])
             learner.save_model(checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
@@ -64,9 +64,9 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     scales = RewardScales(members=members, temperature=found.metrics["rm/temperature"])
     scales.save(context.folder / MODEL)
     metrics = dict(found.metrics) | _audit_metrics(fitted.suspects)
-    on_anchors = pair_accuracy_of(known, confidence=context.config.confidence) if known else None
-    if on_anchors:
-        metrics |= with_bounds("rm/gold_accuracy", on_anchors) | {"rm/gold_pairs": float(len(anchors))}
+    on_gold = pair_accuracy_of(known, confidence=context.config.confidence) if known else None
+    if on_gold:
+        metrics |= with_bounds("rm/gold_accuracy", on_gold) | {"rm/gold_pairs": float(len(gold_pairs))}
     write_json(metrics, context.folder / "metrics.json")
     write_json(list(found.reliability), context.folder / "reliability.json")
     write_table(suspects_table(fitted.suspects, data.rows), context.folder / "label_audit.parquet")
@@ -76,9 +76,9 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
         context.tracker.log_artifact(context.folder / name, "reward_model")
     accuracy, count = metrics["rm/eval_accuracy"], metrics["rm/eval_pairs"]
     context.log(f"eval_accuracy={accuracy:.3f} n={count:.0f}")
-    if on_anchors:
-        context.log(f"gold_accuracy={on_anchors.mean:.3f} n={len(anchors)}")
-        require_gold_pairs(on_anchors)
+    if on_gold:
+        context.log(f"gold_accuracy={on_gold.mean:.3f} n={len(gold_pairs)}")
+        require_gold_pairs(on_gold)
     _require_accuracy(accuracy, config.min_accuracy, where=f"stages.{context.stage}.min_accuracy")
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 

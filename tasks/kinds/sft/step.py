@@ -69,9 +69,9 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
     """Read the demonstrations of a split, checking that answers match their prompts."""
     rows = read_demonstrations(path)
-    made, said = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
-    require_demonstrations(said, made, tokenizer)
-    require_rare_word_matches(match_rare_words(said), min_mates)
+    made, texts = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    require_demonstrations(texts, made, tokenizer)
+    require_rare_word_matches(match_rare_words(texts), min_mates)
     return made
 
 

@@ -163,8 +163,8 @@ def judge_pairs(context: StageContext, judge: PairJudge, asked: Sequence[JudgedP
 
 
 def _judged(judge: PairJudge, asked: Sequence[JudgedPairs]) -> pd.DataFrame:
-    said = iter(judge_both_orders(judge, [pair for _, pair, _ in asked if pair is not None]))
-    rows = [_row(prompt, pair, None if pair is None else next(said), why) for prompt, pair, why in asked]
+    results = iter(judge_both_orders(judge, [pair for _, pair, _ in asked if pair is not None]))
+    rows = [_row(prompt, pair, None if pair is None else next(results), why) for prompt, pair, why in asked]
     return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(_COLUMNS)
 
 

@@ -26,36 +26,36 @@ def win_rate_page(result: Result, folder: Path) -> str:
     return page
 
 
-def headline(account: Mapping[str, Any]) -> str:
+def headline(summary: Mapping[str, Any]) -> str:
     """Summarize in one line: the win rate, and the reasons to distrust it."""
-    rate = account["found"]["rate"]
-    said = f"win rate {_interval(rate)} of {account['policy']} over {account['reference']} on {rate['n']} prompts"
-    return f"{said}, judged by {account['judge']}{distrust_reason(account)}"
+    rate = summary["found"]["rate"]
+    text = f"win rate {_interval(rate)} of {summary['policy']} over {summary['reference']} on {rate['n']} prompts"
+    return f"{text}, judged by {summary['judge']}{distrust_reason(summary)}"
 
 
-def distrust_reason(account: Mapping[str, Any]) -> str:
+def distrust_reason(summary: Mapping[str, Any]) -> str:
     """Return the reason to distrust the judge, as the end of a sentence; empty if it is trusted."""
-    return f"; NOT TRUSTED: {'; '.join(account['distrust'])}" if account["distrust"] else ""
+    return f"; NOT TRUSTED: {'; '.join(summary['distrust'])}" if summary["distrust"] else ""
 
 
-def render(account: Mapping[str, Any], *, confidence: float) -> str:
+def render(summary: Mapping[str, Any], *, confidence: float) -> str:
     """Render the page as Markdown."""
-    found, audit, unjudged = account["found"], account["audit"], account["unjudged"]
+    found, audit, unjudged = summary["found"], summary["audit"], summary["unjudged"]
     rows = {
         "win rate": found["rate"],
         "at equal length": found["length_controlled"],
         "results that depend on the order": found["order_dependent"],
     }
-    lines = [plain(headline(account)), "", f"| figure | {format_level(confidence)} interval |", "|---|---|"]
+    lines = [plain(headline(summary)), "", f"| figure | {format_level(confidence)} interval |", "|---|---|"]
     lines += [f"| {label} | {_interval(interval)} |" for label, interval in rows.items()]
     lines += [
         "",
-        f"{found['wins']} won, {found['ties']} tied ({account['identical']} of them with identical answers), "
+        f"{found['wins']} won, {found['ties']} tied ({summary['identical']} of them with identical answers), "
         f"{found['losses']} lost, {sum(unjudged.values())} unjudged. The first answer won {found['first']:.3f}.",
         "",
     ]
     lines += [f"Unjudged, {count} times: {plain(reason)}" for reason, count in unjudged.items()]
-    lines += ["", f"Judge: {plain(account['judge'])}.", ""]
+    lines += ["", f"Judge: {plain(summary['judge'])}.", ""]
     if audit:
         lines += [
             f"| on {audit['agreement']['n']} held-out human pairs | {format_level(confidence)} interval |",
@@ -72,10 +72,10 @@ def render(account: Mapping[str, Any], *, confidence: float) -> str:
         ]
         if audit["beyond_length"]["low"] <= 0:
             lines.append("- note: the judge is not shown to know more of these pairs than the lengths of the answers")
-    cost = f", cost {account['cost']:.4f}" if account["cost"] else ""
+    cost = f", cost {summary['cost']:.4f}" if summary["cost"] else ""
     lines += [
         "",
-        f"{account['calls']} judge calls, {account['failed_calls']} failed, {account['tokens']} tokens{cost}.",
+        f"{summary['calls']} judge calls, {summary['failed_calls']} failed, {summary['tokens']} tokens{cost}.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -47,12 +47,12 @@ def run_win_rate(context: StageContext, *, policy: str, reference: str) -> Stage
         judge = _judge(context, config, runtime)
         table = judge_pairs(context, judge, answer_pairs(prompts, own, other), name="verdicts")
         audited = judge_pairs(context, judge, human_pairs(context, tokenizer), name="audit")
-    found = win_rate(verdicts_of(table), seed=context.seed, confidence=context.config.confidence)
+    found = win_rate(pair_results_of(table), seed=context.seed, confidence=context.config.confidence)
     audit = _audit(context, audited, config)
     write_table(table, context.folder / "verdicts.parquet")
     if len(audited):
         write_table(audited, context.folder / "audit.parquet")
-    return give_account(context, found, audit, table, audited)
+    return write_summary(context, found, audit, table, audited)
 
 
 def answer_pairs(
@@ -77,7 +77,7 @@ def answer_pairs(
     return pairs
 
 
-def verdicts_of(table: pd.DataFrame) -> PairResults:
+def pair_results_of(table: pd.DataFrame) -> PairResults:
     """Return the results of a table of judged pairs."""
     columns = {name: table[name].to_numpy(dtype=np.float64) for name in ("forward", "backward", "length")}
     others = table["other_length"].to_numpy(dtype=np.float64)
@@ -86,7 +86,7 @@ def verdicts_of(table: pd.DataFrame) -> PairResults:
     )
 
 
-def give_account(
+def write_summary(
     context: StageContext, found: WinRate, audit: JudgeAudit | None, table: pd.DataFrame, audited: pd.DataFrame
 ) -> StageResult:
     """Write ``win_rate.json``, log the win rate, and return the stage's result."""
@@ -186,4 +186,4 @@ def _audit(context: StageContext, table: pd.DataFrame, config: WinRateConfig) ->
         return None
     prompts = np.unique(table["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
     confidence = context.config.confidence
-    return audit_judge(verdicts_of(table), prompts, config.bounds, seed=context.seed, confidence=confidence)
+    return audit_judge(pair_results_of(table), prompts, config.bounds, seed=context.seed, confidence=confidence)

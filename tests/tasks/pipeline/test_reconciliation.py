@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.tasks.pipeline.leases import hold_lease
-from rlcore.tasks.pipeline.reconciliation import CRASHES, SETTLED_SECONDS, Record, judge, living_runs
+from rlcore.tasks.pipeline.reconciliation import CRASHES, SETTLED_SECONDS, Record, correction_of, living_runs
 from rlcore.tasks.store.settings import Home
 from tests.processes import wait_for_line
 
@@ -43,16 +43,18 @@ CRASHED = replace(DEAD, state="CRASHED")
         (replace(LOST, seconds=SETTLED_SECONDS - 1), ""),  # its worker may be about to start it
     ],
 )
-def test_a_run_without_a_process_goes_on_or_ends(record: Record, verdict: str) -> None:
-    assert judge(record, lives=False) == verdict
+def test_a_run_without_a_process_goes_on_or_ends(record: Record, correction: str) -> None:
+    assert correction_of(record, lives=False) == correction
 
 
 @pytest.mark.parametrize("lives", [True, False])
 def test_a_run_whose_cancellation_nobody_heard_is_cancelled(lives: bool) -> None:
     asked = replace(DEAD, state="CANCELLING")
-    assert judge(asked, lives=lives) == "is cancelled"
-    assert judge(replace(asked, ours=False), lives=lives) == ""
-    assert judge(replace(asked, seconds=SETTLED_SECONDS - 1), lives=lives) == ""  # its worker may be about to do it
+    assert correction_of(asked, lives=lives) == "is cancelled"
+    assert correction_of(replace(asked, ours=False), lives=lives) == ""
+    assert (
+        correction_of(replace(asked, seconds=SETTLED_SECONDS - 1), lives=lives) == ""
+    )  # its worker may be about to do it
 
 
 @pytest.mark.parametrize(
@@ -65,8 +67,8 @@ def test_a_run_whose_cancellation_nobody_heard_is_cancelled(lives: bool) -> None
         (replace(CRASHED, seconds=SETTLED_SECONDS - 1), ""),  # it may be ending
     ],
 )
-def test_a_run_whose_process_lives_is_left_alone_or_runs(record: Record, verdict: str) -> None:
-    assert judge(record, lives=True) == verdict
+def test_a_run_whose_process_lives_is_left_alone_or_runs(record: Record, correction: str) -> None:
+    assert correction_of(record, lives=True) == correction
 
 
 @contextmanager

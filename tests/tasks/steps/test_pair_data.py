@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import DataError
-from rlcore.tasks.steps.pair_data import read_anchors
+from rlcore.tasks.steps.pair_data import read_gold_pairs
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.tasks.store.storage import write_table
 
@@ -25,6 +25,6 @@ def test_anchors_that_have_no_pair_are_refused(tmp_path: Path) -> None:
     context: Any = SimpleNamespace(config=config, inputs={"prepare_known": tmp_path}, stage="reward_model")
     tokenizer: Any = None
     with pytest.raises(DataError, match="gold_pairs have no pair"):
-        read_anchors(context, tokenizer)
+        read_gold_pairs(context, tokenizer)
     config.stage.gold_pairs = ()
-    assert read_anchors(context, tokenizer) == []
+    assert read_gold_pairs(context, tokenizer) == []
