@@ -141,7 +141,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     for override in overrides:
         apply_override(changed, override)
     if not any(override.startswith("model.license=") for override in overrides):
-        _drop_old_licence(document, changed)
+        _drop_old_license(document, changed)
     _require_present_names(changed, kinds_in(changed), where=str(path), fix="name the present keys with --set")
     document = changed
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
@@ -164,7 +164,7 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
     own = document.get("model")
     if not isinstance(own, Mapping) or "license" not in own:
-        _drop_old_licence(inherited, merged)
+        _drop_old_license(inherited, merged)
     return merged
 
 
@@ -214,7 +214,7 @@ def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
     return found
 
 
-def _drop_old_licence(old: Mapping[str, Any], new: dict[str, Any]) -> None:
+def _drop_old_license(old: Mapping[str, Any], new: dict[str, Any]) -> None:
     """Remove the license of ``old`` if the document ``new`` has another model."""
     before, after = old.get("model"), new.get("model")
     if not isinstance(before, Mapping) or not isinstance(after, dict):

@@ -66,7 +66,7 @@ def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
         shape = f"{described.get('num_hidden_layers', '?')} layers of width {described.get('hidden_size', '?')}"
         facts["architecture"] = f"{', '.join(described.get('architectures') or ['?'])}, {shape}"
         facts["parameters"] = f"{size / 1e6:,.2f} million, {precision}"
-    return facts | {"licence": model.license or "not said"}
+    return facts | {"license": model.license or "unknown"}
 
 
 def _parameters(folder: Path) -> tuple[int, str]:

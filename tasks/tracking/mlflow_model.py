@@ -45,7 +45,7 @@ class Cards:
 
     model: str
     data: str
-    licence: str
+    license_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel
             package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()]
         )
         record.flavors["transformers"]["source_model_name"] = name  # otherwise the record names the temporary folder
-    (folder / _LICENCE).write_text(_licence(package.cards.licence), encoding="utf-8")
+    (folder / _LICENCE).write_text(_license_text(package.cards.license_id), encoding="utf-8")
     record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     record.save(str(folder / _MLMODEL))
 
@@ -217,6 +217,6 @@ def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
         link_or_copy(source / name, place)
 
 
-def _licence(name: str) -> str:
-    text = f"The licence that was declared for the base model: {name}." if name else "No licence was declared."
-    return f"{text}\nWhat was trained from it is a derived work: its terms hold here too.\n"
+def _license_text(name: str) -> str:
+    text = f"The declared license of the base model: {name}." if name else "No license was declared."
+    return f"{text}\nA model trained from it is a derived work: its terms apply here too.\n"

@@ -37,22 +37,22 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
     root = ancestry(home, tuple(records), record)
     base = _base(home, records, root)
     data = _data_sets(home, records, root)
-    licence = str(base.get("licence", ""))
+    license_id = str(base.get("licence", ""))
     sections = {
         "": _what(name, record, base),
         "How to load it": _loading(name, record),
         "Results": _results(records, record),
-        "Verdict": _decision(tags),
+        "Decision": _decision(tags),
         "Training data": _data_table(data) + "\n\nMore of each data set is in `data_card.md`.",
-        "Licence": _licence(licence),
+        "License": _license(license_id),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
         "Lineage": "```text\n" + "\n".join(tree_lines(root)) + "\n```",
         "Training": _training(record),
     }
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections.items())
-    text = f"{_header(licence, base, record)}\n# {code(name)}\n\n{body}\n"
-    return Cards(model=text, data=_data_card(name, data), licence=licence)
+    text = f"{_header(license_id, base, record)}\n# {code(name)}\n\n{body}\n"
+    return Cards(model=text, data=_data_card(name, data), license_id=license_id)
 
 
 def body_of(card: str) -> str:
@@ -60,10 +60,10 @@ def body_of(card: str) -> str:
     return card.split("\n---\n", 1)[-1].strip()
 
 
-def _header(licence: str, base: Mapping[str, Any], record: Record) -> str:
+def _header(license_id: str, base: Mapping[str, Any], record: Record) -> str:
     """Return the YAML header of a card for hubs and MLflow (JSON is valid YAML)."""
     fields: dict[str, object] = {
-        "license": licence.lower() if licence else "unknown",
+        "license": license_id.lower() if license_id else "unknown",
         "library_name": "transformers",
         "pipeline_tag": "text-classification" if _is_reward_model(record) else "text-generation",
         "tags": ["rlcore", record.ingredients["stage"]["name"]],
@@ -124,7 +124,7 @@ def _decision(tags: Mapping[str, str]) -> str:
     return " ".join(lines)
 
 
-def _licence(name: str) -> str:
+def _license(name: str) -> str:
     return f"The base model's: {plain(name)}." if name else "None was declared for the base model: find out before use."
 
 

@@ -209,7 +209,7 @@ def test_the_report_says_model_data_reward_and_result(hour: Hour, project: Proje
         "prompts/v1",
         "1 × math",
         "stages.grpo.num_iterations",
-        "Verdict",
+        "Comparison",
     )
     assert [word for word in words if word not in page.text] == []
 

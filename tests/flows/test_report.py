@@ -109,7 +109,7 @@ def test_a_finished_run_leaves_its_report_in_the_home_and_in_mlflow(micro_home: 
     (copy,) = (micro_home / "mlartifacts").glob(f"*/{page.parent.name}/artifacts/report/report.html")
     assert page.read_bytes() == copy.read_bytes()
     text = parsed(page.read_text()).text
-    for word in ("grpo and ppo", "Verdict", "Health", "Parts of the reward", "mended", "Data", "prompts/v1", "cached"):
+    for word in ("grpo and ppo", "Comparison", "Health", "Reward terms", "mended", "Data", "prompts/v1", "cached"):
         assert word in text, word
     assert "USD" not in text  # no price, no cost
 

@@ -12,9 +12,9 @@ from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.storage import read_json
 
 _AUDIT = {
-    "agreement": "agreement with people",
+    "agreement": "agreement with human labels",
     "order_dependent": "results that depend on the order",
-    "length_bias": "preference for the longer answer beyond that of people",
+    "length_bias": "preference for the longer answer beyond that of humans",
     "beyond_length": "agreement, less that of the rule that the longer answer is better",
 }
 
@@ -63,7 +63,7 @@ def render(summary: Mapping[str, Any], *, confidence: float) -> str:
         ]
         lines += [f"| {label} | {_interval(audit[name])} |" for name, label in _AUDIT.items()]
         lines += [
-            f"| agreement where people prefer the {name} answer | {_interval(part)} |"
+            f"| agreement if humans prefer the {name} answer | {_interval(part)} |"
             for name, part in audit["agreement_when"].items()
         ]
         lines += [

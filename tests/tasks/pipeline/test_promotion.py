@@ -40,7 +40,7 @@ def versions(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> list[Model
     run, folder = tracker.start_run("tiny", "grpo", tags={}), tmp_path / "artifact"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    package = Package(checkpoint=folder, cards=Cards(model="", data="", licence=""))
+    package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
     found = [register_model(run, package, name=NAME, tags={"sha256": digest}) for digest in ("a", "b", "c")]
     promote(tracked_home, tracker, found[0], over=None)
     return found

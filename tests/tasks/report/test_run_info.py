@@ -24,7 +24,7 @@ def test_the_model_is_named_with_its_source_and_size_from_the_heads_of_its_files
     found = model_facts(TINY, {"import_sft": tmp_path})
     assert found["parameters"] == "0.50 million, F32"  # 1000 * 500 + 500
     assert found["architecture"] == "Made, 2 layers of width 500"
-    assert (found["model"], found["source"], found["licence"]) == ("a new Llama", "made from scratch", "Apache-2.0")
+    assert (found["model"], found["source"], found["license"]) == ("a new Llama", "made from scratch", "Apache-2.0")
 
 
 def test_a_model_of_a_package_is_named_with_its_file_and_one_of_a_hub_with_its_revision() -> None:

@@ -29,7 +29,7 @@ from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_chec
 from tests.registered import sealed
 
 NAME = "tiny-v1.2-grpo"
-CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", licence="Apache-2.0")
+CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", license_id="Apache-2.0")
 
 
 @pytest.fixture(scope="module")

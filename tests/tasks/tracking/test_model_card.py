@@ -38,7 +38,7 @@ def card_file(home: Home) -> str:
 
 def test_mlflows_page_shows_the_card(tracker: Tracker, tracked_home: Home) -> None:
     shown = description(tracker)
-    for title in ("Results", "Verdict", "Training data", "Licence", "Intended use", "Limits", "Lineage", "Training"):
+    for title in ("Results", "Decision", "Training data", "License", "Intended use", "Limits", "Lineage", "Training"):
         assert f"\n## {title}\n" in shown
     assert shown == body_of(card_file(tracked_home))
     assert "The base model's: Apache-2.0." in shown

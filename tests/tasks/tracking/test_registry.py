@@ -40,7 +40,7 @@ def tracker(tracked_home: Home) -> Tracker:
 def checkpoint(folder: Path) -> Package:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"hidden_size": 8}')
-    return Package(checkpoint=folder, cards=Cards(model="", data="", licence=""))
+    return Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
 
 
 def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker, tmp_path: Path) -> None:
