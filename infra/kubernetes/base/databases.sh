@@ -2,7 +2,7 @@
 # Run once by the image of PostgreSQL on an empty volume: a role and a database each for Prefect and MLflow.
 set -eu
 create() {
-  # The password goes through psql's quoting, so it may hold any character; it stands in no command line.
+  # The password goes through psql's quoting, so it may have any character, and is in no command line.
   ROLE=$1 ROLE_PASSWORD=$2 psql --set ON_ERROR_STOP=1 --quiet --username "${POSTGRES_USER:-postgres}" --dbname postgres <<'SQL'
 \getenv role ROLE
 \getenv password ROLE_PASSWORD
