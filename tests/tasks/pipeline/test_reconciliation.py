@@ -23,7 +23,7 @@ CRASHED = replace(DEAD, state="CRASHED")
 
 
 @pytest.mark.parametrize(
-    ("record", "verdict"),
+    ("record", "correction"),
     [
         (DEAD, "resumes"),
         (LOST, "resumes"),
@@ -58,7 +58,7 @@ def test_a_run_whose_cancellation_nobody_heard_is_cancelled(lives: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("record", "verdict"),
+    ("record", "correction"),
     [
         (DEAD, ""),
         (LOST, ""),

@@ -10,7 +10,7 @@ import pytest
 
 from rlcore.errors import DataError, NonFiniteError, StorageError
 from rlcore.tasks.kinds.reward_gate.page import render
-from rlcore.tasks.kinds.reward_gate.step import _champions_own, _unseen, _verdict, compared, margins_table
+from rlcore.tasks.kinds.reward_gate.step import _champions_own, _decision, _unseen, compared, margins_table
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow
@@ -94,7 +94,7 @@ def test_the_page_shows_the_pairs_on_which_the_two_disagree_the_furthest_apart_f
     new, old = np.array([1.0, -2.0, 1.0, -0.5]), np.array([1.0, 2.0, 1.0, 0.5])
     rows = [row(name) for name in "abcd"]
     page = render(
-        _verdict(compared([new, old], range(4), settings), settings), margins_table(rows, [new, old]), is_same=False
+        _decision(compared([new, old], range(4), settings), settings), margins_table(rows, [new, old]), is_same=False
     )
     assert page.index("| b | good b | bad \\| worse | -2.00 | +2.00 |") < page.index("| d | good d")
     assert "2 of 4." in page
