@@ -186,7 +186,7 @@ def test_a_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rows.jsonl")
     (tmp_path / "zero.jsonl").symlink_to("/dev/zero")
     for name in ("rows.jsonl", "zero.jsonl"):
-        with pytest.raises(ContractError, match="a pipe, a device or a socket, and no file") as caught:
+        with pytest.raises(ContractError, match="is not a regular file") as caught:
             read_source(tmp_path / name)
         assert caught.value.where == str(tmp_path / name)
 
