@@ -22,17 +22,16 @@ HELP = """Improve a language model with online reinforcement learning.
 
 ```
 rlcore run                                     the demo: a small model from scratch, minutes on two cores
-rlcore config mine.toml                        every key of a preset, and what each is for
-rlcore plan mine.toml                          what would run, and why, before any work
-rlcore run mine.toml --set seed=1              your own preset, one key of it set otherwise
-rlcore promote mine.toml                       judge the new model; if it is better, it is the champion
-rlcore export mine-grpo/1 exported             a folder that transformers, vLLM and the hubs load
+rlcore config mine.toml                        every key of a preset with its meaning
+rlcore plan mine.toml                          stages that would run, and why
+rlcore run mine.toml --set seed=1              your own preset with one changed key
+rlcore promote mine.toml                       promote the new model if it is better than the champion
+rlcore export mine-grpo/1 exported             a folder for transformers, vLLM and model hubs
 ```
 
-A PRESET is the name of a committed one (tiny, smollm2, reasoning, ...) or the path of a .toml file. What is cached is
-not run again, and a run that was stopped goes on where it was. State lies in .rlcore, or where RLCORE_HOME says;
-RLCORE_ENGINE=inline runs without the Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset,
-130 interrupted.
+A PRESET is the name of a built-in one (tiny, smollm2, reasoning, ...) or the path of a .toml file. rlcore skips cached
+stages and resumes interrupted runs. State is in .rlcore, or in RLCORE_HOME; RLCORE_ENGINE=inline runs without the
+Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset, 130 interrupted.
 """
 
 
@@ -63,7 +62,7 @@ for _group, _commands in (
 ):
     for _command in _commands:
         app.command(_command, group=_group)
-app.register_install_completion_command(help="Let the shell complete commands and options.")
+app.register_install_completion_command(help="Install shell completion.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,14 +16,14 @@ _DAY = 86_400  # seconds
 
 def export(
     model: Model,
-    folder: Annotated[Path, Parameter(help="Where the files go: a folder that is new or empty.")],
+    folder: Annotated[Path, Parameter(help="New or empty folder for the files.")],
     /,
     *,
     dtype: Annotated[
         Literal["keep", "float32", "bfloat16", "float16"],
-        Parameter(help="Precision of the written weights; keep: that of the checkpoint."),
+        Parameter(help="Precision of the weights; keep: the checkpoint's."),
     ] = "keep",
-    gguf: Annotated[bool, Parameter(help="GGUF files are not written; the answer names the tool that does.")] = False,
+    gguf: Annotated[bool, Parameter(help="Not supported; the error names a tool that writes GGUF.")] = False,
 ) -> int:
     """Export a registered model as a folder that transformers, vLLM and model hubs load.
 
@@ -49,20 +49,20 @@ def serve(
     model: Model,
     /,
     *,
-    host: Annotated[str, Parameter(help="Address to listen at; 0.0.0.0 lets other machines in.")] = "127.0.0.1",
-    port: Annotated[int, Parameter(help="Port to listen at.")] = 8000,
+    host: Annotated[str, Parameter(help="Address to listen on; 0.0.0.0 admits other machines.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="Port to listen on.")] = 8000,
     engine: Annotated[
         Literal["auto", "vllm", "native"],
-        Parameter(help="What computes. auto: vLLM where it is installed, else the built-in engine."),
+        Parameter(help="Engine. auto: vLLM if it is installed, else the native engine."),
     ] = "auto",
     python: Annotated[
-        str, Parameter(help="The interpreter that has vLLM, where it is not in .venv-engine.", show_default=False)
+        str, Parameter(help="Interpreter with vLLM, if it is not in .venv-engine.", show_default=False)
     ] = "",
     allow_host: Annotated[
         tuple[str, ...],
         Parameter(help="A name by which others reach this machine; may be repeated.", show_default=False),
     ] = (),
-    timeout: Annotated[float, Parameter(help="Seconds that one request may take.")] = 300.0,
+    timeout: Annotated[float, Parameter(help="Maximum seconds of a request.")] = 300.0,
     max_concurrent: Annotated[int, Parameter(help="Number of concurrent requests; more are rejected.")] = 16,
 ) -> int:
     """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.

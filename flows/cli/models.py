@@ -12,10 +12,10 @@ from rlcore.flows.cli.parameters import Model, open_home
 
 def rollback(
     model: Annotated[str, Parameter(help="Name of the registered model, such as tiny-grpo.")],
-    version: Annotated[int, Parameter(help="The version to take down, which must be the champion.")],
+    version: Annotated[int, Parameter(help="The version to roll back, which must be the champion.")],
     /,
     *,
-    reason: Annotated[str, Parameter(help="Why, for the version's tags.")],
+    reason: Annotated[str, Parameter(help="The reason, for the version's tags.")],
 ) -> int:
     """Roll back a champion: the previous champion becomes champion again.
 
@@ -71,8 +71,8 @@ def reproduce(
     model: Model,
     /,
     *,
-    preset: Annotated[str, Parameter(help="Where its preset lies, if it is not a committed one.")] = "",
-    force: Annotated[bool, Parameter(help="Run though code, versions or the machine have changed.")] = False,
+    preset: Annotated[str, Parameter(help="Path of its preset, if it is not built-in.")] = "",
+    force: Annotated[bool, Parameter(help="Run although code, versions or the machine have changed.")] = False,
 ) -> int:
     """Rerun the stages of a model in a scratch directory and compare the bytes; exit code 1 if they differ.
 

@@ -43,12 +43,12 @@ Overrides = Annotated[
         name="--set",
         converter=_overrides,
         show_default=False,
-        help="KEY=VALUE: a key of the preset with another value, such as stages.grpo.learning_rate=2e-6. Several in "
+        help="KEY=VALUE: a changed key of the preset, such as stages.grpo.learning_rate=2e-6. Several in "
         "one text, with blanks between them, or --set once for each. The keys: rlcore config.",
     ),
 ]
-Gpus = Annotated[int, Parameter(show_default=False, help="GPUs to deal between learner and engines.")]
-GpuType = Annotated[str, Parameter(help="Which they are: a100, h100, h200 or l40s.")]
+Gpus = Annotated[int, Parameter(show_default=False, help="GPUs to divide between learner and engines.")]
+GpuType = Annotated[str, Parameter(help="Type of the GPUs: a100, h100, h200 or l40s.")]
 Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@champion or tiny-grpo/3.")]
 
 

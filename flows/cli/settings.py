@@ -16,11 +16,11 @@ from rlcore.flows.cli.parameters import Overrides, Preset
 
 def config(
     preset: Preset = "tiny",
-    key: Annotated[str, Parameter(help="A section or a key, such as stages.grpo.kl; left out: all of them.")] = "",
+    key: Annotated[str, Parameter(help="A section or a key, such as stages.grpo.kl; default: all.")] = "",
     *,
     overrides: Overrides = (),
-    markdown: Annotated[bool, Parameter(help="The page of every key that a preset may have.")] = False,
-    schema: Annotated[bool, Parameter(help="A JSON Schema of preset files, for editors.")] = False,
+    markdown: Annotated[bool, Parameter(help="Print the page of all preset keys.")] = False,
+    schema: Annotated[bool, Parameter(help="Print a JSON Schema of preset files, for editors.")] = False,
 ) -> int:
     """Print a complete preset as TOML: every key with its type, default, limits, comment, and source file.
 

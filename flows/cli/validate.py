@@ -66,7 +66,7 @@ def _data_sets(
         return config.data, config.seed, lambda name: "compared" if name in compared else "unused"
     if not contract:
         raise ConfigError(
-            f"it is not said what the rows of {source} are",
+            f"--contract is missing: the row type of {source} is unknown",
             where="--contract",
             fix="name one of prompts, code_tasks, demonstrations, preference_pairs",
         )
