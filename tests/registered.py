@@ -52,7 +52,7 @@ def sealed(checkpoint: Path, cards: Cards | None = None) -> tuple[Package, str]:
     """A package of ``<artifact>/model``, with the artifact's manifest, and the artifact's digest."""
     folder = checkpoint.parent
     ref = ArtifactStore(folder).seal(folder, kind="checkpoint")
-    cards = cards or Cards(model="", data="", licence="")
+    cards = cards or Cards(model="", data="", license_id="")
     return Package(checkpoint=checkpoint, cards=cards, beside={MANIFEST: folder / MANIFEST}), ref.sha256
 
 

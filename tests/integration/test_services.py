@@ -103,7 +103,7 @@ with tracker.start_run("old", "grpo", tags={"stage": "grpo"}) as run:
     run.log_artifact(folder / "model.safetensors", "plots")
     sha256 = ArtifactStore(folder).seal(folder.parent, kind="policy").sha256
     manifest = {MANIFEST: folder.parent / MANIFEST}
-    package = Package(checkpoint=folder, cards=Cards(model="", data="", licence=""), beside=manifest)
+    package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""), beside=manifest)
     set_alias(tracker, register_model(run, package, name="old-grpo", tags={"sha256": sha256}), "champion")
 print(run.run_id)
 """

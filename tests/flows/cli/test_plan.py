@@ -113,7 +113,7 @@ def test_every_fault_of_a_preset_is_named_at_once_with_its_full_key(
     assert [key_of(line) for line in lines if line.startswith("warning: ")] == list(UNUSUAL)
     (held_out,) = [line for line in lines if line.startswith("data.others.eval_path")]
     assert held_out.startswith("data.others.eval_path = 'none.jsonl': no such file")
-    assert "nothing has been run" in said.err
+    assert "nothing was run" in said.err
     assert not said.out
     assert not list(home.cache.rglob("*.json"))
 
