@@ -9,16 +9,14 @@ from typing import Any, ClassVar, Literal, Protocol
 BASE = "base"
 """The checkpoint that a run begins with, as stages name it."""
 
-Product = Literal["checkpoint", "reward_model", "demonstrations", "win_rate", "difficulty", "benchmark"]
+Product = Literal["checkpoint", "reward_model", "demonstrations", "measurements"]
 Rows = Literal["demonstrations", "preference pairs", "prompts"]
 PRODUCTS: Mapping[Product, str] = MappingProxyType(
     {
         "checkpoint": "a checkpoint",
         "reward_model": "a reward model",
         "demonstrations": "demonstrations",
-        "win_rate": "a win rate",
-        "difficulty": "pass rates of prompts",
-        "benchmark": "a benchmark",
+        "measurements": "measurements",
     }
 )
 """What stages make, as messages name it."""

@@ -45,10 +45,10 @@ def promotion_errors(config: RunConfig) -> Iterator[str]:
         yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {listed(made)}"
     elif promotion and promotion.max_ref_kl is not None:
         yield from _max_kl(config, promotion.challenger)
-    judges = [name for name, stage in config.stages.items() if stage.produces == "win_rate"]
+    judges = [name for name, stage in config.stages.items() if stage.kind == "win_rate"]
     if promotion and (judging := promotion.win_rate) and judging not in judges:
         yield f"promotion.win_rate = {judging!r}: no stage of the kind win_rate; choose one of {listed(judges)}"
-    asking = [name for name, stage in config.stages.items() if stage.produces == "benchmark"]
+    asking = [name for name, stage in config.stages.items() if stage.kind == "benchmark"]
     for name in promotion.benchmarks if promotion else ():
         if name not in asking:
             yield f"promotion.benchmarks names {name!r}: no stage of the kind benchmark; choose among {listed(asking)}"

@@ -192,8 +192,8 @@ def _draw(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     if draw is None:
         return
     key, measured = f"{path}.curriculum.pass_rates = {draw.pass_rates!r}", config.stages.get(draw.pass_rates)
-    if measured is None or measured.produces != "difficulty":
-        known = [name for name, each in config.stages.items() if each.produces == "difficulty"]
+    if measured is None or measured.kind != "difficulty":
+        known = [name for name, each in config.stages.items() if each.kind == "difficulty"]
         yield f"{key}: no stage of the kind difficulty; choose one of {listed(known)}"
         return
     for name in data_of(stage):

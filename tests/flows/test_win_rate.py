@@ -165,7 +165,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
         ),
         ("stages.win_rate.judge={kind='math'}", "must be 'judge', 'reward_model' or module:function"),
         ("stages.win_rate.max_unjudged=2.0", "stages.win_rate.max_unjudged"),
-        ("stages.sft.init_from=win_rate", "stages.sft.init_from = 'win_rate': this stage makes a win rate, no policy"),
+        ("stages.sft.init_from=win_rate", "init_from = 'win_rate': this stage makes measurements, no policy"),
     ],
 )
 def test_what_a_preset_cannot_mean_is_refused_with_its_key(override: str, fault: str) -> None:

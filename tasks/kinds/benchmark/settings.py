@@ -14,7 +14,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class BenchmarkStage:
     """Tasks of the language model evaluation harness, run on ``policy``. The stage reads no dataset of the preset."""
 
-    produces: ClassVar[Product] = "benchmark"
+    produces: ClassVar[Product] = "measurements"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = ""
     is_compared: ClassVar[bool] = True

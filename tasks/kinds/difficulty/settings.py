@@ -14,7 +14,7 @@ from rlcore.tasks.kinds.facts import Product, Rows
 class DifficultyStage:
     """Pass rate of ``policy`` on each training prompt of ``data``, for the curriculum of RL stages."""
 
-    produces: ClassVar[Product] = "difficulty"
+    produces: ClassVar[Product] = "measurements"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False

@@ -17,7 +17,7 @@ class WinRateStage:
     ``human_pairs``: datasets of preference pairs whose held-out rows audit the judge; empty: no audit.
     """
 
-    produces: ClassVar[Product] = "win_rate"
+    produces: ClassVar[Product] = "measurements"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
