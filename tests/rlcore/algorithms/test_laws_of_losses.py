@@ -14,21 +14,16 @@ from rlcore.algorithms.kl import KL_LOSSES, KlController, k1, k2, k3
 from rlcore.algorithms.objective import LossInputs, mismatch_correction
 from rlcore.algorithms.preference import bradley_terry
 from rlcore.algorithms.ratios import clamped_difference, sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
+from rlcore.algorithms.surrogates import SurrogateFn, dppo_tv, ppo_clip, reinforce, sapo
+from rlcore.algorithms.table import ALGORITHMS
 from rlcore.algorithms.values import explained_variance, value_loss
 from rlcore.config import MismatchConfig
 
 law = settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 seeds = st.integers(0, 10_000)
 CLIP = partial(ppo_clip, clip_low=0.2, clip_high=0.28)
-SURROGATES = {
-    "ppo_clip": CLIP,
-    "dual": partial(ppo_clip, clip_low=0.2, clip_high=0.28, dual_clip=3.0),
-    "cispo": partial(cispo, clip_low=1.0, clip_high=0.28),
-    "sapo": partial(sapo, gate_positive=1.0, gate_negative=1.05),
-    "dppo_tv": partial(dppo_tv, clip_low=0.15, clip_high=0.15),
-    "reinforce": partial(reinforce, clip_low=0.2, clip_high=0.2),
-}
+OF_TABLE = {row.surrogate.func.__name__: row.surrogate for row in ALGORITHMS.values()}  # type: ignore[attr-defined]
+SURROGATES: dict[str, SurrogateFn] = {**OF_TABLE, "ppo_clip": CLIP, "dual": partial(CLIP, dual_clip=3.0)}
 every = pytest.mark.parametrize("name", sorted(SURROGATES))
 
 
