@@ -21,8 +21,8 @@ def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, length
     weights = layers * (hidden * width * (2 + 2 * kv_share) + 3 * hidden * shape["intermediate_size"])
     own, prompt = lengths.double(), prompt_lengths.double()
     pairs = float(prompt.square().sum() / 2 + (prompt[:, None] * own + own.square() / 2).sum())
-    trunk = 2 * weights * float(own.sum() + prompt.sum()) + 4 * width * layers * pairs
-    return trunk + 2 * shape["vocab_size"] * hidden * float(own.sum())
+    backbone = 2 * weights * float(own.sum() + prompt.sum()) + 4 * width * layers * pairs
+    return backbone + 2 * shape["vocab_size"] * hidden * float(own.sum())
 
 
 def peak_flops(size: int = 1024, repeats: int = 60) -> float:

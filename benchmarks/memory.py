@@ -173,13 +173,13 @@ class _Run:
 
     def _critic(self, folder: Path) -> ScalarHeadModel:
         if self.row.critic == "lora":
-            return ScalarHeadModel.on_trunk(add_lora(self.policy, self.adapter, "critic", seed=0))
-        return ScalarHeadModel.on_trunk(self.policy if self.row.critic == "shared" else _load(folder))
+            return ScalarHeadModel.on_backbone(add_lora(self.policy, self.adapter, "critic", seed=0))
+        return ScalarHeadModel.on_backbone(self.policy if self.row.critic == "shared" else _load(folder))
 
     def _judge(self, folder: Path) -> ScalarHeadModel:
         on_base = self.row.judge == "adapter"
-        trunk = add_lora(self.policy, self.adapter, "reward_model", seed=0) if on_base else _load(folder)
-        return ScalarHeadModel.on_trunk(trunk).requires_grad_(False)
+        backbone = add_lora(self.policy, self.adapter, "reward_model", seed=0) if on_base else _load(folder)
+        return ScalarHeadModel.on_backbone(backbone).requires_grad_(False)
 
     def _config(self) -> RlConfig:
         return RlConfig(

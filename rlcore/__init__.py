@@ -1,4 +1,4 @@
-"""Online RL for language models, as a library. Ten iterations of GRPO from a checkpoint, with a reward of your own:
+"""Online RL for language models, as a library. Ten iterations of GRPO from a checkpoint, with a custom reward:
 
     from pathlib import Path
 
@@ -7,7 +7,7 @@
     START = Path("model")  # config.json, safetensors, and a tokenizer with a chat template
 
 
-    def worth(rollouts):  # a right answer 1, a wrong one with a digit in it 0.1
+    def reward_of(rollouts):  # 1 for a right answer, 0.1 for a wrong one with a digit
         right = [rollout.text.strip() == rollout.prompt.reference for rollout in rollouts]
         digits = [any(map(str.isdigit, rollout.text)) for rollout in rollouts]
         return [max(float(r), 0.1 * d) for r, d in zip(right, digits, strict=True)]
@@ -24,13 +24,13 @@
     )
     questions = {f"{a} + {b} = ?": str(a + b) for a in range(10) for b in range(10)}
     prompts = rlcore.chat_prompts(rlcore.ChatTokenizer.load(START), questions)
-    reward = rlcore.function_reward(worth)
+    reward = rlcore.function_reward(reward_of)
     components = rlcore.native_components(START, config, prompts=prompts, reward=reward, folder=Path("run"))
     result = rlcore.train(components)
     components.learner.save_model(START, Path("trained"))
 
-A name is looked up when it is asked for, so that ``import rlcore`` itself imports neither torch nor transformers.
-docs/library.md has the whole interface.
+Names are imported on first access, so ``import rlcore`` imports neither torch nor transformers. docs/library.md
+documents the interface.
 """
 
 from __future__ import annotations

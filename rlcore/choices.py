@@ -1,4 +1,4 @@
-"""Tables whose rows are chosen by a setting."""
+"""Tables from which a setting selects a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = TypeVar("Row")
 def choices(setting: str, rows: Mapping[str, Row]) -> Mapping[str, Row]:
     """Return a table of rows, one for each value of ``setting``.
 
-    The cache key of a pipeline stage reads such tables in the source, where they stand at the top level of a module
-    with literal names. Of what the module imports, it counts what the rows of this preset use, and no other row's.
+    Cache keys of pipeline stages read such tables from the source: they must be at the top level of a module, with
+    literal names. A key covers only imports used by the selected row, not those of other rows.
     """
     return MappingProxyType(dict(rows))

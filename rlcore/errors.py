@@ -1,22 +1,22 @@
-"""The exception tree. Every error a user can cause says what happened, where, and what to do.
+"""Exception tree. Every error that a user can cause states what happened, where, and how to fix it.
 
 RlcoreError
 ├── ConfigError         a preset or an override is wrong (raised before any work)
-├── DataError           a row, a file or a dataset breaks its contract
-├── StorageError        the disk refuses: no permission, no space, damaged artifact
+├── DataError           a row, a file or a dataset violates its contract
+├── StorageError        disk full, no permission, or a damaged artifact
 ├── ModelError          a model, a tokenizer or a chat template cannot be loaded or used
-├── CheckpointError     no intact checkpoint, or one that belongs to another run
+├── CheckpointError     no intact checkpoint, or one of another run
 ├── SamplingError       the rollout engine failed
 │   └── StaleSamplerError   the engine serves other weights than the learner's
 ├── RewardError         the grader (not the answer) failed too often
-│   └── CallTimeoutError    code that is not ours did not come back in time
+│   └── CallTimeoutError    user code timed out
 ├── SandboxError        untrusted programs cannot be isolated on this machine
-├── PromotionError      the registry's aliases are not as the change of champion needs them
-├── ServiceError        a server that runs need does not start, or does not answer
-├── CanaryError         a run-time check found a silently broken run
-└── TrainingError       the update cannot go on
+├── PromotionError      the registry's aliases do not allow a change of champion
+├── ServiceError        a required server does not start, or does not answer
+├── CanaryError         a run-time check found a silent error
+└── TrainingError       the update cannot continue
     ├── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
-    └── LearnerLostError    a process that learns died or fell silent; what it had is in the newest checkpoint
+    └── LearnerLostError    a learner process died or timed out; the newest checkpoint has its state
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class RlcoreError(Exception):
     """Base of all errors raised on purpose.
 
     Args:
-        what: one sentence: what is wrong, with the offending value.
-        where: file, row, field or configuration path; empty when there is none.
-        fix: what the user should do; empty when it is obvious from ``what``.
+        what: One sentence with the problem and the offending value.
+        where: File, row, field or configuration path, or "".
+        fix: Action of the user; "" if ``what`` implies it.
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        # All three go to args so that the exception survives pickling across processes.
+        # All three are in args, so that the exception can be pickled.
         super().__init__(what, where, fix)
         self.what, self.where, self.fix = what, where, fix
 
@@ -48,10 +48,10 @@ class RlcoreError(Exception):
         return "\n".join(lines)
 
 
-def shown(text: object, *, most: int = 300) -> str:
-    """Words of somebody else as an error or a log shows them: bounded, on one line, without a terminal's codes."""
-    line = str(text)[: most + 1]
-    line = line if len(line) <= most else f"{line[: most - 1]}…"
+def shown(text: object, *, max_chars: int = 300) -> str:
+    """Return external text for an error or a log: truncated, on one line, without control characters."""
+    line = str(text)[: max_chars + 1]
+    line = line if len(line) <= max_chars else f"{line[: max_chars - 1]}…"
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
@@ -60,15 +60,15 @@ def _rebuild(kind: type[RlcoreError], what: str, where: str, fix: str) -> Rlcore
 
 
 class ConfigError(RlcoreError):
-    """A preset or an override is wrong; nothing has been run."""
+    """A preset or an override is wrong; nothing was run."""
 
 
 class DataError(RlcoreError):
-    """A row, a file or a dataset breaks its contract."""
+    """A row, a file or a dataset violates its contract."""
 
 
 class StorageError(RlcoreError):
-    """The disk refuses, or an artifact does not match its digest."""
+    """Disk full, no permission, or an artifact that does not match its digest."""
 
 
 class ModelError(RlcoreError):
@@ -76,7 +76,7 @@ class ModelError(RlcoreError):
 
 
 class CheckpointError(RlcoreError):
-    """No intact checkpoint, or one that belongs to another run."""
+    """No intact checkpoint, or one of another run."""
 
 
 class SamplingError(RlcoreError):
@@ -92,7 +92,7 @@ class RewardError(RlcoreError):
 
 
 class CallTimeoutError(RewardError):
-    """Code that is not ours, such as a user's reward, did not come back in time; the run can go on later."""
+    """User code, such as a reward function, timed out; the run can be resumed."""
 
 
 class SandboxError(RlcoreError):
@@ -100,24 +100,24 @@ class SandboxError(RlcoreError):
 
 
 class PromotionError(RlcoreError):
-    """The registry's aliases are not as a promotion or a roll-back needs them; none was moved."""
+    """The registry's aliases do not allow a promotion or a rollback; none was moved."""
 
 
 class ServiceError(RlcoreError):
-    """A server that runs need (PostgreSQL, Prefect, MLflow, a worker) does not start, or does not answer."""
+    """A required server (PostgreSQL, Prefect, MLflow, a worker) does not start, or does not answer."""
 
 
 class CanaryError(RlcoreError):
-    """A run-time check found a silently broken run."""
+    """A run-time check found a silent error."""
 
 
 class TrainingError(RlcoreError):
-    """The update cannot go on."""
+    """The update cannot continue."""
 
 
 class NonFiniteError(TrainingError):
-    """NaN or infinity where a finite number is needed; no optimizer step was taken."""
+    """NaN or infinity instead of a finite number; no optimizer step was taken."""
 
 
 class LearnerLostError(TrainingError):
-    """A process that learns died or fell silent; what it had is in the newest checkpoint."""
+    """A learner process died or timed out; the newest checkpoint has its state."""

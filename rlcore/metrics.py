@@ -1,7 +1,6 @@
-"""Every metric's name, formula, unit and healthy range, as ``metrics.toml`` has them.
+"""Glossary of metrics: name, formula, unit and expected range of each, read from ``metrics.toml``.
 
-A metric is logged under a name of that file or not at all: :func:`check_names`. ``python -m rlcore.metrics`` prints the
-page.
+Only metrics of that file may be logged: :func:`check_names`. ``python -m rlcore.metrics`` prints the page.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One metric. ``<…>`` in ``name`` stands for any text without a slash.
+    """One metric. ``<…>`` in ``name`` matches any text without a slash.
 
-    ``healthy`` is the range or the course that a sound run shows, ``fix`` what to try when it does not.
+    ``expected_range``: range or trend in a healthy run; ``fix``: what to try otherwise.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Metric:
 
 SECTIONS: Mapping[str, tuple[Metric, ...]] = MappingProxyType(
     {
-        title: tuple(Metric(name=name, **said) for name, said in section.items())
+        title: tuple(Metric(name=name, **fields) for name, fields in section.items())
         for title, section in _DATA["sections"].items()
     }
 )
@@ -51,23 +50,23 @@ _PATTERNS = [(re.compile(re.sub(r"<\w+>", "[^/]+", name)), metric) for name, met
 
 
 def is_machine_dependent(name: str) -> bool:
-    """Whether a metric tells of the machine that computed: the same computation, done again, gives another number."""
+    """Return True if repeating the same computation gives another value, as for speed and memory."""
     found = find_metric(name)
     return found is not None and found in SECTIONS["Speed and memory"]
 
 
 def find_metric(name: str) -> Metric | None:
-    """The glossary's entry for a logged name: ``reward/term/math`` is found under ``reward/term/<name>``."""
+    """Return the entry of a logged name: ``reward/term/math`` matches ``reward/term/<name>``."""
     patterned = (metric for pattern, metric in _PATTERNS if pattern.fullmatch(name))
     return METRICS.get(name) or next(patterned, None)
 
 
 def check_names(metrics: Mapping[str, float]) -> None:
-    """Refuse what the glossary does not know and what no plot can show.
+    """Check that all metrics are in the glossary and finite.
 
     Raises:
-        TrainingError: a name that is not in the glossary.
-        NonFiniteError: NaN or infinity, with the names of the metrics that have it.
+        TrainingError: A name that is not in the glossary.
+        NonFiniteError: NaN or infinity, with the names of the metrics.
     """
     unknown = [name for name in metrics if find_metric(name) is None]
     if unknown:
@@ -76,26 +75,26 @@ def check_names(metrics: Mapping[str, float]) -> None:
         raise TrainingError(f"unknown metrics: {', '.join(unknown)}", fix=hint)
     bad = [f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)]
     if bad:
-        raise NonFiniteError(f"metrics that are not finite: {', '.join(bad)}", fix="find the first step that shows it")
+        raise NonFiniteError(f"metrics are not finite: {', '.join(bad)}", fix="find the first step with such a value")
 
 
 def render() -> str:
-    """The glossary and the health rules as a Markdown page."""
+    """Return the glossary and the health rules as a Markdown page."""
     lines = ["# Metrics"]
     for title, metrics in SECTIONS.items():
         lines += ["", f"## {title}", "", *_head("metric", "formula", "unit", "healthy", "meaning", "otherwise")]
         lines += [_row(f"`{m.name}`", m.formula, m.unit, m.expected_range, m.meaning, m.fix) for m in metrics]
     lines += ["", "## Health rules", "", _DATA["health_rules"]]
-    lines += _head("rule", "metric", "warn", "stop", "patience", "what it says", "otherwise")
+    lines += _head("rule", "metric", "warn", "stop", "patience", "meaning", "otherwise")
     return "\n".join([*lines, *map(_rule, RULES)]) + "\n"
 
 
 def _rule(rule: HealthRule) -> str:
-    """A health rule with its default bounds."""
+    """Return a health rule with its default limits as a row."""
     limit = LIMITS[rule.name]
     sign = ">" if limit.is_upper else "<"
-    bounds = (f"{sign} {limit.warn:g}", f"{sign} {limit.stop:g}", f"{limit.patience}")
-    return _row(rule.name, f"`{rule.metric}`", *bounds, rule.message, rule.fix)
+    limits = (f"{sign} {limit.warn:g}", f"{sign} {limit.stop:g}", f"{limit.patience}")
+    return _row(rule.name, f"`{rule.metric}`", *limits, rule.message, rule.fix)
 
 
 def _head(*titles: str) -> list[str]:
@@ -103,7 +102,7 @@ def _head(*titles: str) -> list[str]:
 
 
 def _row(name: str, *cells: str) -> str:
-    # A bar would end the cell; &lt; because Markdown takes <name> for HTML, but not between backticks.
+    # A bar ends a cell. Markdown reads <name> as HTML, except between backticks.
     escaped = (cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells)
     return f"| {name} | {' | '.join(escaped)} |"
 

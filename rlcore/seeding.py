@@ -1,4 +1,4 @@
-"""Random draws as a function of (seed, purpose): a resumed run needs no stored generator to draw the same numbers."""
+"""Random draws as functions of (seed, purpose): a resumed run draws the same numbers without stored generators."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose, independent of every other purpose: ``derive_seed(0, "rollout", 7)``."""
+    """Return a 63-bit seed for one purpose, independent of all other purposes: ``derive_seed(0, "rollout", 7)``."""
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A CPU generator seeded for one purpose."""
+    """Return a CPU generator seeded for one purpose."""
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
 def shuffled(count: int, seed: int, *purpose: str | int) -> list[int]:
-    """A permutation of ``range(count)``."""
+    """Return a permutation of ``range(count)``."""
     order: list[int] = torch.randperm(count, generator=generator(seed, *purpose)).tolist()
     return order

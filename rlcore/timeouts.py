@@ -1,4 +1,4 @@
-"""Calls of code that is not ours, with a deadline and a name for what does not come back."""
+"""Timeouts for calls of user code."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from rlcore.errors import CallTimeoutError
 
 T = TypeVar("T")
 
-_SIGNAL = signal.SIGUSR2  # an alarm is what foreign code sets itself
+_SIGNAL = signal.SIGUSR2  # user code may use SIGALRM itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallTimeout:
-    """When foreign code has to be back, and what is said when it is not.
+    """Timeout of a call of user code, and the text of its error.
 
-    ``seconds``: of one call. ``name``: what the code is, in the error: "the reward function brief". ``where``: what it
-    was asked about. ``setting``: the key that sets the deadline.
+    Attributes:
+        seconds: Timeout of one call.
+        name: Name of the code in the error: "the reward function brief".
+        where: Input of the call.
+        setting: Key that sets the timeout.
     """
 
     seconds: float
@@ -34,16 +37,16 @@ class CallTimeout:
     where: str = ""
     setting: str
 
-    def run(self, call: Callable[[], T], *, aside: WorkerThread | None = None) -> T:
-        """What ``call`` gives. In the main thread it stays there, because signals work nowhere else.
+    def run(self, call: Callable[[], T], *, thread: WorkerThread | None = None) -> T:
+        """Return the result of ``call``. The main thread runs it itself and is interrupted by a signal.
 
-        From any other thread it goes ``aside``, by default to a thread of its own.
+        Other threads, which signals do not reach, run it in ``thread``, by default a new one.
 
         Raises:
-            DeadlineError: it was not back in time.
+            CallTimeoutError: It timed out.
         """
         if threading.current_thread() is not threading.main_thread():
-            return self.run_in_thread(call, aside)
+            return self.run_in_thread(call, thread)
 
         def interrupt(_: int, __: FrameType | None) -> None:
             raise _TooLateError
@@ -59,25 +62,25 @@ class CallTimeout:
                 return call()
             finally:
                 timer.cancel()
-                timer.join()  # else its signal could come when nobody waits for it
+                timer.join()  # else its signal could arrive later
         except _TooLateError:
             raise self._error() from None
         finally:
             signal.signal(_SIGNAL, before)
 
     def run_in_thread(self, call: Callable[[], T], thread: WorkerThread | None = None) -> T:
-        """What ``call`` gives in another thread, by default one of its own, with the caller's context and threads.
+        """Run ``call`` in another thread, by default a new one, with the caller's context and number of threads.
 
         Raises:
-            DeadlineError: it was not back in time.
+            CallTimeoutError: It timed out.
         """
         threads, context = torch.get_num_threads(), contextvars.copy_context()
 
         def work() -> T:
-            torch.set_num_threads(threads)  # a new thread has the machine's default, which would change last bits
+            torch.set_num_threads(threads)  # the default of a new thread would change the last bits of results
             return context.run(call)
 
-        worker = thread or WorkerThread(f"deadline of {self.name}")
+        worker = thread or WorkerThread(f"timeout of {self.name}")
         try:
             return worker.call(work, self.seconds)
         except _TooLateError:
@@ -88,18 +91,16 @@ class CallTimeout:
 
     def _error(self) -> CallTimeoutError:
         return CallTimeoutError(
-            f"{self.name} has not come back after {self.seconds:g} s",
+            f"{self.name} timed out after {self.seconds:g} s",
             where=self.where,
-            fix=f"look for what it waits for, or raise {self.setting}; "
-            "the same command goes on from the newest checkpoint",
+            fix=f"raise {self.setting}, or find what blocks it; the same command resumes from the newest checkpoint",
         )
 
 
 class WorkerThread:
-    """A thread that makes one call after another: what belongs to a thread, as SQLite's connections do, stays usable.
+    """A thread that runs one call after another, so that thread-bound objects such as SQLite connections stay usable.
 
-    A thread cannot be ended. One that does not come back is left behind, and another takes its place; it ends with the
-    process.
+    A thread cannot be killed. One that timed out is abandoned and replaced; it ends with the process.
     """
 
     def __init__(self, name: str) -> None:
@@ -107,7 +108,7 @@ class WorkerThread:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
 
     def call(self, call: Callable[[], T], seconds: float) -> T:
-        """What ``call`` gives; raises what it raises, and :class:`_TooLateError` where it was not back in time."""
+        """Return the result of ``call`` or raise its error; raise :class:`_TooLateError` after ``seconds``."""
         if self._calls is None:
             self._calls = SimpleQueue()
             threading.Thread(target=_work, args=(self._calls,), name=self._name, daemon=True).start()
@@ -119,20 +120,20 @@ class WorkerThread:
         return done.result()
 
     def end(self) -> None:
-        """Let the thread go when it has come back."""
+        """End the thread after its current call."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
 
 
 def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-    while asked := calls.get():
-        done, call = asked
+    while item := calls.get():
+        done, call = item
         try:
             done.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised in the waiting thread
             done.set_exception(error)
 
 
 class _TooLateError(BaseException):
-    """The time is up. Foreign code that catches every ``Exception`` does not catch this."""
+    """Timeout. A BaseException, so that user code that catches every ``Exception`` does not catch it."""

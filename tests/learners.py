@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, UpdateConfig
+from rlcore.config import CriticConfig, KlConfig, OptimConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
@@ -18,7 +18,7 @@ from rlcore.types import TrainingSample
 from tests import strategies
 
 UNCLIPPED = OptimConfig(max_grad_norm=1e9, beta1=0.9, beta2=0.95)
-NO_CORRECTION = MismatchConfig(mode="off")
+NO_CORRECTION = RolloutCorrectionConfig(mode="off")
 
 
 def update_config(**settings: Any) -> UpdateConfig:
@@ -27,19 +27,19 @@ def update_config(**settings: Any) -> UpdateConfig:
 
 
 def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
-    """A learner of a tiny policy; PPO gets a critic whose head is not zero, so that its trunk learns too."""
+    """A learner of a tiny policy; PPO gets a critic whose head is not zero, so that its backbone learns too."""
     policy, critic = strategies.tiny_llama(dtype=dtype), None
     if ALGORITHMS[name].uses_critic:
-        trunk = strategies.tiny_llama(seed=1, dtype=dtype)
-        critic = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(2)).to(dtype)
+        backbone = strategies.tiny_llama(seed=1, dtype=dtype)
+        critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(2)).to(dtype)
     config = strategies.rl_config(name, **({"update": update_config()} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
 def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
-    """PPO with the critic's head on the policy's trunk; the head is not zero, so that the trunk feels it."""
+    """PPO with the critic's head on the policy's backbone; the head is not zero, so that the backbone feels it."""
     policy = strategies.tiny_llama(dtype=dtype)
-    critic = ScalarHeadModel.on_trunk(policy)
+    critic = ScalarHeadModel.on_backbone(policy)
     with torch.no_grad():
         critic.head.weight.copy_(torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) * 0.2)
     critic.head.to(dtype)

@@ -66,7 +66,7 @@ CASES = {
     "ppo": Case(algorithm="ppo"),
     "ppo, clipped": Case(algorithm="ppo", update={"optim": CLIPPED}),
     "ppo, head": Case(algorithm="ppo", critic="shared"),
-    "ppo, head that spares the trunk": Case(
+    "ppo, head that spares the backbone": Case(
         algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", detach=True)}
     ),
     "ppo, warm-up": Case(algorithm="ppo", settings={"critic": CriticConfig(warmup_iterations=1)}),
@@ -107,13 +107,13 @@ def make_learner(
 
 
 def _critic(case: Case, policy: Any, dtype: torch.dtype) -> ScalarHeadModel:
-    trunk = policy
+    backbone = policy
     if case.critic == "separate":
-        trunk = strategies.tiny_llama(seed=1, dtype=dtype)
+        backbone = strategies.tiny_llama(seed=1, dtype=dtype)
     elif case.critic == "lora":
-        trunk = add_lora(policy, LoraConfig(rank=case.rank), "critic", seed=1)
-        scatter(trunk, dtype)
-    critic = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(2))
+        backbone = add_lora(policy, LoraConfig(rank=case.rank), "critic", seed=1)
+        scatter(backbone, dtype)
+    critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(2))
     critic.head.to(dtype)
     return critic
 

@@ -23,7 +23,7 @@ from benchmarks.faults.draws import DRAWS
 from benchmarks.faults.engine import ENGINE
 from benchmarks.faults.experience import EXPERIENCE
 from benchmarks.faults.handover import HANDOVER
-from benchmarks.faults.lab import CALCULATOR, NUM_ITERATIONS, SCENES, UNTIED, Patches, Verdict, parts_of, played
+from benchmarks.faults.lab import CALCULATOR, NUM_ITERATIONS, SCENES, UNTIED, Patches, Verdict, components_of, played
 from benchmarks.faults.later import LATER
 from benchmarks.faults.losses import LOSSES
 from benchmarks.faults.models import prompts, start
@@ -52,7 +52,7 @@ def play(name: str) -> Verdict:
         start(calling=scene == CALCULATOR, untied=scene == UNTIED)
         prompts()
         inject(patch)
-        return played(lambda: parts_of(scene))
+        return played(lambda: components_of(scene))
     finally:
         patch.undo()
 
@@ -102,7 +102,7 @@ def show_sound(total: int, dtype: str, results: Path) -> None:
     """Print how many of at least so many sound iterations were stopped or warned of."""
     steps = alarms = 0
     works: list[tuple[str, Callable[[], Verdict]]] = [
-        (name, partial(played, partial(parts_of, scene, seed=seed, dtype=PRECISIONS[dtype])))
+        (name, partial(played, partial(components_of, scene, seed=seed, dtype=PRECISIONS[dtype])))
         for name, scene, seed in sound_runs(total, dtype)
     ]
     for name, work in [*works, *((name, partial(each, Patches())) for name, each in SOUND.items())]:

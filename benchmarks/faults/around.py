@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Diary, Patches, Play, Verdict, parts_of, played, resumed, stopped_by
+from benchmarks.faults.lab import Diary, Patches, Play, Verdict, components_of, played, resumed, stopped_by
 from benchmarks.faults.models import CPU, new_folder, start
 from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.checks.canaries.served_weights import verify_served_weights
@@ -41,7 +41,7 @@ def after_resume(
         (folder,) = resumed(scene)
         inject(patch)
         often = {"checkpoints": CheckpointConfig(every_iterations=1)}
-        make = parts_of(scene, folder=folder, **often)
+        make = components_of(scene, folder=folder, **often)
         return played(lambda: change(make) if change else make)
 
     return play
@@ -73,9 +73,9 @@ def position_lost(patch: Patches) -> None:
     patch.set(Run, "restore", lambda self, state: old(self, {**state, "iteration": 1}))
 
 
-def reanchored(parts: Components) -> Components:
+def reanchored(components: Components) -> Components:
     """The reference is what the policy was when the run was interrupted."""
-    learner: Any = parts.learner
+    learner: Any = components.learner
     load = learner.load
 
     def restore(*given: Any, **more: Any) -> Any:
@@ -84,53 +84,53 @@ def reanchored(parts: Components) -> Components:
         return found
 
     learner.load = restore
-    return parts
+    return components
 
 
-def other_prompts(parts: Components) -> Components:
+def other_prompts(components: Components) -> Components:
     """References of the prompts that were changed between two starts."""
-    changed = [dataclasses.replace(prompt, reference=prompt.reference + "0") for prompt in parts.prompts]
-    return dataclasses.replace(parts, prompts=changed)
+    changed = [dataclasses.replace(prompt, reference=prompt.reference + "0") for prompt in components.prompts]
+    return dataclasses.replace(components, prompts=changed)
 
 
 # Saving and evaluation
 
 
 def trained() -> Components:
-    """The parts of a run of two iterations, done."""
-    parts = parts_of("grpo", num_iterations=2)
-    train(parts, Diary())
-    return parts
+    """The components of a run of two iterations, done."""
+    components = components_of("grpo", num_iterations=2)
+    train(components, Diary())
+    return components
 
 
 def saving(inject: Callable[[Patches, Components], None]) -> Play:
     """Train a little, put the fault in, and save."""
 
     def play(patch: Patches) -> Verdict:
-        parts = trained()
-        inject(patch, parts)
-        return stopped_by(lambda: parts.learner.save_model(start(), new_folder()))
+        components = trained()
+        inject(patch, components)
+        return stopped_by(lambda: components.learner.save_model(start(), new_folder()))
 
     return play
 
 
-def saves_the_start(patch: Patches, parts: Components) -> None:
+def saves_the_start(patch: Patches, components: Components) -> None:
     """What is written is the model that training began with."""
     first = load_policy(start(), **CPU)
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(first, *rest, **more))
 
 
-def saves_half(patch: Patches, parts: Components) -> None:
+def saves_half(patch: Patches, components: Components) -> None:
     """One layer of what was trained is written, and the rest of the start."""
     mixed = load_policy(start(), **CPU)
-    state = {n: v for n, v in parts.learner.weights().items() if "layers.0" in n}
+    state = {n: v for n, v in components.learner.weights().items() if "layers.0" in n}
     mixed.load_state_dict(state, strict=False)
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(mixed, *rest, **more))
 
 
-def saves_rounded(patch: Patches, parts: Components) -> None:
+def saves_rounded(patch: Patches, components: Components) -> None:
     """What is written has six bits after the point."""
-    learned = parts.learner.learner.policy  # type: ignore[attr-defined]
+    learned = components.learner.learner.policy  # type: ignore[attr-defined]
     rounded = load_policy(start(), **CPU)
     rounded.load_state_dict({n: (64.0 * v).round() / 64.0 for n, v in learned.state_dict().items()})
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(rounded, *rest, **more))
@@ -140,9 +140,9 @@ def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", eng
     """Seal a trained model, change something, and take it up as an evaluation does."""
 
     def play(patch: Patches) -> Verdict:
-        parts, folder = trained(), new_folder()
+        components, folder = trained(), new_folder()
         folder.mkdir()
-        parts.learner.save_model(start(), folder / "model")
+        components.learner.save_model(start(), folder / "model")
         write_model_digest(folder, stage="grpo", model=folder / "model")
         change(folder, start())
 
@@ -150,7 +150,7 @@ def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", eng
             tokenizer = verify_model(folder, stage=stage, model=folder / "model")
             served = start() if engine else folder / "model"
             sampler = NativeSampler(load_policy(served, **CPU), tokenizer)
-            verify_served_weights(sampler, folder / "model", parts.prompts[:2], RUNTIME, seed=0)
+            verify_served_weights(sampler, folder / "model", components.prompts[:2], RUNTIME, seed=0)
 
         return stopped_by(take_up)
 
@@ -176,7 +176,7 @@ def own_reward(function: Callable[..., Any], *, minutes: float = 60.0) -> Play:
 
     def play(patch: Patches) -> Verdict:
         reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", deadline_minutes=minutes), 1.0)])
-        return played(lambda: dataclasses.replace(parts_of("grpo", num_iterations=20), reward=reward))
+        return played(lambda: dataclasses.replace(components_of("grpo", num_iterations=20), reward=reward))
 
     return play
 

@@ -16,13 +16,13 @@ from rlcore.config import (
     AuditConfig,
     CheckpointConfig,
     CriticConfig,
+    DistributedConfig,
     EpisodeConfig,
     GaeConfig,
     HealthConfig,
     KlConfig,
     LoraConfig,
     OptimConfig,
-    PlacementConfig,
     RewardTerm,
     RlConfig,
     SamplingConfig,
@@ -150,9 +150,12 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "kl": KlConfig(coefficient=0.05, apply_to="reward"),
         "update": _TWICE,
     },
-    "ppo, head on the trunk": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, architecture="shared")},
+    "ppo, head on the backbone": {
+        "algorithm": "ppo",
+        "critic": CriticConfig(learning_rate=1e-3, architecture="shared"),
+    },
     "ppo, the critic warms up": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, warmup_iterations=3)},
-    "ppo, head on the trunk, which warms up": {
+    "ppo, head on the backbone, which warms up": {
         "algorithm": "ppo",
         "critic": CriticConfig(learning_rate=1e-3, architecture="shared", warmup_iterations=3),
     },
@@ -181,7 +184,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
 _EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_tool_output_tokens=16)
 
 
-def parts_of(
+def components_of(
     scene: str,
     *,
     folder: Path | None = None,
@@ -190,16 +193,16 @@ def parts_of(
     dtype: torch.dtype = torch.float32,
     **settings: Any,
 ) -> Components:
-    """The parts of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
+    """The components of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
     config = RlConfig(**{**BASE, **SCENES[scene], **settings})
     first, asked = start(calling=scene == CALCULATOR, untied=scene == UNTIED), prompts()
     tokenizer, runtime = ChatTokenizer.load(first), Runtime(device=torch.device("cpu"), compute_dtype=dtype)
     engine = NativeSampler(runtime.load_frozen(first), tokenizer)
     plan = LearnerPlan(start=first, critic_start=first, config=config, seed=seed)
-    several = PlacementConfig(
+    several = DistributedConfig(
         backend="processes", learner_ranks=2, shard="replicate", timeout_minutes=5.0, max_restarts=0
     )
-    parts = Components(
+    components = Components(
         seed=seed,
         learner=DistributedLearner(plan, several, runtime, log=lambda _: None)
         if scene == TWO_RANKS
@@ -217,7 +220,7 @@ def parts_of(
     held_out = HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier)
     # The rules on curves are off: groups of four and sixteen rollouts are too few for them.
     health = HealthConfig(action="off", audit=AuditConfig(max_time_fraction=share, rollouts=4))
-    return dataclasses.replace(parts, held_out=held_out, health=health)
+    return dataclasses.replace(components, held_out=held_out, health=health)
 
 
 def played(make: Callable[[], Components]) -> Verdict:
@@ -225,10 +228,10 @@ def played(make: Callable[[], Components]) -> Verdict:
     diary = Diary()
     try:
         with contextlib.ExitStack() as stack:
-            parts = make()
-            stack.callback(parts.learner.close)
-            stack.callback(parts.reward.close)
-            train(parts, diary)
+            components = make()
+            stack.callback(components.learner.close)
+            stack.callback(components.reward.close)
+            train(components, diary)
     except RlcoreError as error:
         return Verdict(caught="stopped", steps=len(diary.rows), message=error.what)
     warned = [noted for noted in diary.notes if any(word in noted[1] for word in _WARNINGS)]
@@ -247,7 +250,7 @@ def resumed(scene: str, *, killed_after: int = 3, **settings: Any) -> Iterator[P
     """Do a run up to a kill, then give its folder to who goes on with it."""
     folder = new_folder()
     often = {"checkpoints": CheckpointConfig(every_iterations=1), **settings}
-    parts = parts_of(scene, folder=folder, **often)
-    with contextlib.suppress(KilledError), contextlib.closing(parts.learner):
-        train(parts, Diary(killed_after=killed_after))
+    components = components_of(scene, folder=folder, **often)
+    with contextlib.suppress(KilledError), contextlib.closing(components.learner):
+        train(components, Diary(killed_after=killed_after))
     yield folder

@@ -46,7 +46,7 @@ def states_moved(patch: Patches) -> None:
 
 
 def head_alone(patch: Patches) -> None:
-    """The gradient ends before the trunk."""
+    """The gradient ends before the backbone."""
     old = patch.set(losses, "completion_states", lambda *given: old(*given).detach().requires_grad_())
 
 
@@ -159,7 +159,7 @@ def gradient_accumulates(patch: Patches) -> None:
 LATER: dict[str, tuple[str, Inject]] = {
     "later: every second step is left out": (LEARNS, every_second_step),
     "later: the loss reads the state of the token after": ("grpo", states_moved),
-    "later: the gradient ends before the trunk": ("grpo, an untied head", head_alone),
+    "later: the gradient ends before the backbone": ("grpo, an untied head", head_alone),
     "later: samples with a negative advantage are left out": (LEARNS, best_alone),
     "later: the reference is the policy of the update before": ("grpo, KL in the loss", reference_of_yesterday),
     "later: the verifier remembers texts, and not prompts": ("grpo", remembered_by_text),

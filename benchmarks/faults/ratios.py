@@ -120,7 +120,7 @@ def lam_of_one(patch: Patches) -> None:
     old = patch.set(advantages_module, "gae", lambda episodes, *, gamma, lam: old(episodes, gamma=gamma, lam=1.0))
 
 
-def frozen_trunk(patch: Patches) -> None:
+def frozen_backbone(patch: Patches) -> None:
     """The critic's head alone gets a gradient."""
     states = patch.set(ScalarHeadModel, "state_values", lambda self, given: states(self, given.detach()))
 
@@ -170,6 +170,6 @@ RATIOS: dict[str, tuple[str, Inject]] = {
     "returns of ppo are zero, with values beyond the end": (CUT, samples(each(returns=torch.zeros_like))),
     "lambda is 1, with values beyond the end": (CUT, lam_of_one),
     "advantages of ppo whitened by completion, with values beyond the end": (CUT, samples(whitened_by_sample)),
-    "the critic's trunk stands still": ("ppo", frozen_trunk),
+    "the critic's backbone stands still": ("ppo", frozen_backbone),
     "the coefficient of the KL does not adapt": ("grpo, the KL adapts", controller_idle),
 }

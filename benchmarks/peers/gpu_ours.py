@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.peers.gpu_work import GROUP_SIZE, LEARNING_RATE, NUM_STEPS, TOKENS_PER_MICROBATCH, StepClock, Work, main
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import MismatchConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
+from rlcore.config import OptimConfig, RlConfig, RolloutCorrectionConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.batching import choose_attention
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
@@ -52,7 +52,7 @@ def run(arm: str, work: Work) -> None:
         update=UpdateConfig(
             tokens_per_microbatch=TOKENS_PER_MICROBATCH,
             optim=OptimConfig(beta2=0.999),
-            rollout_correction=MismatchConfig(mode="off"),  # no sampler made these completions
+            rollout_correction=RolloutCorrectionConfig(mode="off"),  # no sampler made these completions
         ),
     )
     learner, group = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config), samples(work)

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlcore.algorithms.kl import KL_LOSSES, k3
 from rlcore.algorithms.ratios import clamped_difference, sequence_mean
 from rlcore.algorithms.table import Algorithm
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
@@ -47,7 +47,7 @@ class Coefficients:
     kl: float
     kl_estimator: str
     entropy: float
-    mismatch: MismatchConfig
+    mismatch: RolloutCorrectionConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -98,7 +98,7 @@ def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coeffici
 
 @torch.no_grad()
 def mismatch_correction(
-    inputs: LossInputs, config: MismatchConfig
+    inputs: LossInputs, config: RolloutCorrectionConfig
 ) -> tuple[Float[Tensor, "tokens"], dict[str, Shaped[Tensor, ""]], dict[str, Float[Tensor, ""]]]:
     """Detached weights [N] for the engine's log-probabilities differing from the trainer's for the same weights.
 

@@ -1,6 +1,6 @@
-"""Health rules: metric limits with patience that warn, stop a run, and name its last healthy checkpoint.
+"""Health rules: warn about or stop an RL run based on its metrics.
 
-All is a function of the run's history, so a resumed run decides as one that was never interrupted.
+Rules are functions of the metric history, so a resumed run reaches the same findings.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from rlcore.config import HealthConfig, Limit
 History = Sequence[Mapping[str, float]]
 Level = Literal["warn", "alarm", "stop"]
 Reading = Callable[[History, int], float | None]
-_BASELINE = 3  # iterations at the start of a run that its lengths are compared with
-_SMOOTHED = 5  # readings of a noisy metric that are averaged
-_NOISE_FACTOR = 2.0  # of two half widths at 95 %: more than five standard errors of their difference
-_MIN_LENGTH = 1e-6  # tokens; no completion is as short, and a ratio of such numbers leaves the floats
+_BASELINE = 3  # first iterations, whose mean length is the baseline
+_WINDOW = 5  # values in a moving average
+_NOISE_FACTOR = 2.0  # of two half-widths at 95 %: more than five standard errors of their difference
+_MIN_LENGTH = 1e-6  # tokens; a ratio of shorter lengths overflows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthRule:
-    """One rule: ``reader`` makes what reads, place by place of a history, what its bounds are held against there.
+    """A limit on one metric.
 
-    A reading is None where the iteration has none. ``lag``: by how many updates the weights that the metric speaks of
-    are older than those that the iteration ends with: 1 where it is measured on rollouts, 0 where after the update.
+    Attributes:
+        make_reading: Create the function that maps ``(history, index)`` to a value, or None if there is no value.
+        message: One sentence for the glossary.
+        fix: Settings to change, for the log.
+        lag: Updates between the measured weights and the end of the iteration: 1 for rollout metrics, else 0.
     """
 
     name: str
@@ -41,10 +44,11 @@ class HealthRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthFinding:
-    """A rule that is beyond one of its bounds now.
+    """A rule that currently exceeds a limit.
 
-    ``level``: ``warn`` beyond the first bound, ``alarm`` beyond the second, ``stop`` beyond it for as long as the
-    rule's patience. ``since``: the iteration of the first such reading of the row that goes on.
+    Attributes:
+        level: ``warn`` beyond the first limit, ``alarm`` beyond the second, ``stop`` after ``patience`` such readings.
+        since: First iteration of the current streak.
     """
 
     rule: str
@@ -56,14 +60,15 @@ class HealthFinding:
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.metric} reads {self.value:.4g}, bound {self.limit:g}, since iteration {self.since}"
+        return f"{self.rule}: {self.metric}={self.value:.4g} limit={self.limit:g} since iteration {self.since}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthReport:
-    """What the rules say after an iteration.
+    """State of all rules after an iteration.
 
-    ``last_healthy_by_rule``: Newest iteration that each rule confirmed within its stop limit, or 0. It never decreases.
+    Attributes:
+        last_healthy_by_rule: Newest iteration that each rule confirmed within its stop limit, or 0. It never decreases.
     """
 
     findings: tuple[HealthFinding, ...]
@@ -72,40 +77,40 @@ class HealthReport:
 
     @property
     def last_healthy(self) -> int:
-        """Checkpoints of this iteration or an earlier one hold weights that every rule has seen within its bound."""
+        """Newest iteration that every rule confirmed, or 0."""
         return max(0, min(self.last_healthy_by_rule.values(), default=self.iteration))
 
     @property
     def stop(self) -> HealthFinding | None:
-        """The first rule whose patience is used up, if there is one."""
+        """First finding at level ``stop``, or None."""
         return next((finding for finding in self.findings if finding.level == "stop"), None)
 
 
 def raw(name: str) -> Reading:
-    """The metric itself."""
-    return lambda history, place: history[place].get(name)
+    """Read the metric unchanged."""
+    return lambda history, index: history[index].get(name)
 
 
 def moving_average(name: str) -> Reading:
-    """The mean of the metric's last five values."""
-    return lambda history, place: _mean_of_last(history, place, name) if name in history[place] else None
+    """Read the mean of the metric's last five values."""
+    return lambda history, index: _mean_of_last(history, index, name) if name in history[index] else None
 
 
 def if_stepped(name: str) -> Reading:
-    """The metric; None where no step was taken, so that nothing could be out of bounds, and nothing was put right."""
-    return lambda history, place: None if history[place].get("gradient_norm") == 0.0 else history[place].get(name)
+    """Read the metric, or None if no optimizer step was taken, because then nothing could change."""
+    return lambda history, index: None if history[index].get("gradient_norm") == 0.0 else history[index].get(name)
 
 
-def signal_of_groups(history: History, place: int) -> float | None:
-    """Share of groups without signal; None with a critic, where equal rewards teach too."""
-    row = history[place]
+def signal_of_groups(history: History, index: int) -> float | None:
+    """Return the fraction of zero-signal groups; None with a critic, which learns from equal rewards too."""
+    row = history[index]
     return None if "value/explained_variance" in row else row.get("groups/zero_signal")
 
 
-def length_ratio(history: History, place: int) -> float | None:
-    """How many times longer, or shorter, completions are than in the first iterations (at least 1)."""
-    length = history[place].get("completion/length")
-    first = [row["completion/length"] for row in history[: min(_BASELINE, place + 1)] if "completion/length" in row]
+def length_ratio(history: History, index: int) -> float | None:
+    """Return the ratio (at least 1) of the mean length to that of the first iterations, or its inverse."""
+    length = history[index].get("completion/length")
+    first = [row["completion/length"] for row in history[: min(_BASELINE, index + 1)] if "completion/length" in row]
     if not length or not first:
         return None
     usual = sum(first) / len(first)
@@ -115,30 +120,30 @@ def length_ratio(history: History, place: int) -> float | None:
 
 
 class RewardHacking:
-    """Held-out accuracy lost since its best evaluation while the training reward has risen; 0 while it has not.
+    """Drop of held-out accuracy below its best while the training reward has risen.
 
-    0 also while chance explains the loss. The best of many evaluations is lucky, so a later one is lower as a rule,
-    with a hundred problems by a tenth: it has to be lower by twice the half widths of both intervals.
+    Returns 0 if the drop is below twice the sum of both interval half-widths, which is within noise: the best of many
+    evaluations is lucky.
     """
 
     def __init__(self) -> None:
         self._accuracy, self._half_width, self._reward = -math.inf, 0.0, 0.0  # of the best evaluation
 
-    def __call__(self, history: History, place: int) -> float | None:
-        """The reading at a place, after those before it."""
-        row = history[place]
+    def __call__(self, history: History, index: int) -> float | None:
+        """Return the reading at an index; call it for each index in order."""
+        row = history[index]
         if "eval/accuracy" not in row:
             return None
-        reward, accuracy = _mean_of_last(history, place, "reward/mean"), row["eval/accuracy"]
+        reward, accuracy = _mean_of_last(history, index, "reward/mean"), row["eval/accuracy"]
         if accuracy > self._accuracy:
             self._accuracy, self._half_width, self._reward = accuracy, _half_width(row), reward
-        lost = self._accuracy - accuracy
-        is_chance = lost <= _NOISE_FACTOR * (self._half_width + _half_width(row))
-        return 0.0 if is_chance or reward <= self._reward else lost
+        drop = self._accuracy - accuracy
+        is_noise = drop <= _NOISE_FACTOR * (self._half_width + _half_width(row))
+        return 0.0 if is_noise or reward <= self._reward else drop
 
 
 def _half_width(row: Mapping[str, float]) -> float:
-    """Of the interval of an evaluation; 0 where a history has no intervals."""
+    """Return the half-width of an evaluation's interval; 0 without an interval."""
     return (row.get("eval/accuracy_high", 0.0) - row.get("eval/accuracy_low", 0.0)) / 2.0
 
 
@@ -147,28 +152,28 @@ RULES: tuple[HealthRule, ...] = (
         name="kl",
         metric="kl/ref",
         make_reading=partial(raw, "kl/ref"),
-        message="The policy has left the reference further than any useful run does.",
+        message="The policy is further from the reference policy than in any useful run.",
         fix="lower learning_rate, raise kl.coefficient, or set update.early_stop_ref_kl",
     ),
     HealthRule(
         name="clip",
         metric="clip/fraction",
         make_reading=partial(if_stepped, "clip/fraction"),
-        message="The steps are so large that the clip switches off most of what they should teach.",
+        message="The steps are so large that clipping removes most of the gradient.",
         fix="lower learning_rate, update.num_epochs or update.num_minibatches",
     ),
     HealthRule(
         name="entropy",
         metric="entropy",
         make_reading=partial(raw, "entropy"),
-        message="The policy is certain of every token: it explores no more.",
+        message="The policy is certain of every token and no longer explores.",
         fix="raise update.entropy_coefficient, sampling.temperature or the upper clip; lower learning_rate",
     ),
     HealthRule(
         name="zero_signal",
         metric="groups/zero_signal",
         make_reading=lambda: signal_of_groups,
-        message="All completions of a prompt are worth the same, for every prompt. Not judged where there is a critic.",
+        message="All completions of a prompt have equal rewards, for almost every prompt. Not applied with a critic.",
         fix="all solved: harder prompts; none solved: easier ones or more SFT; or set sampling.dynamic_sampling_rounds",
     ),
     HealthRule(
@@ -183,7 +188,7 @@ RULES: tuple[HealthRule, ...] = (
         metric="eval/accuracy",
         make_reading=RewardHacking,
         lag=0,
-        message="The reward (mean of five) is above that of the best evaluation, and accuracy has fallen for certain.",
+        message="The reward (mean of five) is above that of the best evaluation; accuracy has dropped beyond noise.",
         fix="reward hacking: read the completions with the highest reward; fix the reward; raise kl.coefficient",
     ),
     HealthRule(
@@ -197,7 +202,7 @@ RULES: tuple[HealthRule, ...] = (
         name="tools",
         metric="episode/parsed",
         make_reading=partial(raw, "episode/parsed"),
-        message="There are tools, and next to no episode holds a call of one that could be parsed.",
+        message="Almost no episode has a tool call that could be parsed.",
         fix="show a call in data.<name>.system_prompt or demonstrations; check episodes.call_format, max_turn_tokens",
     ),
     HealthRule(
@@ -211,37 +216,31 @@ RULES: tuple[HealthRule, ...] = (
 
 
 class HealthMonitor:
-    """What the rules say of a history that grows; what they have read of it is all that is kept."""
+    """Apply the rules to a growing history, reading each row once."""
 
     def __init__(self, config: HealthConfig) -> None:
         limits = config.limits if config.action != "off" else {}
-        self._courses = [_RuleState(rule, limits[rule.name]) for rule in RULES if rule.name in limits]
+        self._rules = [_RuleState(rule, limits[rule.name]) for rule in RULES if rule.name in limits]
         self._num_read = 0
 
     def update(self, history: History) -> HealthReport:
-        """What they say after the history's last iteration; the rows before are those of the last call."""
-        for place, course in itertools.product(range(self._num_read, len(history)), self._courses):
-            course.read(history, place)
+        """Read new rows and return the report after the last one."""
+        for index, state in itertools.product(range(self._num_read, len(history)), self._rules):
+            state.read(history, index)
         self._num_read = len(history)
         last = int(history[-1]["iteration"]) if history else 0
-        findings = tuple(filter(None, (course.finding for course in self._courses)))
-        seen = {
-            course.rule.name: last if course.last_healthy is None else course.last_healthy for course in self._courses
-        }
-        return HealthReport(findings=findings, last_healthy_by_rule=seen, iteration=last)
+        findings = tuple(filter(None, (state.finding for state in self._rules)))
+        healthy = {state.rule.name: last if state.last_healthy is None else state.last_healthy for state in self._rules}
+        return HealthReport(findings=findings, last_healthy_by_rule=healthy, iteration=last)
 
 
 def check_health(history: History, config: HealthConfig) -> HealthReport:
-    """What the rules say after the history's last iteration."""
+    """Return the health report of a complete history."""
     return HealthMonitor(config).update(history)
 
 
 class _RuleState:
-    """One rule's readings so far: the row of the newest that are beyond a bound, and the last within the stop bound.
-
-    ``seen``: the newest iteration whose checkpoint it has seen within that bound; 0 where there is none, None where it
-    has never read anything.
-    """
+    """Streaks of one rule, and its last healthy iteration: 0 if none is healthy, None before the first reading."""
 
     def __init__(self, rule: HealthRule, limit: Limit) -> None:
         self.rule = rule
@@ -249,36 +248,36 @@ class _RuleState:
         self._limit, self._reading, self._value = limit, rule.make_reading(), 0.0
         self._stop, self._warn = _Streak(limit.stop), _Streak(limit.warn)
 
-    def read(self, history: History, place: int) -> None:
-        """Take the reading at the next place."""
-        reading = self._reading(history, place)
+    def read(self, history: History, index: int) -> None:
+        """Read the row at the next index."""
+        reading = self._reading(history, index)
         if reading is None:
             return
-        row = history[place]
+        row = history[index]
         self._value, self.last_healthy = reading, self.last_healthy or 0
-        for bound in (self._stop, self._warn):
-            bound.add(int(row["iteration"]), is_beyond=self._limit.exceeds(reading, bound.limit))
+        for streak in (self._stop, self._warn):
+            streak.add(int(row["iteration"]), is_beyond=self._limit.exceeds(reading, streak.limit))
         if not self._stop.count:
-            self.last_healthy = _seen(self.rule, row)
+            self.last_healthy = _measured_iteration(self.rule, row)
 
     @property
     def finding(self) -> HealthFinding | None:
-        """What is beyond a bound now."""
-        row = self._stop if self._stop.count else self._warn
-        if not row.count:
+        """Current finding, or None."""
+        streak = self._stop if self._stop.count else self._warn
+        if not streak.count:
             return None
         level: Level = "warn"
-        if row is self._stop:
-            level = "stop" if row.count >= self._limit.patience else "alarm"
+        if streak is self._stop:
+            level = "stop" if streak.count >= self._limit.patience else "alarm"
         name, metric, fix = self.rule.name, self.rule.metric, self.rule.fix
         return HealthFinding(
-            rule=name, metric=metric, level=level, since=row.since, value=self._value, limit=row.limit, fix=fix
+            rule=name, metric=metric, level=level, since=streak.since, value=self._value, limit=streak.limit, fix=fix
         )
 
 
 @dataclass(slots=True)
 class _Streak:
-    """How many readings in a row are beyond a bound now, and the iteration of the first."""
+    """Number of consecutive readings beyond a limit, and the iteration of the first."""
 
     limit: float
     count: int = 0
@@ -289,12 +288,12 @@ class _Streak:
         self.count = self.count + 1 if is_beyond else 0
 
 
-def _seen(rule: HealthRule, row: Mapping[str, float]) -> int:
-    """The iteration that made the weights which a reading of this row speaks of; rollouts may be staler than one."""
+def _measured_iteration(rule: HealthRule, row: Mapping[str, float]) -> int:
+    """Return the iteration that made the weights which a row measures; rollouts may be several updates old."""
     staleness = math.ceil(row.get("staleness", 0.0)) if rule.lag else 0
     return int(row["iteration"]) - rule.lag - staleness
 
 
-def _mean_of_last(history: History, place: int, name: str) -> float:
-    values = [row[name] for row in history[max(0, place + 1 - _SMOOTHED) : place + 1] if name in row]
+def _mean_of_last(history: History, index: int, name: str) -> float:
+    values = [row[name] for row in history[max(0, index + 1 - _WINDOW) : index + 1] if name in row]
     return sum(values) / len(values) if values else 0.0

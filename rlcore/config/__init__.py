@@ -1,49 +1,49 @@
-"""Settings that the library reads: frozen dataclasses, built strictly from nested values; a wrong key is an error.
+"""Settings that the library reads: frozen dataclasses, built strictly from nested values.
 
-A field without a default is required. Bounds stand in the type and are checked by :func:`rlcore.strict.build`, which
-names the path of every error (``stages.grpo.learning_rate``) before anything runs. Those that only the pipeline reads,
-and a preset as a whole, are in ``tasks/presets``.
+A field without a default is required. Types carry their bounds. :func:`rlcore.strict_config.build` checks them and
+names the path of every error (``stages.grpo.learning_rate``). ``tasks/presets`` has the settings of the pipeline.
 """
 
-from rlcore.config.adapter import LoraConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
-from rlcore.config.engine import DeadlineConfig, EngineConfig, GpuConfig, TransferKind
+from rlcore.config.distributed import DistributedConfig, RayConfig
+from rlcore.config.engine import EngineConfig, GpuConfig, TimeoutConfig, TransferKind
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
-from rlcore.config.placement import PlacementConfig, RayConfig
+from rlcore.config.lora import LoraConfig
 from rlcore.config.rejection import AnswersConfig, RejectionConfig
 from rlcore.config.rl import (
     CheckpointConfig,
     CriticConfig,
     GaeConfig,
     KlConfig,
-    MismatchConfig,
     ObjectiveConfig,
     RewardTerm,
     RlConfig,
+    RolloutCorrectionConfig,
     SamplingConfig,
     UpdateConfig,
 )
 from rlcore.config.training import (
+    BackboneConfig,
     DpoConfig,
     OptimConfig,
     PreferenceLossConfig,
     RewardModelConfig,
     SftConfig,
-    TrunkConfig,
 )
 from rlcore.config.win_rate import JudgeBounds, JudgeConfig, WinRateConfig
-from rlcore.strict import to_dict
+from rlcore.strict_config import to_dict
 
 __all__ = [
     "LIMITS",
     "AnswersConfig",
     "AuditConfig",
+    "BackboneConfig",
     "CheckpointConfig",
     "CriticConfig",
-    "DeadlineConfig",
     "Decay",
+    "DistributedConfig",
     "DpoConfig",
     "EngineConfig",
     "EpisodeConfig",
@@ -58,13 +58,11 @@ __all__ = [
     "Limit",
     "LimitConfig",
     "LoraConfig",
-    "MismatchConfig",
     "ModelConfig",
     "NonNegativeFloat",
     "NonNegativeInt",
     "ObjectiveConfig",
     "OptimConfig",
-    "PlacementConfig",
     "PositiveFloat",
     "PositiveInt",
     "PreferenceLossConfig",
@@ -73,12 +71,13 @@ __all__ = [
     "RewardModelConfig",
     "RewardTerm",
     "RlConfig",
+    "RolloutCorrectionConfig",
     "SamplingConfig",
     "Scalar",
     "SftConfig",
     "ShapeConfig",
+    "TimeoutConfig",
     "TransferKind",
-    "TrunkConfig",
     "UpdateConfig",
     "WinRateConfig",
     "to_dict",

@@ -1,10 +1,10 @@
-"""Types of settings that carry their bounds."""
+"""Types of settings, with their bounds."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from rlcore.strict import Above, AtLeast, Below, Between
+from rlcore.strict_config import Above, AtLeast, Below, Between
 
 Scalar = str | int | float | bool
 

@@ -1,4 +1,4 @@
-"""Settings of where a model comes from, and of the machine."""
+"""Settings of the starting checkpoint and of the machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlcore.config.bounds import NonNegativeInt, PositiveInt, Scalar
 from rlcore.errors import ConfigError
 
 FILE_SOURCES = ("folder", "gguf")
-"""The sources of a model whose path names files."""
-_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")  # what the pipeline gives a chat template
+"""Values of ``source`` for which ``path`` names files."""
+_GIVEN = ("messages", "add_generation_prompt", "tools", "documents")  # variables that the pipeline sets
 _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Where and in which precision to compute; what ``auto`` becomes, :mod:`rlcore.hardware.machine` decides.
+    """Device and precision. :mod:`rlcore.hardware.machine` resolves ``auto``.
 
-    ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one card by its number, ``cuda:1``. ``dtype``: of the
-    matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a card without bfloat16 units).
-    ``gradient_checkpointing``: gradient checkpointing. Activations inside a learning model's layers are not kept but
-    computed again in the backward pass: less memory, about a third more time. ``save_float32``: write checkpoints of
-    SFT and RL in float32, even if the starting checkpoint and the products are in half precision.
+    ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one GPU, such as ``cuda:1``. ``dtype``: precision of
+    matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a GPU without bfloat16 units).
+    ``gradient_checkpointing``: recompute the activations of trained layers in the backward pass, which saves memory and
+    takes about a third more time. ``save_float32``: write checkpoints of SFT and RL in float32 even if the starting
+    checkpoint is in half precision.
     """
 
     device: str = "auto"
@@ -42,7 +42,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
-    """Shape of a Llama made from scratch."""
+    """Shape of a new Llama."""
 
     hidden_size: PositiveInt = 192
     num_layers: PositiveInt = 4
@@ -64,14 +64,13 @@ class ModelConfig:
 
     ``source``: ``scratch`` (a new Llama of ``shape``), ``hub`` (``path`` is ``org/name``, ``revision`` a 40-hex
     commit), ``folder`` (``path``), ``gguf`` (``path`` to the file), ``package`` (``path`` is an installed Python
-    package that carries ``file``, a GGUF), ``registry`` (``path`` is an MLflow model URI).
+    package that contains ``file``, a GGUF), ``registry`` (``path`` is an MLflow model URI).
 
     ``chat_template_kwargs``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``:
-    control tokens that end a completion, in addition to those that the model declares: ``<|im_end|>``, for example, if
-    a base model's template ends turns with it. Both become a part of the imported checkpoint, and of every model
-    trained from it. ``template_date``: the day (``2026-11-25``) that a template writes which asks for the date; if it
-    is empty, the day that is recorded with the model, or that of the import. ``system_prompt``: the system prompt of
-    the data sets that name none.
+    control tokens that end a completion, in addition to the declared ones: for example ``<|im_end|>``, if the template
+    of a base model ends turns with it. The imported checkpoint and all models trained from it keep both.
+    ``template_date``: date (``2026-11-25``) for templates that use one; empty: the date recorded with the model, or the
+    import date. ``system_prompt``: system prompt of datasets that set none.
     """
 
     source: Literal["scratch", "hub", "folder", "gguf", "package", "registry"]
@@ -88,30 +87,28 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if self.source != "scratch" and not self.path:
-            raise ConfigError(f"path: required with source = {self.source!r}, but missing")
+            raise ConfigError(f"path is required with source = {self.source!r}")
         for name in self.chat_template_kwargs:
             if not name.isidentifier() or name in _GIVEN:
-                raise ConfigError(
-                    f"chat_template_kwargs.{name}: not a variable that a preset may set in a chat template"
-                )
+                raise ConfigError(f"chat_template_kwargs.{name}: presets cannot set this variable")
         try:
             _ = self.template_date and date.fromisoformat(self.template_date)
         except ValueError:
-            raise ConfigError(f"template_date = {self.template_date!r} must be a day such as '2026-11-25'") from None
+            raise ConfigError(f"template_date = {self.template_date!r} must be a date such as '2026-11-25'") from None
 
     @property
     def files(self) -> dict[str, str]:
-        """The files and folders that it names, by their keys."""
+        """Paths of files and folders, by key."""
         named = {"path": self.path if self.source in FILE_SOURCES else "", "chat_template": self.chat_template}
         return {key: path for key, path in named.items() if path}
 
     @property
     def without_folders(self) -> ModelConfig:
-        """The same, files by their names alone: keys count their content, wherever they lie."""
+        """Copy without folders in its paths: cache keys count the content of files, not their location."""
         path = Path(self.path).name if self.source in FILE_SOURCES else self.path
         return replace(self, path=path, chat_template=Path(self.chat_template).name)
 
 
 def tried(path: str) -> str:
-    """The path of a file that is not there, whole, and what relative paths are relative to."""
+    """Return the absolute path of a missing file, with the folders that relative paths start at."""
     return f"{Path(path).absolute()} (relative paths start at the preset's own file, those of --set at {Path.cwd()})"

@@ -13,44 +13,42 @@ TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadlineConfig:
-    """How long an engine may take. ``request_seconds``: for one completion; after that it is requested again."""
+class TimeoutConfig:
+    """Timeouts of an engine. ``request_seconds``: per completion; a completion that times out is requested again."""
 
     startup_seconds: PositiveFloat = 600.0
     request_seconds: NonNegativeFloat = 0.0  # 0: ten minutes plus 0.1 s for each token
 
-    def of_request(self, num_tokens: int) -> float:
-        """Seconds that a completion of ``num_tokens`` may take."""
+    def for_request(self, num_tokens: int) -> float:
+        """Return the seconds that a completion of ``num_tokens`` may take."""
         return self.request_seconds or 600.0 + 0.1 * num_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConfig:
-    """The GPUs of the servers that are started here: each computes on ``tensor_parallel`` of them.
+    """GPUs of the servers that the run starts. Each server uses ``tensor_parallel`` of them.
 
-    They are taken in order from ``devices``, indices of the GPUs that this process sees. Empty: all but the trainer's;
-    if there is only one, trainer and server share it. ``gpu_memory_utilization``: the share of a GPU that a server
-    takes.
+    ``devices``: indices among the visible GPUs, assigned in order. Empty: all but the trainer's; if there is only one,
+    trainer and server share it. ``gpu_memory_utilization``: fraction of a GPU's memory for its server.
     """
 
     devices: tuple[NonNegativeInt, ...] = ()
     tensor_parallel: PositiveInt = 1
-    gpu_memory_utilization: Fraction = 0.0  # 0: 0.85 of the free memory; beside a learner at most 0.4 of all
+    gpu_memory_utilization: Fraction = 0.0  # 0: 0.85 of free memory; on the learner's GPU at most 0.4 of all memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What samples completions: ``native``; ``vllm``, servers of their own; ``vllm_inprocess``, vLLM in this process.
+    """Engine: ``native``, ``vllm`` (servers in other processes) or ``vllm_inprocess`` (vLLM in this process).
 
-    ``replicas`` servers are started with the interpreter ``python`` (empty: this one) and ended with the stage; with
-    ``urls`` running ones are used. Prompts are dealt among several servers. ``dtype`` ``auto`` is the precision that
-    the trainer computes in.
+    The stage starts ``replicas`` servers with the interpreter ``python`` (empty: this one) and stops them at its end.
+    ``urls``: use running servers instead. Several servers share the prompts. ``dtype``: ``auto`` is the trainer's
+    compute precision.
 
-    ``weight_transfer`` is how new weights reach a server: ``file`` in the folder ``weight_dir``, which it has to see
-    (empty: one in memory where there is such, else a temporary one); ``shared_memory``, ``gloo`` (over TCP), ``nccl``
-    and ``ipc`` (from GPU to GPU) by vLLM's weight-transfer API. ``auto``, for a server that is started here, is
-    ``nccl`` between GPUs where vLLM is installed here too, else ``shared_memory``; ``file`` for one that runs or where
-    memory is short.
+    ``weight_transfer``: path of new weights to a server. ``file`` uses the folder ``weight_dir``, which the server must
+    see (empty: a folder in memory if there is one, else a temporary one). ``shared_memory``, ``gloo`` (TCP), ``nccl``
+    and ``ipc`` (between GPUs) use vLLM's weight-transfer API. ``auto``: for a started server ``nccl`` between GPUs if
+    vLLM is installed here too, else ``shared_memory``; for a running one, or if memory is short, ``file``.
     """
 
     kind: Literal["native", "vllm", "vllm_inprocess"] = "native"
@@ -61,19 +59,19 @@ class EngineConfig:
     weight_transfer: TransferKind = "auto"
     weight_dir: str = ""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: what the longest text needs
-    kv_cache_gib: NonNegativeFloat = 0.0  # 0: what gpus.gpu_memory_utilization leaves
-    enforce_eager: bool | None = None  # False: compile, with CUDA graphs; starts slower; left out: False on GPUs only
-    timeouts: DeadlineConfig = field(default_factory=DeadlineConfig)
+    max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: fits the longest text
+    kv_cache_gib: NonNegativeFloat = 0.0  # 0: the rest of gpus.gpu_memory_utilization
+    enforce_eager: bool | None = None  # false: compile, with CUDA graphs; starts slower; left out: false on GPUs only
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
 
     def __post_init__(self) -> None:
         is_placed = bool(self.gpus.devices) or self.gpus.tensor_parallel > 1
         if self.urls and (self.python or self.replicas > 1 or is_placed):
             raise ConfigError(
-                "urls names servers that run already; python, replicas and gpus start new ones: set one or the other"
+                "urls uses running servers; python, replicas and gpus start new ones: set one or the other"
             )
         if len(set(self.urls)) < len(self.urls):
-            raise ConfigError("urls names a server twice")
+            raise ConfigError("urls has a server twice")
         of_servers = (
             self.python,
             self.urls,
@@ -84,22 +82,21 @@ class EngineConfig:
         )
         if self.kind == "vllm_inprocess" and any(of_servers):
             raise ConfigError(
-                "python, urls, replicas, gpus.devices, gpus.tensor_parallel, weight_transfer and weight_dir belong to "
-                "servers: "
-                "vllm_inprocess has none"
+                "python, urls, replicas, gpus.devices, gpus.tensor_parallel, weight_transfer and weight_dir need "
+                "servers: vllm_inprocess has none"
             )
         if self.weight_dir and self.weight_transfer == "shared_memory":
             raise ConfigError("weight_transfer = 'shared_memory' needs no folder: leave weight_dir empty")
         named, width = len(self.gpus.devices), self.gpus.tensor_parallel
         if named and named != self.replicas * width:
             raise ConfigError(
-                f"gpus.devices names {named} GPUs, {self.replicas} replicas of {width} need {self.replicas * width}: "
-                "name one for each, and a GPU twice if two replicas share it"
+                f"gpus.devices has {named} GPUs, {self.replicas} replicas of {width} need {self.replicas * width}: "
+                "list one for each, and a GPU twice if two replicas share it"
             )
 
     @property
     def numbers(self) -> Mapping[str, object]:
-        """What changes the numbers that come out, for the key of a stage; where it runs and how fast does not."""
+        """Settings that change results, for the cache key of a stage. Location and speed are left out."""
         if self.kind == "native":
             return {"kind": self.kind}
         names = ("kind", "dtype", "max_model_len", "enforce_eager")

@@ -8,19 +8,18 @@ from typing import Annotated, Literal
 
 from rlcore.config.bounds import PositiveFloat, PositiveInt, Scalar
 from rlcore.errors import ConfigError
-from rlcore.strict import AtLeast
+from rlcore.strict_config import AtLeast
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeConfig:
     """Episodes of several turns with tools. Without ``tools`` and ``environment`` every completion is one turn.
 
-    ``sampling.max_new_tokens`` bounds all turns and all tool output together; a further turn begins only if
-    ``max_turn_tokens`` still fit. Output longer than ``max_tool_output_tokens`` is cut and ends with ``[cut]``.
-    ``environment``: a class of one's own, ``module:Class``, whose public methods are tools, with ``options`` by name;
-    ``files``: the data files that it reads. ``tool_role``: the role of the output's message; ``user`` for chat
-    templates without a role ``tool``. ``call_format``: how a call is written; ``template``: as the chat template has
-    it, and as ours where it has none.
+    ``sampling.max_new_tokens`` limits turns and tool output together; another turn begins only if ``max_turn_tokens``
+    still fit. Output longer than ``max_tool_output_tokens`` is truncated and ends with ``[cut]``. ``environment``: a
+    custom class ``module:Class``, whose public methods are tools; ``options``: its arguments; ``files``: the data files
+    that it reads. ``tool_role``: role of the message with the output; ``user`` for chat templates without a role
+    ``tool``. ``call_format``: syntax of a call; ``template``: that of the chat template, or ``ours`` if it has none.
     """
 
     tools: tuple[Literal["calculator", "python", "search"], ...] = ()
@@ -38,20 +37,20 @@ class EpisodeConfig:
 
     @property
     def has_tools(self) -> bool:
-        """Whether the policy may call anything."""
+        """True if the policy can call a tool."""
         return bool(self.tools or self.environment)
 
     @property
     def module(self) -> str:
-        """The module of the environment; empty without one."""
+        """Module of the environment, or ""."""
         return self.environment.partition(":")[0]
 
     def __post_init__(self) -> None:
         if self.environment and ":" not in self.environment:
             raise ConfigError(f"environment = {self.environment!r} is not written as module:Class")
         if (self.options or self.files) and not self.environment:
-            raise ConfigError("options and files are those of an environment: name one, or leave them out")
+            raise ConfigError("options and files need environment")
         if len(set(self.tools)) < len(self.tools):
-            raise ConfigError("a tool is named twice")
+            raise ConfigError("tools has a tool twice")
         if ("search" in self.tools) != bool(self.search_corpus):
-            raise ConfigError("tools names search and search_corpus is empty, or the reverse: name both or neither")
+            raise ConfigError("the tool search needs search_corpus, and search_corpus needs the tool search")

@@ -1,4 +1,4 @@
-"""Settings of the health rules: the limits at which a run is warned about, and at which it is stopped."""
+"""Settings of the health rules: limits for warnings and stops, and the audit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Annotated, Literal
 
 from rlcore.config.bounds import Fraction, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.strict import Above, Below
+from rlcore.strict_config import Above, Below
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limit:
-    """One rule's bounds, complete.
+    """Complete limits of one health rule.
 
-    A reading beyond ``warn`` is warned of; one beyond ``stop``, ``patience`` readings in a row, stops the run. Beyond
-    means above where ``stop`` is the larger of the two, else below.
+    A reading beyond ``warn`` gives a warning; ``patience`` consecutive readings beyond ``stop`` stop the run. Beyond
+    means above if ``stop`` is larger than ``warn``, else below.
     """
 
     warn: float
@@ -28,9 +28,9 @@ class Limit:
     def is_upper(self) -> bool:
         return self.stop > self.warn
 
-    def exceeds(self, reading: float, bound: float) -> bool:
-        """True if a reading is beyond one of the two bounds; one that equals it is within, and NaN within none."""
-        return not (reading <= bound if self.is_upper else reading >= bound)
+    def exceeds(self, reading: float, limit: float) -> bool:
+        """Return True if a reading is beyond one of the two limits. Equality is within; NaN is beyond."""
+        return not (reading <= limit if self.is_upper else reading >= limit)
 
 
 # Several times what the committed presets show: at most 0.15 nats, 0.8 % clipped, 2.7 times the length; entropy 0.016.
@@ -51,7 +51,7 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class LimitConfig:
-    """Limits of one rule; left out: the rule's own."""
+    """Limits of one rule; a value that is left out is the rule's default."""
 
     warn: float | None = None
     stop: float | None = None
@@ -60,22 +60,22 @@ class LimitConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
-    """The audit: each iteration some rollouts are worked out again by a slow path; docs/reliability.md describes it.
+    """Audit: recompute some rollouts of each iteration by a slow path; docs/reliability.md describes it.
 
-    ``action``: ``stop`` ends the run at the first difference, ``warn`` only says it.
+    ``action``: ``stop`` ends the run at the first discrepancy; ``warn`` only logs it.
     """
 
     action: Literal["stop", "warn", "off"] = "stop"
-    max_time_fraction: Fraction = 0.02  # of the run's time that it may take; the first iteration is always looked at
-    rollouts: PositiveInt = 2  # of an iteration that are looked at
-    false_alarm_rate: Annotated[float, Above(0.0), Below(1.0)] = 1e-6  # chance that the test of the sampler stops a run
+    max_time_fraction: Fraction = 0.02  # maximum fraction of the run's time; the first iteration is always audited
+    rollouts: PositiveInt = 2  # audited rollouts per iteration
+    false_alarm_rate: Annotated[float, Above(0.0), Below(1.0)] = 1e-6  # of the sampler test, per run
 
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """Rules that watch every online-RL run; docs/metrics.md describes each.
+    """Health rules of an online-RL run; docs/metrics.md describes each.
 
-    ``action``: ``stop`` warns, then stops the run and goes back to its last healthy checkpoint; ``warn`` only warns.
+    ``action``: ``stop`` warns, then stops the run and restores its last healthy checkpoint; ``warn`` only warns.
     """
 
     action: Literal["stop", "warn", "off"] = "stop"
@@ -98,13 +98,13 @@ class HealthConfig:
 
     @property
     def limits(self) -> Mapping[str, Limit]:
-        """Every rule's bounds, by its name."""
-        return {name: _resolve(getattr(self, name), own) for name, own in LIMITS.items()}
+        """Limits of every rule, by name."""
+        return {name: _resolve(getattr(self, name), default) for name, default in LIMITS.items()}
 
 
-def _resolve(changed: LimitConfig, own: Limit) -> Limit:
+def _resolve(changed: LimitConfig, default: Limit) -> Limit:
     return Limit(
-        warn=own.warn if changed.warn is None else changed.warn,
-        stop=own.stop if changed.stop is None else changed.stop,
-        patience=own.patience if changed.patience is None else changed.patience,
+        warn=default.warn if changed.warn is None else changed.warn,
+        stop=default.stop if changed.stop is None else changed.stop,
+        patience=default.patience if changed.patience is None else changed.patience,
     )

@@ -1,4 +1,4 @@
-"""Settings of stages in which a policy answers training prompts many times; rejection sampling is one of them."""
+"""Settings of stages that sample many completions per training prompt, such as rejection sampling."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlcore.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class AnswersConfig:
-    """Sample ``num_samples`` answers to each training prompt, and score them with ``rewards``."""
+    """Sample ``num_samples`` completions of each training prompt, and score them with ``rewards``."""
 
     num_samples: PositiveInt
     rewards: tuple[RewardTerm, ...]
     sampling: SamplingConfig
-    threshold: float = 0.99  # smallest score of a correct answer; as in rlcore.types
-    tokens_per_microbatch: PositiveInt = 8192  # for a reward model that scores the answers
+    threshold: float = 0.99  # lowest score of a correct completion; as in rlcore.types
+    tokens_per_microbatch: PositiveInt = 8192  # of a reward model that scores the completions
     num_prompts: NonNegativeInt = 0  # 0: all training prompts
 
     def __post_init__(self) -> None:
@@ -32,17 +32,16 @@ class AnswersConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionConfig(AnswersConfig):
-    """Sample ``num_samples`` answers to each training prompt, score them with ``rewards``, keep the good ones.
+    """Sample ``num_samples`` completions of each training prompt, score them with ``rewards``, keep the good ones.
 
-    ``choose``: ``verified`` keeps answers with a score of at least ``threshold``; ``best`` keeps those with the
-    highest scores.
-    ``prefer``: which of equally good answers to a prompt come first. ``max_similarity``: an answer that shares more
-    than this part of its words (Jaccard index of its runs of three words) with a kept one of its prompt is dropped.
+    ``choose``: ``verified`` keeps completions with a score of at least ``threshold``; ``best`` keeps those with the
+    highest scores. ``prefer``: order of equally good completions of a prompt. ``max_similarity``: drop a completion
+    whose Jaccard index of three-word sequences with a kept one of its prompt is larger.
     """
 
     choose: Literal["verified", "best"] = "verified"
     prefer: Literal["first", "shortest"] = "first"
     keep_per_prompt: PositiveInt = 1
-    keep_per_task: NonNegativeInt = 0  # a cap, so that easy tasks do not crowd out the others; 0: no cap
-    max_similarity: Fraction = 1.0  # 1: drop only answers that are equal up to white space
+    keep_per_task: NonNegativeInt = 0  # limits easy tasks, so that other tasks keep their weight; 0: no limit
+    max_similarity: Fraction = 1.0  # 1: drop only completions that are equal up to white space
     num_eval: PositiveInt = 32  # demonstrations held out for the loss curve of the SFT that follows

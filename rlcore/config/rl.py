@@ -7,34 +7,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlcore.config.adapter import LoraConfig
 from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
+from rlcore.config.lora import LoraConfig
 from rlcore.config.training import OptimConfig
 from rlcore.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """How rollouts are drawn. No top-p, top-k or min-p: a filtered distribution biases the ratio."""
+    """Sampling of rollouts. There is no top-p, top-k or min-p: a filtered distribution biases the ratio."""
 
     temperature: PositiveFloat = 1.0
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded at the same time
-    dynamic_sampling_rounds: NonNegativeInt = 0  # rounds in which zero-signal groups are replaced; 0: off
-    zero_signal_keep_prob: Fraction = 1.0  # of a prompt after n zero-signal groups in a row: to the power n
-    staleness: NonNegativeInt = 0  # iterations that are sampled ahead of the update; rollouts are as many updates old
+    dynamic_sampling_rounds: NonNegativeInt = 0  # rounds that replace zero-signal groups; 0: off
+    zero_signal_keep_prob: Fraction = 1.0  # probability p of sampling a prompt after a zero-signal group; p^n after n
+    staleness: NonNegativeInt = 0  # iterations prefetched during updates; rollouts are up to this number of updates old
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
     engine: EngineConfig | None = None  # left out: the run's engine
 
     def __post_init__(self) -> None:
         if self.episodes.has_tools and self.episodes.max_turn_tokens > self.max_new_tokens:
-            raise ConfigError("episodes.max_turn_tokens must not be above max_new_tokens, which bounds all turns")
+            raise ConfigError("episodes.max_turn_tokens must not exceed max_new_tokens, which limits all turns")
         if self.staleness and self.dynamic_sampling_rounds:
             raise ConfigError(
-                f"dynamic_sampling_rounds looks at rewards before it samples on, staleness = {self.staleness} samples "
-                f"before"
+                f"dynamic_sampling_rounds needs rewards before it samples more, but staleness = {self.staleness} "
+                "samples before rewards are known: set one to 0"
             )
 
 
@@ -42,8 +42,8 @@ class SamplingConfig:
 class KlConfig:
     """KL to the reference policy. ``apply_to`` ``reward`` uses k1 per token; ``loss`` uses ``estimator``.
 
-    ``target`` > 0 (nats per completion) turns on the adaptive controller, with ``horizon`` in completions. The plain
-    estimators are there to reproduce papers; see :mod:`rlcore.algorithms.kl` for their gradients.
+    ``target`` > 0 (nats per completion) enables the adaptive controller; ``horizon`` is in completions. The estimators
+    ``k2_plain`` and ``k3_plain`` reproduce papers; :mod:`rlcore.algorithms.kl` explains their gradients.
     """
 
     coefficient: NonNegativeFloat = 0.0
@@ -54,17 +54,16 @@ class KlConfig:
 
     def __post_init__(self) -> None:
         if self.target > 0.0 and self.coefficient == 0.0:
-            raise ConfigError("target > 0 needs a coefficient > 0 to start from")
+            raise ConfigError("target > 0 needs a starting coefficient > 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GaeConfig:
-    """Variants of generalised advantage estimation; the defaults are the plain form with one lambda.
+    """Variants of generalised advantage estimation; the defaults give the plain form with one lambda.
 
-    ``lam_value``: lambda of the critic's own returns; left out, that of the policy. ``lam_alpha`` > 0: the policy's
-    lambda is ``1 - 1 / (lam_alpha * length)`` of each completion, in place of ``critic.lam`` (both VAPO, Yue et al.
-    2025). ``bootstrap_truncated``: after a completion that was cut by length comes the critic's value of its last
-    state, in place of 0.
+    ``lam_value``: lambda of the critic's returns; left out: the policy's. ``lam_alpha`` > 0: the policy's lambda is
+    ``1 - 1 / (lam_alpha * length)`` of each completion, instead of ``critic.lam`` (both VAPO, Yue et al. 2025).
+    ``bootstrap_truncated``: truncated completions end with the critic's value of their last state, instead of 0.
     """
 
     lam_value: Fraction | None = None
@@ -74,14 +73,14 @@ class GaeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """The value model of PPO. Without ``optim`` it has the policy's settings (``update.optim``).
+    """The critic of PPO. Without ``optim`` it uses ``update.optim``.
 
-    ``init_from``: ``policy``, or the name of the stage whose reward model it starts from.
+    ``init_from``: ``policy``, or the stage whose reward model initialises the critic.
 
-    ``architecture``: ``separate``, a backbone of its own; ``shared``, a head on the policy's backbone: one forward pass
-    and one step of one optimizer for ``L_policy + coefficient * L_value``, and with ``detach`` the head's gradient ends
-    before the backbone; ``lora``, an adapter of ``update.lora``'s shape beside the policy's on the same frozen base.
-    ``learning_rate``: of the weights that the critic does not share with the policy.
+    ``architecture``: ``separate``, an own backbone; ``shared``, a head on the policy's backbone, trained in one forward
+    pass and one optimizer step for ``L_policy + coefficient * L_value`` (``detach`` stops the gradient of the head
+    before the backbone); ``lora``, a LoRA of ``update.lora``'s shape on the policy's frozen base. ``learning_rate``: of
+    the weights that the critic does not share with the policy.
     """
 
     init_from: str = "policy"
@@ -90,32 +89,28 @@ class CriticConfig:
     coefficient: NonNegativeFloat = 0.5
     learning_rate: PositiveFloat = 1e-5
     clip_range: NonNegativeFloat = 0.2  # 0: no value clipping
-    huber_delta: NonNegativeFloat = 0.0  # larger errors count linearly (Huber loss); 0: squared error for all
+    huber_delta: NonNegativeFloat = 0.0  # larger errors count linearly (Huber loss); 0: squared error
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
     gae: GaeConfig = field(default_factory=GaeConfig)
     optim: OptimConfig | None = None
-    warmup_iterations: NonNegativeInt = 0  # first iterations, in which only the critic learns
+    warmup_iterations: NonNegativeInt = 0  # first iterations, which train only the critic
 
     def __post_init__(self) -> None:
         if self.architecture != "shared":
             return
         if self.init_from != "policy":
-            raise ConfigError(
-                "architecture = 'shared' starts from the policy, whose backbone it is on; it has no other"
-            )
+            raise ConfigError("architecture = 'shared' uses the policy's backbone: init_from must be 'policy'")
         if self.optim is not None:
-            raise ConfigError(
-                "architecture = 'shared' learns in the policy's optimizer: set update.optim, not critic.optim"
-            )
+            raise ConfigError("architecture = 'shared' uses the policy's optimizer: set update.optim, not critic.optim")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MismatchConfig:
-    """Correction of the difference between the engine's and the trainer's log-probabilities.
+class RolloutCorrectionConfig:
+    """Importance weights against the mismatch of the log-probabilities of engine and learner.
 
-    ``truncate`` cuts the weight at ``high``; ``mask`` gives weight 0 outside [``low``, ``high``]. The
-    default of ``high`` is 2 to truncate, 5 to mask.
+    ``truncate`` limits the weight to ``high``; ``mask`` sets it to 0 outside [``low``, ``high``]. ``high`` defaults to
+    2 for ``truncate`` and to 5 for ``mask``.
     """
 
     mode: Literal["truncate", "mask", "off"] = "truncate"
@@ -129,17 +124,17 @@ class MismatchConfig:
 
     @property
     def upper(self) -> float:
-        """``high``, or the mode's own."""
+        """``high``, or the default of the mode."""
         return self.high if self.high is not None else {"truncate": 2.0, "mask": 5.0, "off": math.inf}[self.mode]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Constants of the algorithm; left out: those of its row. One that the row does not have is refused.
+    """Constants of the algorithm; left out: those of its row. A constant that the row does not use is an error.
 
-    ``scale``: what a group's centred rewards are divided by, the std of the group, of the batch, or nothing.
-    ``clip_low``, ``clip_high``: bounds of the ratio, or of the moved probability (dppo_tv). ``dual_clip``: bound of
-    the ratio where the advantage is negative (usual 3), 0 = off. ``gate_…``: of sapo. ``constant_length`` in tokens.
+    ``scale``: divisor of a group's centred rewards: the std of the group or of the batch, or nothing. ``clip_low``,
+    ``clip_high``: bounds of the ratio, or of the probability difference (dppo_tv). ``dual_clip``: bound of the ratio
+    for negative advantages (usually 3), 0: off. ``gate_…``: of sapo. ``constant_length`` in tokens.
     """
 
     scale: Literal["group", "group_sample", "batch", "batch_sample", "none"] | None = None
@@ -153,19 +148,19 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         if self.dual_clip is not None and 0.0 < self.dual_clip <= 1.0:
-            raise ConfigError("dual_clip must be above 1 (usual: 3), or 0 for off")
+            raise ConfigError("dual_clip must be above 1 (usually 3), or 0 for off")
 
 
-DEADLINE_MINUTES = 60.0
+DEFAULT_TIMEOUT_MINUTES = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTerm:
-    """One component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
+    """One weighted component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
 
-    ``data``: the data sets whose rollouts it scores; none named: all. ``stage``, for kind ``reward_model``: the stage
-    that trained it. ``files``, for a function of one's own: the data files that it reads. ``gate``: a rollout whose
-    part is below it gets ``below_gate`` as its total reward, whatever the other parts are.
+    ``data``: datasets whose rollouts are scored; empty: all. ``stage``, for kind ``reward_model``: the stage that
+    trains it. ``files``: data files that a custom function reads. ``gate``: if the term is below it, the total reward
+    is ``below_gate``, whatever the other terms are.
     """
 
     kind: str
@@ -176,33 +171,33 @@ class RewardTerm:
     below_gate: float = 0.0
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    timeout_minutes: PositiveFloat = DEADLINE_MINUTES  # of one call of a function of one's own, with all its rollouts
+    timeout_minutes: PositiveFloat = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which scores all rollouts
 
     @property
     def module(self) -> str:
-        """The module of a function of one's own; empty for a reward of the table."""
+        """Module of a custom function, or "" for a reward of the table."""
         return self.kind.partition(":")[0] if ":" in self.kind else ""
 
     def __post_init__(self) -> None:
         if self.files and not self.module:
-            raise ConfigError(f"only a function of one's own (module:function) takes files, not kind {self.kind!r}")
-        if self.timeout_minutes != DEADLINE_MINUTES and not self.module:
-            raise ConfigError(f"only a function of one's own takes timeout_minutes, not kind {self.kind!r}")
+            raise ConfigError(f"files is only valid for a custom function (module:function), got kind {self.kind!r}")
+        if self.timeout_minutes != DEFAULT_TIMEOUT_MINUTES and not self.module:
+            raise ConfigError(f"timeout_minutes is only valid for a custom function, got kind {self.kind!r}")
         if self.gate is None and self.below_gate != 0.0:
             raise ConfigError("below_gate needs a gate")
         if self.stage and self.kind != "reward_model":
-            raise ConfigError(f"only a reward of kind reward_model takes stage, not kind {self.kind!r}")
+            raise ConfigError(f"stage is only valid for kind reward_model, got kind {self.kind!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """How one batch of rollouts is turned into optimizer steps.
+    """Optimizer steps of one iteration.
 
-    ``early_stop_kl``, ``early_stop_ref_kl``: the update ends after an epoch whose mean KL, in nats per token, to the
-    policy that sampled or to the reference is above the limit; 0: no limit.
+    ``early_stop_kl``, ``early_stop_ref_kl``: end the update after an epoch whose mean KL (nats per token) to the
+    sampling policy or to the reference policy exceeds the limit; 0: no limit.
 
-    ``max_skipped_steps``: so many steps in a row may meet NaN or infinity in their loss or gradient. They are not
-    taken, and their batch is kept. One more ends the run, as does any in the last iteration.
+    ``max_skipped_steps``: maximum number of consecutive steps that are skipped because of NaN or infinity in their loss
+    or gradient. Their batch is saved. One more ends the run, as does any in the last iteration.
     """
 
     num_epochs: PositiveInt = 1
@@ -212,18 +207,18 @@ class UpdateConfig:
     early_stop_kl: NonNegativeFloat = 0.0
     early_stop_ref_kl: NonNegativeFloat = 0.0
     max_skipped_steps: NonNegativeInt = 2
-    truncated_completions: Literal["score", "mask", "zero"] = "score"  # its reward, not trained on, or 0
+    truncated_completions: Literal["score", "mask", "zero"] = "score"  # keep the reward, do not train, or reward 0
     optim: OptimConfig = field(default_factory=OptimConfig)
-    rollout_correction: MismatchConfig = field(default_factory=MismatchConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When a run writes a checkpoint: after its first and its last iteration, and every ``every_minutes`` between them.
+    """Checkpoint interval. A run also writes a checkpoint after its first and its last iteration.
 
-    ``every_iterations`` > 0: every so many iterations instead. No result depends on the number of checkpoints.
+    ``every_iterations`` > 0 replaces ``every_minutes``. No result depends on the number of checkpoints.
     """
 
     every_minutes: PositiveFloat = 15.0
@@ -239,7 +234,7 @@ class RlConfig:
     prompts_per_iteration: PositiveInt
     group_size: PositiveInt
     learning_rate: PositiveFloat
-    rewards: tuple[RewardTerm, ...] = ()  # none: the KL to a teacher is all that is paid
+    rewards: tuple[RewardTerm, ...] = ()  # empty: the KL to a teacher is the only reward
     sampling: SamplingConfig
     update: UpdateConfig = field(default_factory=UpdateConfig)
     kl: KlConfig = field(default_factory=KlConfig)
@@ -250,22 +245,22 @@ class RlConfig:
     def __post_init__(self) -> None:
         if self.sampling.dynamic_sampling_rounds > 0 and self.group_size == 1:
             raise ConfigError(
-                "sampling.dynamic_sampling_rounds needs group_size > 1: a group of one never carries a signal"
+                "sampling.dynamic_sampling_rounds needs group_size > 1: a group of one never has a signal"
             )
         if self.sampling.zero_signal_keep_prob < 1.0 and self.group_size == 1:
             raise ConfigError(
-                "sampling.zero_signal_keep_prob < 1 needs group_size > 1: a group of one never carries a signal"
+                "sampling.zero_signal_keep_prob < 1 needs group_size > 1: a group of one never has a signal"
             )
         if self.sampling.staleness and self.update.rollout_correction.mode == "off":
             raise ConfigError(
-                "sampling.staleness > 0 needs update.rollout_correction: older weights sample than are trained"
+                "sampling.staleness > 0 needs update.rollout_correction: rollouts are sampled with older weights"
             )
         if self.update.early_stop_ref_kl > 0.0 and self.kl.coefficient == 0.0:
-            raise ConfigError("update.early_stop_ref_kl needs kl.coefficient > 0: without it there is no reference")
+            raise ConfigError("update.early_stop_ref_kl needs kl.coefficient > 0: else there is no reference policy")
         if self.critic.gae.bootstrap_truncated and self.update.truncated_completions != "score":
             raise ConfigError(
-                "critic.gae.bootstrap_truncated continues a cut completion with the critic's value, "
-                f"update.truncated_completions = {self.update.truncated_completions!r} gives it no reward: choose one"
+                "critic.gae.bootstrap_truncated values the end of truncated completions, but "
+                f"update.truncated_completions = {self.update.truncated_completions!r} drops their reward: choose one"
             )
         if self.critic.architecture == "lora" and self.update.lora.rank == 0:
-            raise ConfigError("critic.architecture = 'lora' needs update.lora.rank > 0: a frozen base to be on")
+            raise ConfigError("critic.architecture = 'lora' needs update.lora.rank > 0, which freezes the base")

@@ -1,4 +1,4 @@
-"""Policy, reference and critic of an RL run, from what can be said of them in any process."""
+"""Construction of policy, reference policy and critic of an RL run, from a plan that any process can receive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, add_lora, load_adapter
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
@@ -30,9 +30,13 @@ Policy: TypeAlias = PreTrainedModel | AdaptedModel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerPlan:
-    """What learns, by which settings. ``start``: the policy's checkpoint; ``critic_start``: that of the critic's trunk
-    or adapter, ``start`` again unless it begins as a reward model; ``reference``: what KL is measured to, left out:
-    ``start``."""
+    """Models and settings of a learner.
+
+    Attributes:
+        start: Checkpoint of the policy.
+        critic_start: Checkpoint of the critic's backbone or LoRA: ``start``, unless it begins as a reward model.
+        reference: Checkpoint of the reference policy, or None for ``start``.
+    """
 
     start: Path
     critic_start: Path
@@ -41,14 +45,14 @@ class LearnerPlan:
     reference: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain values, of which :meth:`from_json` makes it again."""
+        """Return the plan as plain values for :meth:`from_json`."""
         paths = {"start": self.start, "critic_start": self.critic_start, "reference": self.reference}
         named = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
         return {**named, "config": to_dict(self.config), "seed": self.seed}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> LearnerPlan:
-        """The plan that :meth:`to_json` was asked of."""
+        """Restore a plan of :meth:`to_json`."""
         return cls(
             start=Path(values["start"]),
             critic_start=Path(values["critic_start"]),
@@ -59,39 +63,39 @@ class LearnerPlan:
 
 
 def make_policy(plan: LearnerPlan, runtime: Runtime) -> Policy:
-    """All of the starting checkpoint's weights, or an adapter on it, frozen.
+    """Load the starting checkpoint for training, or frozen with a LoRA.
 
     Raises:
-        ModelError: it cannot be trained.
+        ModelError: It cannot be trained.
     """
-    adapter = plan.config.update.lora
-    model = runtime.load_base(plan.start) if adapter.rank else runtime.load_trainable(plan.start)
+    lora = plan.config.update.lora
+    model = runtime.load_base(plan.start) if lora.rank else runtime.load_trainable(plan.start)
     check_model(model, ChatTokenizer.load(plan.start))
-    return add_lora(model, adapter, "policy", seed=plan.seed) if adapter.rank else model
+    return add_lora(model, lora, "policy", seed=plan.seed) if lora.rank else model
 
 
 def make_learner(
     plan: LearnerPlan, policy: Policy, runtime: Runtime, *, beside: Iterable[nn.Module] = ()
 ) -> LocalLearner:
-    """What learns in this process, on ``policy``; ``beside``: models that share its memory.
+    """Create a learner in this process. ``beside``: other models in its memory, which it measures too.
 
     Raises:
-        ModelError: the critic is to start from a reward model that is no adapter of the same base.
+        ModelError: The critic must start from a reward model that is no LoRA of the same base.
     """
-    critic, reference = _others(plan, policy, runtime)
+    critic, reference = _critic_and_reference(plan, policy, runtime)
     return LocalLearner(_learner(plan, policy, critic), reference, beside=beside)
 
 
 def make_rank_learner(
     plan: LearnerPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
 ) -> LocalLearner:
-    """What one of several ranks has on ``device``: shards, or without ``sharding`` all weights.
+    """Create the learner of one rank on ``device``: with shards, or without ``sharding`` with all weights.
 
-    Models that are to be cut up are loaded in the machine's memory first.
+    Models to be sharded are loaded into CPU memory first.
     """
     first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
     policy = make_policy(plan, first)
-    critic, reference = _others(plan, policy, first)
+    critic, reference = _critic_and_reference(plan, policy, first)
     is_shared = critic is not None and critic.backbone is policy
     roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
     if not isinstance(reference, AdaptedModel):
@@ -103,7 +107,7 @@ def make_rank_learner(
 def shard_models(
     models: Iterable[nn.Module], ranks: Ranks, sharding: ShardConfig | None, *, device: torch.device
 ) -> None:
-    """Leave of each model this rank's shards on ``device``; without ``sharding`` each rank has all of it."""
+    """Replace each model's weights by this rank's shards on ``device``, or keep all weights without ``sharding``."""
     for model in models:
         if sharding:
             shard(model, ranks, sharding, device=device)
@@ -115,25 +119,27 @@ def _learner(plan: LearnerPlan, policy: Policy, critic: ScalarHeadModel | None) 
     return Learner(policy, critic, algorithm=resolve_algorithm(plan.config), config=plan.config)
 
 
-def _others(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> tuple[ScalarHeadModel | None, Policy | None]:
-    """The critic and the reference, where the configuration needs them."""
+def _critic_and_reference(
+    plan: LearnerPlan, policy: Policy, runtime: Runtime
+) -> tuple[ScalarHeadModel | None, Policy | None]:
+    """Return the critic and the reference policy, or None if the configuration needs none."""
     critic = _critic(plan, policy, runtime) if resolve_algorithm(plan.config).uses_critic else None
     if plan.config.kl.coefficient == 0.0:
         return critic, None
     if plan.reference is not None and plan.reference.absolute() != plan.start.absolute():
         return critic, runtime.load_reference(plan.reference)
-    # Of an adapted policy the reference is the base with every adapter off.
+    # The reference policy of a LoRA is the base with every LoRA disabled.
     is_adapted = isinstance(policy, AdaptedModel)
     return critic, AdaptedModel(policy.base, "") if is_adapted else runtime.load_reference(plan.start)
 
 
 def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadModel:
-    """The critic where the configuration places it."""
+    """Return the critic with the configured architecture."""
     critic = plan.config.critic
     if critic.architecture == "shared":
-        return ScalarHeadModel.on_trunk(policy)
+        return ScalarHeadModel.on_backbone(policy)
     if critic.architecture == "separate":
-        return ScalarHeadModel.on_trunk(runtime.load_trainable(plan.critic_start))
+        return ScalarHeadModel.on_backbone(runtime.load_trainable(plan.critic_start))
     if critic.init_from != "policy":
-        return ScalarHeadModel.on_trunk(load_adapter(policy, plan.critic_start, "critic"))
-    return ScalarHeadModel.on_trunk(add_lora(policy, plan.config.update.lora, "critic", seed=plan.seed))
+        return ScalarHeadModel.on_backbone(load_adapter(policy, plan.critic_start, "critic"))
+    return ScalarHeadModel.on_backbone(add_lora(policy, plan.config.update.lora, "critic", seed=plan.seed))

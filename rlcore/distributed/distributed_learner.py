@@ -1,7 +1,7 @@
-"""A learner that several processes are together, behind the handle of one.
+"""Distributed learner: several processes behind the interface of a local learner.
 
-The process that runs the loop sends each rank the same request, and takes the first one's answer. It holds neither
-weights nor a process group itself. What lost ranks had is gone, and the newest checkpoint is not.
+The process of the loop sends each rank the same request, and uses the first one's answer. It has neither weights nor a
+process group. After a loss of ranks the newest checkpoint is restored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.checks.audit.slow_path import SlowPathResult
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool, rank_setup
@@ -35,31 +35,37 @@ if TYPE_CHECKING:
 
 
 class DistributedLearner:
-    """A :class:`~rlcore.training.learner_protocol.LearnerProtocol` on ranks, which says what each method does.
+    """A :class:`~rlcore.training.learner_protocol.LearnerProtocol` on ranks; the protocol documents the methods.
 
-    Where ranks were lost, :meth:`load` alone starts others: they hold the newest checkpoint then, or the first weights.
+    After a loss of ranks only :meth:`load` starts new ones, with the newest checkpoint or the first weights.
     """
 
     def __init__(
         self,
         plan: LearnerPlan,
-        placement: PlacementConfig,
+        distributed: DistributedConfig,
         runtime: Runtime,
         *,
         log: Callable[[str], None],
         ranks: RankPool | None = None,
     ) -> None:
-        """Start the ranks. ``runtime``: what each computes in; ``log`` shows a sentence to people; ``ranks``: which
-        processes they are, children of this one where nothing is said.
+        """Start the ranks.
+
+        Args:
+            plan: Models and settings.
+            distributed: Number and placement of the ranks.
+            runtime: Device and precision of each rank.
+            log: Show a human-readable sentence.
+            ranks: Processes of the ranks; None: children of this process.
 
         Raises:
-            ConfigError: there are fewer GPUs than ranks.
-            ModelError: a checkpoint cannot be trained.
+            ConfigError: There are fewer GPUs than ranks.
+            ModelError: A checkpoint cannot be trained.
         """
         self.config, self.algorithm = plan.config, resolve_algorithm(plan.config)
-        self._plan, self._placement, self._runtime, self._log = plan, placement, runtime, log
-        self.ranks = ranks or child_ranks(placement, runtime.device)
-        self._starts, self._tokens = 0, 0  # 0 tokens: as many as configured
+        self._plan, self._distributed, self._runtime, self._log = plan, distributed, runtime, log
+        self.ranks = ranks or child_ranks(distributed, runtime.device)
+        self._starts, self._tokens = 0, 0  # 0 tokens: the configured number
         self._budget = plan.config.update.tokens_per_microbatch
         self.policy_version, self.kl_coefficient = 0, plan.config.kl.coefficient
         self._exported: tuple[int, Mapping[str, torch.Tensor]] | None = None
@@ -76,8 +82,8 @@ class DistributedLearner:
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
-        return self._placement.learner_ranks
+        """Number of ranks."""
+        return self._distributed.learner_ranks
 
     @property
     def has_reference(self) -> bool:
@@ -120,10 +126,10 @@ class DistributedLearner:
         return self._exported[1]
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return self.weights()  # an export that is in use stays, whatever is exported after it
+        return self.weights()  # later exports do not change an export in use
 
-    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
-        self._call("save", root.absolute(), step, run_state=run_state, spared=tuple(spared))
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
+        self._call("save", root.absolute(), step, run_state=run_state, protected=tuple(protected))
 
     def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
         if not self.ranks.is_running:
@@ -146,34 +152,34 @@ class DistributedLearner:
             self.ranks.close()
 
     def _restart(self) -> None:
-        restarts = self._placement.max_restarts
+        restarts = self._distributed.max_restarts
         if self._starts > restarts:
             raise TrainingError(
                 f"ranks were lost {self._starts} times",
                 where="distributed.max_restarts",
-                fix="see the lines above for why; the same command goes on from the newest checkpoint",
+                fix="the log has the reasons; the same command resumes from the newest checkpoint",
             )
         if self.ranks.ran_out:
             self._tokens = max(1, self._budget // 2)
-        self._log(f"starts {self.size} ranks again ({self._starts} of at most {restarts} times)")
+        self._log(f"restart ranks={self.size} attempt={self._starts}/{restarts}")
         self._start()
 
     def _start(self) -> dict[str, Any]:
-        """Start every rank; the first one's facts, when all have loaded their models."""
+        """Start every rank, and return the first one's facts when all have loaded their models."""
         self._starts += 1
-        return self._stand(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
+        return self._update_state(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
 
     def _setup(self, rank: int) -> dict[str, Any]:
         adapted = self.config.update.lora.rank > 0
         own = {"kind": "rl", "plan": self._plan.to_json(), "tokens": self._tokens}
-        return own | rank_setup(self._placement, self._runtime, rank, adapted=adapted)
+        return own | rank_setup(self._distributed, self._runtime, rank, adapted=adapted)
 
     def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
-        """What ``method`` gives, asked of every rank."""
-        return self._stand(self.ranks.ask(method, *arguments, **settings))["result"]
+        """Call ``method`` on every rank, and return its result."""
+        return self._update_state(self.ranks.ask(method, *arguments, **settings))["result"]
 
-    def _stand(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The answer, after what it says of where the learner stands was noted."""
+    def _update_state(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Store the learner's state from an answer, and return the answer."""
         self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
         self._budget = answer["tokens"]
         return answer

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, DPO and reward models on ranks: what each has, and all of them as one learner's handle."""
+"""Distributed SFT, DPO and reward models: the learner of one rank, and a client with a local learner's interface."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch import Tensor
 
 from rlcore.checks.audit.shuffle_gap import ShuffleGap
 from rlcore.config import DpoConfig, RewardModelConfig, SftConfig, to_dict
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.build import shard_models
 from rlcore.distributed.rank_pool import RankPool, rank_setup
 from rlcore.distributed.ranks import Ranks
 from rlcore.distributed.sharded import ShardConfig
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.logprob_check import check_model
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.dpo import DpoLearner, dpo_policy
 from rlcore.training.preferences import PreferenceSet
-from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
+from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
 from rlcore.training.sft import SftLearner
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _CONFIGS = (SftConfig, DpoConfig, RewardModelConfig)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SupervisedPlan:
-    """What is taught, by which settings. ``start``: the checkpoint that it begins with."""
+    """Checkpoint and settings of a supervised learner."""
 
     start: Path
     config: SftConfig | DpoConfig | RewardModelConfig
@@ -46,31 +46,31 @@ class SupervisedPlan:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether an adapter learns, on a base that is whole on every rank."""
+        """True if a LoRA is trained, on a base that every rank holds completely."""
         if isinstance(self.config, DpoConfig):
             return self.config.lora.rank > 0
         return isinstance(self.config, RewardModelConfig) and self.config.backbone.lora.rank > 0
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain values, of which :meth:`from_json` makes it again."""
+        """Return the plan as plain values for :meth:`from_json`."""
         kind = type(self.config).__name__
         return {"start": str(self.start.absolute()), kind: to_dict(self.config), "seed": self.seed}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SupervisedPlan:
-        """The plan that :meth:`to_json` was asked of."""
+        """Restore a plan of :meth:`to_json`."""
         (kind,) = (each for each in _CONFIGS if each.__name__ in values)
         config: Any = build(kind, json.loads(json.dumps(values[kind.__name__])))
         return cls(start=Path(values["start"]), config=config, seed=values["seed"])
 
 
-def make_supervised_share(
+def make_rank_supervised(
     plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
 ) -> Supervised:
-    """What one of several ranks has on ``device``: shards, or without ``sharding`` all weights.
+    """Create the learner of one rank on ``device``: with shards, or without ``sharding`` with all weights.
 
     Raises:
-        ModelError: the checkpoint cannot be trained.
+        ModelError: The checkpoint cannot be trained.
     """
     first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
     if isinstance(plan.config, SftConfig):
@@ -82,31 +82,31 @@ def make_supervised_share(
         policy = dpo_policy(plan.start, plan.config, first, seed=plan.seed)
         shard_models([policy], ranks, sharding, device=device)
         return DpoLearner(policy, plan.config)
-    trunk = reward_trunk(plan.start, plan.config.backbone, first, seed=plan.seed)
-    members = reward_members(trunk, plan.config, seed=plan.seed)
-    roots = {id(member.backbone): member for member in reversed(members)}  # heads on one trunk: the first has it
+    backbone = reward_backbone(plan.start, plan.config.backbone, first, seed=plan.seed)
+    members = reward_members(backbone, plan.config, seed=plan.seed)
+    roots = {id(member.backbone): member for member in reversed(members)}  # heads on one backbone: the first has it
     shard_models(roots.values(), ranks, sharding, device=device)
     for member in members[1:]:
-        if member.backbone is trunk:  # a head and nothing else
+        if member.backbone is backbone:  # only a head
             member.head.to(device)
     return RewardLearner(members, plan.config)
 
 
 class _DistributedSupervised:
-    """A learner on ranks; where one is lost, the stage has to be run again."""
+    """A learner on ranks; if one is lost, the stage must be rerun."""
 
-    def __init__(self, plan: SupervisedPlan, placement: PlacementConfig, runtime: Runtime, ranks: RankPool) -> None:
-        """Start the ranks. ``runtime``: what each computes in.
+    def __init__(self, plan: SupervisedPlan, distributed: DistributedConfig, runtime: Runtime, ranks: RankPool) -> None:
+        """Start the ranks. ``runtime``: device and precision of each.
 
         Raises:
-            ModelError: the checkpoint cannot be trained.
-            LearnerLostError: a rank did not start.
+            ModelError: The checkpoint cannot be trained.
+            LearnerLostError: A rank did not start.
         """
         self._ranks = ranks
         own = {"kind": "supervised", "plan": plan.to_json()}
         setups = [
-            own | rank_setup(placement, runtime, rank, adapted=plan.is_adapted)
-            for rank in range(placement.learner_ranks)
+            own | rank_setup(distributed, runtime, rank, adapted=plan.is_adapted)
+            for rank in range(distributed.learner_ranks)
         ]
         try:
             ranks.start(setups)

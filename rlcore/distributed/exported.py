@@ -1,4 +1,4 @@
-"""Weights that another process has written, as a table whose tensors are read when they are asked for."""
+"""Exported weights: a mapping that reads tensors from a file of another process on access."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 
 class ExportedWeights(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file; none is kept in memory."""
+    """Mapping of the tensors of a safetensors file; none is kept in memory."""
 
     def __init__(self, path: Path) -> None:
         file: Any = safe_open(path, framework="pt")

@@ -1,4 +1,4 @@
-"""Ranks as child processes of this one, each with a pipe of its own."""
+"""Ranks as child processes, each with its own pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed import rank_process
 from rlcore.distributed.exported import ExportedWeights
 from rlcore.distributed.rank import WEIGHTS
@@ -25,13 +25,13 @@ from rlcore.distributed.serialization import encode
 from rlcore.errors import ConfigError
 
 _MEMORY = Path("/dev/shm")
-_GRACE_SECONDS = 5.0  # for a process whose pipe is closed to be gone
+_GRACE_SECONDS = 5.0  # between the end of a pipe and of its process
 
 
 class ChildRanks:
-    """A :class:`~rlcore.distributed.rank_pool.RankTransport` of children, one on each of ``devices``.
+    """A :class:`~rlcore.distributed.rank_pool.RankTransport` of child processes, one on each of ``devices``.
 
-    They meet, and the weights that the first of them exports lie, in a folder in memory.
+    A folder in memory has the store at which they meet, and the weights that the first one exports.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -45,7 +45,7 @@ class ChildRanks:
 
     def start(self, setups: Sequence[Mapping[str, Any]]) -> None:
         self._starts += 1
-        place = {
+        local = {
             "store": f"file://{self._folder}/store-{self._starts}",
             "folder": self._folder,
             "threads": max(1, torch.get_num_threads() // len(setups)),
@@ -55,7 +55,7 @@ class ChildRanks:
             self.processes.append(self.launch(theirs))
             theirs.close()
             self._ends.append(ours)
-            ours.send_bytes(encode({**setup, **place, "device": str(device)}))
+            ours.send_bytes(encode({**setup, **local, "device": str(device)}))
 
     def send(self, request: bytes) -> set[int]:
         lost = set()
@@ -93,42 +93,42 @@ class ChildRanks:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def launch(self, end: Connection) -> subprocess.Popen[bytes]:
-        """A process that finds its setup and its requests at ``end``."""
+        """Start a process that reads its setup and its requests from ``end``."""
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
             [sys.executable, "-m", rank_process.__name__, str(end.fileno()), str(os.getpid())],
             pass_fds=[end.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # gloo says there whom it has met
+            stdout=subprocess.DEVNULL,  # gloo logs its connections there
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
 
-def child_ranks(placement: PlacementConfig, device: torch.device) -> RankPool:
-    """Ranks that are children of this process, on devices of the kind of ``device``.
+def child_ranks(config: DistributedConfig, device: torch.device) -> RankPool:
+    """Return a pool of child processes, on devices of the kind of ``device``.
 
     Raises:
-        ConfigError: there are fewer GPUs than ranks.
+        ConfigError: There are fewer GPUs than ranks.
     """
-    return RankPool(ChildRanks(rank_devices(placement, device)), 60.0 * placement.timeout_minutes)
+    return RankPool(ChildRanks(rank_devices(config, device)), 60.0 * config.timeout_minutes)
 
 
-def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch.device]:
-    """The device of each rank, of the kind of ``device``.
+def rank_devices(config: DistributedConfig, device: torch.device) -> list[torch.device]:
+    """Return the device of each rank, of the kind of ``device``.
 
     Raises:
-        ConfigError: there are fewer GPUs.
+        ConfigError: There are fewer GPUs than ranks.
     """
-    size = placement.learner_ranks
+    size = config.learner_ranks
     if device.type != "cuda":
-        if placement.devices:
+        if config.devices:
             raise ConfigError(
-                "distributed.devices names GPUs, and the run computes on a CPU",
+                "distributed.devices lists GPUs, but the run computes on a CPU",
                 where="distributed.devices",
-                fix="leave it out",
+                fix="remove it",
             )
         return [device] * size
-    chosen, count = placement.devices or tuple(range(size)), torch.cuda.device_count()
+    chosen, count = config.devices or tuple(range(size)), torch.cuda.device_count()
     if max(chosen) >= count:
         raise ConfigError(
             f"learner_ranks = {size} needs GPUs {', '.join(map(str, chosen))}, only {count} visible",
@@ -139,7 +139,7 @@ def rank_devices(placement: PlacementConfig, device: torch.device) -> list[torch
 
 
 def _next(end: Connection) -> bytes | None:
-    """The next answer; None where there will be none."""
+    """Return the next answer, or None if the pipe is closed."""
     try:
         return end.recv_bytes()
     except (EOFError, OSError):

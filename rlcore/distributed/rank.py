@@ -1,4 +1,4 @@
-"""One rank of a group: a share of a learner that answers requests as its fellows do, in whatever process it is."""
+"""A rank of a distributed learner, which answers the same requests as the other ranks, in any kind of process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 from rlcore.distributed.build import LearnerPlan, make_rank_learner
-from rlcore.distributed.distributed_supervised import SupervisedPlan, make_supervised_share
+from rlcore.distributed.distributed_supervised import SupervisedPlan, make_rank_supervised
 from rlcore.distributed.ranks import Ranks, gather_full, open_ranks
 from rlcore.distributed.serialization import encode_error
 from rlcore.distributed.sharded import ShardConfig
@@ -25,7 +25,7 @@ from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.sft import SftLearner
 
 WEIGHTS = "weights.safetensors"
-"""What an export leaves in the folder of a group that has one."""
+"""File name of exported weights."""
 
 _METHODS = ("passes", "scores", "update", "examine", "step_errors", "observe_kl", "save", "wait", "save_model")
 _SUPERVISED_METHODS = {
@@ -36,10 +36,10 @@ _SUPERVISED_METHODS = {
 
 
 class Rank:
-    """This process's share of what learns: ``methods`` by their names, which all ranks are asked for at the same point.
+    """The learner of this process. All ranks receive the same calls of ``methods`` in the same order.
 
-    ``facts``: what is said of it at first; ``standing``: what is said with every answer. Bytes that a method gives stay
-    here, ``exported``, until they are taken.
+    Attributes:
+        exported: Bytes that a method returned, kept here until they are taken.
     """
 
     def __init__(
@@ -48,37 +48,37 @@ class Rank:
         methods: Mapping[str, Callable[..., Any]],
         *,
         facts: Mapping[str, Any],
-        standing: Callable[[], Mapping[str, Any]] = dict,
+        state: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.exported = b""
-        self._ranks, self._methods, self._facts, self._standing = ranks, methods, facts, standing
+        self._ranks, self._methods, self._facts, self._state = ranks, methods, facts, state
 
     def facts(self) -> dict[str, Any]:
-        """What is fixed about what learns, and where it stands."""
-        return {**self._facts, **self._standing()}
+        """Return the fixed properties of the learner, and its current state."""
+        return {**self._facts, **self._state()}
 
     def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A table with ``result`` and where the learner stands, or with one of ``error``, ``memory`` and ``crash``."""
+        """Return a table with ``result`` and the learner's state, or one with ``error``, ``memory`` or ``crash``."""
         try:
             if method not in self._methods:
-                raise ValueError(f"a rank does no {method}")
+                raise ValueError(f"a rank has no method {method}")
             result = self._methods[method](*arguments, **settings)
-        except Exception as error:  # noqa: BLE001 - told to who asked
+        except Exception as error:  # noqa: BLE001 - sent to the caller
             return encode_error(error)
         if isinstance(result, bytes):
             self.exported, result = result, None
-        # Every rank knows the result, and one says it.
-        return {"result": result if self._ranks.is_first else None, **self._standing()}
+        # Every rank has the result; the first one returns it.
+        return {"result": result if self._ranks.is_first else None, **self._state()}
 
 
 @contextmanager
 def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
-    """The rank that ``setup`` describes, when it has met the others."""
+    """Open the rank of ``setup`` after it has connected to the others."""
     device = torch.device(setup["device"])
     torch.set_num_threads(setup["threads"])
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by the rank's number
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by rank number
     address = {"store": setup["store"], "device": device, "timeout": setup["seconds"], "width": setup["width"]}
     with open_ranks(setup["rank"], setup["size"], **address) as ranks, ExitStack() as stack:
         torch.manual_seed(setup["plan"]["seed"])
@@ -95,7 +95,7 @@ def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: t
             learner.learner.tokens_per_microbatch = min(setup["tokens"], learner.learner.tokens_per_microbatch)
         return found
 
-    def standing() -> dict[str, Any]:
+    def state() -> dict[str, Any]:
         return {
             "policy_version": learner.policy_version,
             "kl_coefficient": learner.kl_coefficient,
@@ -105,18 +105,18 @@ def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: t
     own = {"load": load, "export": partial(_export, learner, setup["folder"])}
     methods = {name: getattr(learner, name) for name in _METHODS} | own
     facts = {"num_parameters": learner.facts.num_parameters, "dtype": _name(learner.facts.compute_dtype)}
-    return Rank(ranks, methods, facts=facts, standing=standing)
+    return Rank(ranks, methods, facts=facts, state=state)
 
 
 def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
     plan, (runtime, sharding) = SupervisedPlan.from_json(setup["plan"]), _precision(setup, device)
-    learner = make_supervised_share(plan, ranks, runtime, sharding=sharding, device=device)
+    learner = make_rank_supervised(plan, ranks, runtime, sharding=sharding, device=device)
     names = _SUPERVISED_METHODS[type(learner)]
     return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
 
 
 def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, ShardConfig | None]:
-    """What models are loaded in, and how they are cut up; None: not at all."""
+    """Return device and precision, and the sharding or None."""
     dtype = PRECISIONS[setup["dtype"]]
     gathered = dtype if setup["narrow"] else None
     sharding = ShardConfig(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None
@@ -128,18 +128,18 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _export(learner: LocalLearner, folder: Path | None) -> bytes:
-    """The policy's weights on the first rank, gathered from all of them one tensor at a time.
+    """Gather the policy's weights on the first rank, one tensor at a time.
 
-    With a ``folder`` a file there, else its bytes.
+    Write them to a file in ``folder`` if there is one, else return their bytes.
     """
     kept: dict[str, torch.Tensor] = {}
     for name, tensor in learner.weights().items():
         found = gather_full(tensor.detach())
         if learner.learner.ranks.is_first:
-            kept[name] = found.cpu().contiguous().clone()  # tied weights share memory, which the format refuses
+            kept[name] = found.cpu().contiguous().clone()  # safetensors rejects shared memory of tied weights
     if not kept or not folder:
         return save(kept) if kept else b""
     path = folder / WEIGHTS
-    path.unlink(missing_ok=True)  # who has mapped the last ones keeps them
+    path.unlink(missing_ok=True)  # processes that mapped the old file keep it
     save_tensors(kept, path)
     return b""

@@ -1,7 +1,7 @@
-"""The ranks of a group: the same request to each of them, one answer for all.
+"""Pool of learner ranks: send a request to all ranks, and return one answer.
 
-Which processes they are, and who starts and ends them, is a crew's matter. One that dies, raises, or does not answer in
-time is named at once; where the others may be waiting for it, all are ended.
+A transport starts and ends the processes. A rank that dies, raises, or times out is reported immediately; if others may
+be waiting for it, all are ended.
 """
 
 from __future__ import annotations
@@ -12,68 +12,68 @@ from typing import Any, Protocol
 
 import torch
 
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import LearnerLostError
 from rlcore.hardware.runtime import Runtime
 
-_GRACE_SECONDS = 5.0  # for the others' answers, after one rank has failed
+_GRACE_SECONDS = 5.0  # for the answers of other ranks after one has failed
 
 
 class RankTransport(Protocol):
-    """Processes that can be ranks; ``size`` of them run."""
+    """Protocol of processes that act as ranks; ``size`` of them run."""
 
     @property
     def size(self) -> int: ...
 
     def start(self, setups: Sequence[Mapping[str, Any]]) -> None:
-        """Start a process with each setup, and add to it what depends on where it runs; they answer when ready."""
+        """Start a process with each setup, extended by its device and store. Ranks answer when they are ready."""
         ...
 
     def send(self, request: bytes) -> set[int]:
-        """Ask every rank; the ranks that could not be reached."""
+        """Send a request to every rank, and return the ranks that could not be reached."""
         ...
 
     def receive(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
-        """New answers of ``silent`` ranks by their number, after waiting for one; None of a rank that died."""
+        """Wait for an answer of ``silent`` ranks, and return new answers by rank; None for a dead rank."""
         ...
 
     def exit_reason(self, rank: int) -> str:
-        """How a rank ended: ``was ended by SIGKILL``."""
+        """Return how a rank ended: ``was ended by SIGKILL``."""
         ...
 
     def exported(self) -> Mapping[str, torch.Tensor]:
-        """The weights that the first rank has gathered."""
+        """Return the weights that the first rank has exported."""
         ...
 
     def end(self) -> None:
-        """Kill every rank: what it was in the middle of, others may wait for."""
+        """Kill every rank, because ranks may wait for each other."""
         ...
 
     def close(self) -> None:
-        """End what is left of the ranks when none is started any more."""
+        """Release all resources; no rank is started again."""
         ...
 
 
-def rank_setup(placement: PlacementConfig, runtime: Runtime, rank: int, *, adapted: bool) -> dict[str, Any]:
-    """What every rank is told of its place among the others, and of what it computes in; a crew adds where it runs."""
+def rank_setup(config: DistributedConfig, runtime: Runtime, rank: int, *, adapted: bool) -> dict[str, Any]:
+    """Return the setup of a rank: its number, and its precision. The transport adds device and store."""
     return {
         "rank": rank,
-        "size": placement.learner_ranks,
-        "seconds": 60.0 * placement.timeout_minutes,
+        "size": config.learner_ranks,
+        "seconds": 60.0 * config.timeout_minutes,
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
         "recompute": runtime.recompute,
-        "sharded": placement.is_sharded(adapted=adapted),
-        "narrow": placement.gather_in_compute_dtype,
-        "offload": placement.cpu_offload,
-        "width": placement.tensor_parallel,
+        "sharded": config.is_sharded(adapted=adapted),
+        "narrow": config.gather_in_compute_dtype,
+        "offload": config.cpu_offload,
+        "width": config.tensor_parallel,
     }
 
 
 class RankPool:
-    """Ranks that are started, asked and ended together. ``seconds``: how long they may take for one request.
+    """Ranks that are started, called and ended together. ``seconds``: timeout of a request.
 
-    ``ran_out``: whether the last ones were lost because a rank had no memory left.
+    ``ran_out``: True if the last ranks were lost because one ran out of memory.
     """
 
     def __init__(self, crew: RankTransport, seconds: float) -> None:
@@ -82,27 +82,27 @@ class RankPool:
 
     @property
     def is_running(self) -> bool:
-        """Whether there are ranks to ask."""
+        """True if there are ranks."""
         return self.crew.size > 0
 
     def start(self, setups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Start a rank with each setup; the first one's answer, when all are ready.
+        """Start a rank with each setup, and return the first one's answer when all are ready.
 
         Raises:
-            LearnerLostError, RlcoreError: as :meth:`ask`.
+            LearnerLostError, RlcoreError: As in :meth:`ask`.
         """
         self.crew.start(setups)
         return self._answer("start")
 
     def ask(self, method: str, *arguments: Any, **settings: Any) -> dict[str, Any]:
-        """The first rank's answer to a request, when all have given theirs.
+        """Send a request to all ranks, and return the first one's answer when all have answered.
 
         Raises:
-            LearnerLostError: a rank died, ran out of memory, failed, or is silent; all are ended.
-            RlcoreError: what a rank raised.
+            LearnerLostError: A rank died, ran out of memory, failed, or timed out; all are ended.
+            RlcoreError: Raised by a rank.
         """
         if not self.is_running:
-            raise LearnerLostError("the ranks are gone", fix="start the same command again: it resumes")
+            raise LearnerLostError("no rank is running", fix="start the same command again: it resumes")
         if lost := self.crew.send(encode((method, arguments, settings))):
             raise self._lost(method, lost, {})
         return self._answer(method)
@@ -112,14 +112,14 @@ class RankPool:
         self.crew.end()
 
     def close(self) -> None:
-        """Kill every rank, for good."""
+        """Kill every rank and release the transport."""
         self.crew.end()
         self.crew.close()
 
     def _answer(self, method: str) -> dict[str, Any]:
         try:
             answers, dead, silent = self._listen()
-        except BaseException:  # an interrupt: an answer that comes later would be taken for that of the next request
+        except BaseException:  # an interrupt: a late answer would be taken for that of the next request
             self.end()
             raise
         errors = {rank: answer for rank, answer in answers.items() if is_error(answer)}
@@ -132,7 +132,7 @@ class RankPool:
         return answers[0]
 
     def _listen(self) -> tuple[dict[int, dict[str, Any]], set[int], tuple[int, ...]]:
-        """The answers by rank, the ranks that died, and those that are silent; a failure cuts the wait for others."""
+        """Return answers by rank, dead ranks and silent ranks. After a failure the others have a few seconds."""
         silent, dead = set(range(self.crew.size)), set[int]()
         answers: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._seconds
@@ -147,7 +147,7 @@ class RankPool:
     def _lost(
         self, method: str, dead: set[int], errors: Mapping[int, Mapping[str, Any]], *, silent: tuple[int, ...] = ()
     ) -> LearnerLostError:
-        """End what is left, and say which rank was lost and how."""
+        """End all ranks, and return an error with the lost ranks and reasons."""
         reasons = [f"rank {rank} {self.crew.exit_reason(rank)}" for rank in sorted(dead)]
         short = {rank: error["memory"] for rank, error in errors.items() if "memory" in error}
         if not reasons and short:
@@ -156,12 +156,12 @@ class RankPool:
             reasons = [f"rank {rank} failed: {error['crash']}" for rank, error in errors.items() if "crash" in error]
         if not reasons:
             minutes = self._seconds / 60.0
-            reasons = [f"rank {rank} did not answer within {minutes:g} minutes" for rank in silent]
+            reasons = [f"rank {rank} timed out after {minutes:g} minutes" for rank in silent]
         self.ran_out = bool(short) and not dead
         size = self.crew.size
         self.end()
         return LearnerLostError(
             f"{'; '.join(reasons)}, in {method!r} of {size} ranks",
             where="distributed",
-            fix="the run goes on from its newest checkpoint, as does the same command when it is started again",
+            fix="the run resumes from its newest checkpoint, as does the same command",
         )

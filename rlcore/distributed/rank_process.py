@@ -1,7 +1,7 @@
-"""A rank as a child process: ``python -m rlcore.distributed.rank_process DESCRIPTOR PARENT``, started by a group alone.
+"""A rank as a child process: ``python -m rlcore.distributed.rank_process DESCRIPTOR PARENT``.
 
-It is told over a pipe what to be, then does what it is asked, one request after another, as its fellows do. It ends
-with the process that started it, however that one ends.
+It receives its setup and then requests over a pipe, in the same order as the other ranks. It ends with its parent, for
+whatever reason the parent ends.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _POLL_SECONDS = 0.5
 
 
 def main() -> None:
-    """Be a rank until the pipe is closed."""
+    """Serve requests until the pipe is closed."""
     end, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the ranks in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C too, and ends the ranks in order
     setup = decode(end.recv_bytes())
     folder = Path(setup["folder"])
     threading.Thread(target=_end_with, args=(parent, folder), daemon=True).start()
     serve(end, setup)
-    _end_with(parent, folder)  # a parent that is there ends this process itself
+    _end_with(parent, folder)  # a living parent ends this process itself
 
 
 def serve(end: Connection, setup: Mapping[str, Any]) -> None:
-    """Be what ``setup`` says, and answer requests from ``end`` until it is closed.
+    """Open the rank of ``setup``, and answer requests from ``end`` until it is closed.
 
-    A request is (method, arguments, settings); the answers are those of :meth:`rlcore.distributed.rank.Rank.answer`.
+    A request is (method, arguments, settings); :meth:`rlcore.distributed.rank.Rank.answer` gives the answers.
     """
     try:
         with open_rank(setup) as rank:
             end.send_bytes(encode(rank.facts()))
             while (request := _next(end)) is not None:
                 end.send_bytes(encode(rank.answer(*request)))
-    except Exception as error:  # noqa: BLE001 - told to who asked
+    except Exception as error:  # noqa: BLE001 - sent to the caller
         end.send_bytes(encode(encode_error(error)))
 
 
 def _next(end: Connection) -> Any:
-    """The next request; None where there is none any more."""
+    """Return the next request, or None at the end."""
     try:
         return decode(end.recv_bytes())
     except EOFError:
@@ -57,7 +57,7 @@ def _next(end: Connection) -> Any:
 
 
 def _end_with(parent: int, folder: Path) -> None:
-    """End this process when its parent is gone, which cannot clean up any more."""
+    """Remove the folder and end this process when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Processes that take one optimizer step together; here alone they talk to each other, by torch.distributed.
+"""Ranks: processes that take one optimizer step together. Only this module calls collectives of torch.distributed.
 
-Under tensor parallelism neighbouring ranks split every layer's matrices among them. They see the same samples, and are
-one of those who share the samples out.
+With tensor parallelism, neighbouring ranks split every layer's matrices. They process the same samples, and count as
+one rank of the data-parallel group.
 
-Whatever decides what happens next (is a loss finite, did the policy move far, how many micro-batches) is asked of all
-ranks before any of them acts: a rank that went its own way would leave the others waiting for ever.
+Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks.
+A rank that decided alone would leave the others waiting forever.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from torch import nn
 from rlcore.errors import RlcoreError
 
 T = TypeVar("T")
-_BUCKET = 1 << 24  # numbers whose gradients are summed in one call
+_BUCKET = 1 << 24  # gradient entries summed in one call
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process has share ``rank`` of ``size``; every method is called by all of them at the same point.
+    """Data-parallel rank ``rank`` of ``size``; all ranks call every method together.
 
-    One alone talks to nobody, so who works with ranks never asks whether there are several. ``width``: how many have
-    the same share, each with another part of every layer's matrices; this is number ``part`` of them. ``group``: those
-    with the same part of the other shares.
+    A single process communicates with no other, so callers need no special case.
+
+    Attributes:
+        part: Tensor-parallel rank.
+        width: Number of tensor-parallel ranks.
+        group: Process group of the data-parallel ranks with the same ``part``, or None for all.
     """
 
     rank: int = 0
@@ -43,15 +46,15 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that writes and reports."""
+        """True if this rank writes and reports."""
         return self.rank == 0 and self.part == 0
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on one rank at least."""
+        """Return True if the flag is set on at least one rank."""
         return bool(self.max(int(flag)))
 
     def max(self, number: int) -> int:
-        """The largest of the ranks' numbers."""
+        """Return the maximum over the ranks."""
         if self.size * self.width == 1:
             return number
         found = torch.tensor(number)
@@ -59,7 +62,7 @@ class Ranks:
         return int(found)
 
     def gather(self, value: T) -> list[T]:
-        """The value of each share, in their order, on every rank."""
+        """Return the value of each data-parallel rank, in order, on every rank."""
         if self.size == 1:
             return [value]
         found: list[T] = [value] * self.size
@@ -67,15 +70,15 @@ class Ranks:
         return found
 
     def collect(self, numbers: Sequence[int], values: Sequence[T]) -> list[T]:
-        """The values of all ranks by their ``numbers``, which are 0, 1, 2, … of all ranks together."""
+        """Return the values of all ranks in the order of their ``numbers``, which are 0, 1, 2, … over all ranks."""
         pairs = [pair for part in self.gather(list(zip(numbers, values, strict=True))) for pair in part]
         return [value for _, value in sorted(pairs, key=itemgetter(0))]
 
     def broadcast_object(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives on the first rank, on every rank; the others do not do it.
+        """Run ``work`` on the first rank only, and return its result on every rank.
 
         Raises:
-            RlcoreError: what it raised there.
+            RlcoreError: Raised by ``work``.
         """
         if self.size * self.width == 1:
             return work()
@@ -93,9 +96,9 @@ class Ranks:
 
     @torch.no_grad()
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Give every rank the sum of the gradients; a shard's is that sum already.
+        """Sum gradients over the ranks, except those of shards, which are sums already.
 
-        A parameter without a gradient on one rank counts as zero there, and stays without where no rank has one.
+        A parameter without a gradient on one rank counts as zero there; without one on all ranks it stays without.
         """
         if self.size == 1:
             return
@@ -118,14 +121,14 @@ ONE = Ranks()
 def open_ranks(
     rank: int, size: int, *, store: str, device: torch.device, timeout: float, width: int = 1
 ) -> Iterator[Ranks]:
-    """Meet the other ranks at ``store``, a URL as torch.distributed takes it; a call of all waits ``timeout`` seconds.
+    """Connect to the other ranks at ``store``, a torch.distributed URL. Collectives time out after ``timeout`` seconds.
 
-    Ranks on GPUs talk by NCCL, on CPUs by gloo. ``width`` neighbours have one share together.
+    GPUs use NCCL, CPUs gloo. ``width`` neighbours form one data-parallel rank.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
-        # Every rank makes every group: torch asks for that.
+        # torch requires that every rank creates every group.
         groups = [dist.new_group(list(range(part, size, width))) for part in range(width)] if width > 1 else [None]
         yield Ranks(rank // width, size // width, part=rank % width, width=width, group=groups[rank % width])
     finally:
@@ -133,17 +136,17 @@ def open_ranks(
 
 
 def is_shard(tensor: torch.Tensor) -> bool:
-    """Whether this rank holds but a part of the tensor."""
+    """Return True if this rank holds only a shard of the tensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor of which each rank may hold a part; all ranks ask at the same point."""
+    """Return the full tensor, gathered from its shards; all ranks call it together."""
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Neighbours of one type and device in lots of at most ``_BUCKET`` numbers."""
+    """Yield consecutive parameters of one dtype and device, at most ``_BUCKET`` entries together."""
     bucket: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:

@@ -1,8 +1,8 @@
-"""Values as bytes for another process of ours: plain values and our own records as JSON, numbers of tensors behind it.
+"""Serialization of values for other processes: plain values and known dataclasses as JSON, tensors as bytes.
 
     8 bytes: length of the JSON | JSON, in which a tensor is {"tensor": [dtype, shape, number]} | tensors' bytes
 
-Nothing is pickled: what arrives is made of the kinds below, and of no others.
+Nothing is pickled: decoding creates only the kinds below.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ _KINDS = {
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of a value of numbers, texts, paths, lists, tables, tensors and the records above.
+    """Serialize a value of numbers, texts, paths, lists, tables, tensors and the dataclasses above.
 
     Raises:
-        TypeError: another kind is in it.
+        TypeError: The value contains another kind.
     """
     parts: list[bytes] = []
     plain = _plain(value, parts)
@@ -72,7 +72,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The value that :func:`encode` was given; lists and tuples are tuples, tensors are on the CPU."""
+    """Restore a value of :func:`encode`; lists and tuples become tuples, tensors are on the CPU."""
     (length,) = struct.unpack_from("<Q", data)
     found, numbers = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
     starts = [0, *found["ends"]]
@@ -80,7 +80,7 @@ def decode(data: bytes) -> Any:
 
 
 def encode_error(error: Exception) -> dict[str, Any]:
-    """What is told of an error to who asked: a table with one of ``error``, ``memory`` and ``crash``."""
+    """Return an error as a table with one of ``error``, ``memory`` and ``crash``."""
     if isinstance(error, torch.OutOfMemoryError):
         return {"memory": str(error).partition(". ")[0]}
     if isinstance(error, RlcoreError):
@@ -90,12 +90,12 @@ def encode_error(error: Exception) -> dict[str, Any]:
 
 
 def is_error(answer: Mapping[str, Any]) -> bool:
-    """Whether an answer is what :func:`encode_error` says of an error."""
+    """Return True if an answer is a result of :func:`encode_error`."""
     return bool({"error", "memory", "crash"} & answer.keys())
 
 
 def decode_error(error: Mapping[str, Any]) -> RlcoreError:
-    """The error of ours that a error tells of."""
+    """Restore an error of this library."""
     name, what, where, fix = error["error"]
     kind: type[RlcoreError] = getattr(errors, name)
     return kind(what, where=where, fix=fix)
@@ -116,7 +116,7 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     if _KINDS.get(type(value).__name__) is type(value):
         fields = {each.name: _plain(getattr(value, each.name), parts) for each in dataclasses.fields(value)}
         return {"kind": type(value).__name__, "fields": fields}
-    raise TypeError(f"{type(value).__name__} is not sent between processes")
+    raise TypeError(f"{type(value).__name__} cannot be sent between processes")
 
 
 def _value(plain: Any, parts: Sequence[bytearray]) -> Any:
@@ -125,9 +125,9 @@ def _value(plain: Any, parts: Sequence[bytearray]) -> Any:
     if not isinstance(plain, dict):
         return plain
     if "tensor" in plain:
-        dtype, shape, place = plain["tensor"]
+        dtype, shape, index = plain["tensor"]
         kind: torch.dtype = getattr(torch, dtype)
-        flat = torch.frombuffer(parts[place], dtype=kind) if parts[place] else torch.empty(0, dtype=kind)
+        flat = torch.frombuffer(parts[index], dtype=kind) if parts[index] else torch.empty(0, dtype=kind)
         return flat.reshape(shape)
     if "map" in plain:
         return {_value(key, parts): _value(each, parts) for key, each in plain["map"]}

@@ -1,12 +1,12 @@
-"""Models whose weights lie in shards on several ranks (FSDP2), or whole on each: the same forward passes either way.
+"""Models whose weights are sharded on several ranks (FSDP2), or replicated: the same forward passes for both.
 
 A layer's weights are gathered for its forward pass, and again for its backward pass; those of embeddings, last norm and
-heads for the whole pass. So trunk, head and loss have to stand in one forward pass of one root module: with the
-library's model as the root, its head would be asked for outside of it.
+heads for the whole pass. So backbone, head and loss must be in one forward pass of one root module. With the library's
+model as the root, its head would be called outside of it.
 
     run_forward(model, work) -> the root's forward: gather; work(); scatter -> the loss, whose backward does likewise
 
-Gradients arrive as sums over the ranks, since a loss's weights are those of the whole optimizer step already.
+Gradients are sums over the ranks, because the weights of a loss cover the whole optimizer step already.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ _MARK = "_membership"
 _STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
-    # A matrix whose output, or input, is whole on each rank, since it is cut elsewhere or normed as a whole.
+    # A matrix whose output, or input, is full on each rank, because it is split elsewhere or normalized as a whole.
     "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
     "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
-    # A norm within heads: each rank has some heads, and the gradient of the weight is the sum over all of them.
+    # A norm within heads: each rank has some heads, and the gradient of the weight is the sum over all heads.
     "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=2, use_local_output=True),
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardConfig:
-    """How weights are cut up. ``dtype``: in which precision they are gathered, and gradients computed; None: their own.
+    """Sharding of weights. ``dtype``: precision of gathered weights and of gradients; None: that of the weights.
 
-    Gradients are summed in float32. ``offload``: shards, gradients and moments rest in the machine's memory, where the
-    optimizer's step is computed; the device holds what a layer needs.
+    Gradients are summed in float32. ``offload``: shards, gradients and moments are in CPU memory, where the optimizer
+    steps; the device holds one layer.
     """
 
     dtype: torch.dtype | None = None
@@ -63,7 +63,7 @@ class ShardConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """Of which ranks a model's copies or shards are; where it is in shards, the root, and the device that computes."""
+    """Ranks of a model's copies or shards; for shards also the root module and the compute device."""
 
     ranks: Ranks
     root: nn.Module | None = None
@@ -71,36 +71,36 @@ class _Membership:
 
 
 class _ForwardModule(nn.Module):
-    """A model, or a critic with the policy below it, as one module that computes whatever it is given."""
+    """A model, or a critic with the policy's backbone, as one module with a configurable forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, work: Callable[[], T]) -> T:
-        """What ``work`` gives, while the weights that no layer holds are there as a whole."""
+        """Return ``work()``, with all weights outside of layers gathered."""
         return work()
 
 
 def attach_ranks(model: nn.Module, ranks: Ranks) -> None:
-    """Say that every one of ``ranks`` has this model, whole: passes over sequences are shared among them."""
+    """Register the ranks that hold a full copy of the model and share its passes."""
     setattr(_language_model(model), _MARK, _Membership(ranks))
 
 
 def shard(model: nn.Module, ranks: Ranks, sharding: ShardConfig, *, device: torch.device) -> None:
-    """Leave of a model's weights this rank's shards. ``model``: a language model, or a critic with its trunk.
+    """Replace the weights of a language model, or of a critic with its backbone, by this rank's shards.
 
-    Every rank holds the same weights before it. An optimizer is made after it.
+    Every rank must hold the same weights. Create the optimizer afterwards.
 
     Raises:
-        ModelError: the ranks are to split its layers' matrices among them, and the model has no plan for that.
+        ModelError: Tensor parallelism is enabled, and the model has no plan for it.
     """
     language_model = _language_model(model)
-    mesh = init_device_mesh(device.type, (ranks.size, ranks.width), mesh_dim_names=("shares", "parts"))
+    mesh = init_device_mesh(device.type, (ranks.size, ranks.width), mesh_dim_names=("data", "tensor"))
     if ranks.width > 1:
-        _split(language_model, mesh["parts"])
+        _split(language_model, mesh["tensor"])
     settings: dict[str, Any] = {
-        "mesh": mesh["shares"],
+        "mesh": mesh["data"],
         "reshard_after_forward": True,  # of the root too: weights that stay gathered would be stale after a step
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=sharding.dtype,
@@ -120,13 +120,13 @@ def shard(model: nn.Module, ranks: Ranks, sharding: ShardConfig, *, device: torc
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a model computes, which may have an adapter or a scalar head on; its shards may rest elsewhere."""
+    """Return the compute device of a model, which may have a LoRA or a scalar head; its shards may be elsewhere."""
     device: torch.device = _membership(model).device or _language_model(model).device
     return device
 
 
 def _split(model: Any, mesh: DeviceMesh) -> None:
-    """Leave of each layer's matrices this rank's columns or rows, as the library's plan for the model says."""
+    """Replace each layer's matrices by this rank's columns or rows, by the model library's plan."""
     config, width = model.config, mesh.size()
     plan = {
         name.removeprefix("layers.*."): style
@@ -137,50 +137,50 @@ def _split(model: Any, mesh: DeviceMesh) -> None:
     heads = [config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)]
     reason = ""
     if not plan:
-        reason = "the library has no plan for it"
+        reason = "transformers has no plan for it"
     elif unknown:
         reason = f"its plan has {', '.join(unknown)}"
     elif any(count % width for count in heads):
-        reason = f"it has {heads[0]} heads and {heads[1]} of keys"
+        reason = f"it has {heads[0]} heads and {heads[1]} KV heads"
     if reason:
         raise ModelError(
             f"{type(model).__name__} cannot be split among {width} ranks: {reason}",
             where="distributed.tensor_parallel",
-            fix="set it to 1: shards of all weights are as small, and gathered layer by layer",
+            fix="set it to 1: FSDP shards are as small, and are gathered layer by layer",
         )
     for layer in _layers(model):
         parallelize_module(layer, mesh, {name: _STYLES[style]() for name, style in plan.items()})
 
 
 def ranks_of(model: Any) -> Ranks:
-    """The ranks that share the passes of a model, which may have an adapter or a scalar head on."""
+    """Return the ranks that share the passes of a model, which may have a LoRA or a scalar head."""
     return _membership(model).ranks
 
 
 def is_single_process(model: Any) -> bool:
-    """Whether this process has the model as a whole, and shares no pass with another."""
+    """Return True if this process has the full model and shares no pass with another."""
     membership = _membership(model)
     return membership.ranks.size == 1 and membership.root is None
 
 
 def run_forward(model: Any, work: Callable[[], T]) -> T:
-    """What ``work`` gives: one forward pass of ``model`` and all that is computed of it up to the loss."""
+    """Return ``work()``: one forward pass of ``model`` and everything computed from it, up to the loss."""
     root = _membership(model).root
     return work() if root is None else root(work)
 
 
 def shard_like(parameter: Real[torch.Tensor, "..."], tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
-    """``tensor``, whole on every rank, cut up as ``parameter`` is; unchanged where that is whole."""
+    """Shard ``tensor``, which is full on every rank, like ``parameter``; return it unchanged if that is full."""
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
     part = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return part.to(parameter.device)  # the mesh's device computes, and shards may rest elsewhere
+    return part.to(parameter.device)  # with CPU offload shards are not on the mesh's device
 
 
 def full_state_dict(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
-    """The state of a model in shards, whole, in the first rank's memory; tied weights are one tensor, as in the model.
+    """Gather the state of a sharded model in the first rank's memory; tied weights stay one tensor.
 
-    None for a model that this process has as a whole. All ranks ask at the same point; the others get an empty one.
+    Returns None for a model that is not sharded. All ranks call it together; the others get an empty mapping.
     """
     membership = _membership(model)
     if membership.root is None:
@@ -197,7 +197,7 @@ def full_state_dict(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
 
 
 def _kept_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """The buffers that a checkpoint of the model has."""
+    """Return the persistent buffers of the model."""
     names = model.state_dict().keys()
     return [(name, buffer) for name, buffer in model.named_buffers() if name in names]
 
@@ -207,13 +207,13 @@ def _membership(model: Any) -> _Membership:
 
 
 def _language_model(model: Any) -> Any:
-    """What lies below a scalar head and an adapter."""
-    trunk_of_head = getattr(model, "backbone", model)
-    return getattr(trunk_of_head, "base", trunk_of_head)
+    """Return the language model below a scalar head and a LoRA."""
+    backbone_of_head = getattr(model, "backbone", model)
+    return getattr(backbone_of_head, "base", backbone_of_head)
 
 
 def _layers(model: Any) -> list[nn.Module]:
-    """The blocks of a trunk: of its lists of modules (a block's experts may be one), that which holds the most."""
+    """Return the blocks of a backbone: its largest module list, because a block's experts may be a list too."""
     modules: Any = backbone(model)
     lists = [module for module in modules.modules() if isinstance(module, nn.ModuleList)]
     largest = max(lists, key=_size) if lists else nn.ModuleList()

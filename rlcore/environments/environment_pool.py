@@ -124,7 +124,7 @@ class EnvironmentPool:
 
     def _deadline(self, method: str, call: Callable[[], Any]) -> Callable[[], Any]:
         deadline = CallTimeout(seconds=self._seconds, name=self._name(method), setting=_SETTING)
-        return lambda: deadline.run(call, aside=self._thread)
+        return lambda: deadline.run(call, thread=self._thread)
 
     def _guarded(self, method: str, call: Callable[[], Any]) -> Any:
         if len(self._failures) > self._allowed:

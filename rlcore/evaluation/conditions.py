@@ -1,4 +1,4 @@
-"""One condition of a gate, and the conditions on one model alone: a share of at least, a figure of at most."""
+"""Conditions of a gate: a minimum fraction or a maximum value of one model."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ def check_min(
     clusters: Sequence[int] | None = None,
     confidence: float = 0.95,
 ) -> Check:
-    """A share of one model alone, verdicts [N] in 0..1: its exact interval's lower end must reach ``limit``.
+    """Check that the lower end of a fraction's exact interval reaches ``limit``, for scores [N] in 0..1 of one model.
 
-    A true share of exactly ``limit`` passes with chance (1 - ``confidence``) / 2 at most: exactly so for independent
-    values; for ``clusters``, as in ``accuracy``, in simulations. The upper end is Wilson's.
+    A true fraction of exactly ``limit`` passes with probability at most (1 - ``confidence``) / 2: exactly for
+    independent values; for ``clusters``, as in ``accuracy``, in simulations. The upper end is Wilson's.
     """
-    share = accuracy(values, clusters=clusters, confidence=confidence)
-    n = share.n if clusters is None else math.floor(_surely_independent(values, clusters) + 1e-9)
-    low = fraction_lower_bound(math.floor(share.mean * n + 1e-9), n, (1.0 - confidence) / 2.0)
+    fraction = accuracy(values, clusters=clusters, confidence=confidence)
+    n = fraction.n if clusters is None else math.floor(_conservative_sample_size(values, clusters) + 1e-9)
+    low = fraction_lower_bound(math.floor(fraction.mean * n + 1e-9), n, (1.0 - confidence) / 2.0)
     passed = low >= limit
     sentence = f"{name} is at least {low:.3f}, {'which reaches' if passed else 'which does not reach'} {limit:g}"
-    bounds = {"estimate": share.mean, "low": low, "high": share.high}
+    bounds = {"estimate": fraction.mean, "low": low, "high": fraction.high}
     return Check(name=name, **bounds, p_value=None, limit=limit, passed=passed, sentence=sentence)
 
 
-def _surely_independent(values: Sequence[float], clusters: Sequence[int]) -> float:
-    """As ``effective_sample_size``, with one more cluster imagined, the largest and all wrong.
+def _conservative_sample_size(values: Sequence[float], clusters: Sequence[int]) -> float:
+    """Return ``effective_sample_size`` with one more cluster: of the largest size, with all values wrong.
 
-    Few wrong values cannot show that those of a cluster go together. Without the imagined ones a share of exactly the
-    limit passed in up to 7.7 % in place of 2.5 %.
+    Few wrong values cannot show that values of a cluster are correlated. Without the added cluster a fraction of
+    exactly the limit passed in up to 7.7 % instead of 2.5 %.
     """
-    places = np.unique(np.asarray(clusters), return_inverse=True)[1]
-    sizes = np.bincount(places)
-    data, imagined = finite(values), int(sizes.max())
-    longer = np.append(data, np.zeros(imagined)), np.append(places, np.full(imagined, len(sizes)))
-    return effective_sample_size(*longer) * len(data) / (len(data) + imagined)
+    indices = np.unique(np.asarray(clusters), return_inverse=True)[1]
+    sizes = np.bincount(indices)
+    data, added = finite(values), int(sizes.max())
+    longer = np.append(data, np.zeros(added)), np.append(indices, np.full(added, len(sizes)))
+    return effective_sample_size(*longer) * len(data) / (len(data) + added)
 
 
 def check_max(name: str, value: float, limit: float) -> Check:
-    """A single figure of one model, such as its KL to the reference: at most ``limit``; NaN does not pass."""
+    """Check that a value of one model, such as its KL to the reference policy, is at most ``limit``; NaN fails."""
     passed = value <= limit
     sentence = f"{name} is {value:.4g}, {'within' if passed else 'not within'} the limit of {limit:g}"
     return Check(

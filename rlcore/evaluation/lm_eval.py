@@ -1,10 +1,10 @@
-"""A checkpoint as the language model evaluation harness asks it, and the records of what it answered.
+"""Adapter to the language model evaluation harness (lm-eval), and records of its results.
 
     model = LmEvalModel(policy, tokenizer, config, seed=0)
     records = evaluate(model, config)      # a row for each task, document and metric
 
-It needs the extra ``benchmarks`` (lm-eval). Nothing comes from the internet: a task is a YAML file whose data are JSONL
-files beside it. A task is data: tags that run Python, such as ``!function``, are refused.
+It needs the extra ``benchmarks``. It loads nothing from the internet: a task is a YAML file whose data are JSONL files
+in the same folder. YAML tags that run Python, such as ``!function``, are errors.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt
 
 Record = dict[str, Any]
-SHARES = ("acc", "acc_norm", "acc_mutual_info", "acc_bytes", "exact_match")
-"""The metrics that each document has, between 0 and 1, of which more is better."""
+METRICS = ("acc", "acc_norm", "acc_mutual_info", "acc_bytes", "exact_match")
+"""Supported metrics: one value per document, between 0 and 1, higher is better."""
 
 
 class LmEvalModel(TemplateLM):  # type: ignore[misc]
-    """A policy and its tokenizer in the harness's protocol: log-likelihoods of continuations, and greedy answers."""
+    """A policy and its tokenizer behind lm-eval's interface: log-likelihoods and greedy completions."""
 
-    tokenizer_name = ""  # of the harness's own cache of requests, which is off
+    tokenizer_name = ""  # for lm-eval's request cache, which is off
 
     def __init__(
         self, policy: PreTrainedModel, tokenizer: ChatTokenizer, config: BenchmarkConfig, *, seed: int
@@ -53,36 +53,36 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """What stands before a text that has no context."""
+        """Token before a text without context."""
         return self._chat.eos_ids[0]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The ids of a text. Where it is a rendered conversation, its control tokens are control tokens."""
+        """Return the ids of a text, including the control tokens of a rendered conversation."""
         found: list[int] = self._chat.hf_tokenizer.encode(string, add_special_tokens=False)
         return found
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the text that the model answers."""
+        """Render a conversation as text."""
         return render_turns(self._chat.hf_tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of each whole text, in nats, after an end of sequence."""
+        """Return the log-probability of each whole text, in nats, after an EOS token."""
         texts = [([self.eot_token_id], self.tok_encode(request.args[0])) for request in requests]
         return [total for total, _ in self._scored(texts)]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The likeliest answer to each request, up to the first of its stop texts."""
+        """Return the greedy completion of each request, up to its first stop text."""
         found = dict[int, str]()
         numbered = sorted(enumerate(requests), key=lambda pair: self._limit(pair[1]))
         for limit, group in groupby(numbered, key=lambda pair: self._limit(pair[1])):
-            numbers, asked = zip(*group, strict=True)
-            prompts = [self._prompt(request.args[0]) for request in asked]
+            numbers, chosen = zip(*group, strict=True)
+            prompts = [self._prompt(request.args[0]) for request in chosen]
             params = SamplingParams(temperature=1.0, max_new_tokens=limit, num_samples=1, greedy=True)
             for number, request, (answer,) in zip(
-                numbers, asked, self._engine.sample(prompts, params, seed=self._seed), strict=True
+                numbers, chosen, self._engine.sample(prompts, params, seed=self._seed), strict=True
             ):
                 if isinstance(answer, FailedRollout):
-                    raise ModelError(f"a benchmark's question got no answer: {answer.reason}")
+                    raise ModelError(f"a benchmark prompt got no completion: {answer.reason}")
                 found[number] = _until(answer.text, request.args[1].get("until") or ())
         return [found[number] for number in range(len(requests))]
 
@@ -93,11 +93,11 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
 
     @torch.no_grad()
     def _scored(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
-        """Of each continuation its log-probability, and whether each of its tokens is the likeliest."""
+        """Return the log-probability of each continuation, and True if greedy decoding gives it."""
         sequences = [TokenSequence(prompt_ids=tuple(one), completion_ids=tuple(other)) for one, other in texts]
         longest = max((len(one) + len(other) for one, other in texts), default=0)
         if longest > self._positions:
-            raise ModelError(f"a benchmark's text has {longest} tokens, and the model {self._positions} positions")
+            raise ModelError(f"a benchmark text has {longest} tokens, the model has {self._positions} positions")
         logprobs = [torch.empty(len(each.completion_ids)) for each in sequences]
         likeliest = [torch.empty(len(each.completion_ids)) for each in sequences]
         head = self._policy.get_output_embeddings()
@@ -111,7 +111,7 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
     def _limit(self, request: Instance) -> int:
         settings = request.args[1]
         if settings.get("do_sample") or float(settings.get("temperature") or 0.0):
-            raise ConfigError(f"task {request.task_name}: answers are greedy here", fix="leave do_sample out")
+            raise ConfigError(f"task {request.task_name}: only greedy decoding is supported", fix="remove do_sample")
         return int(settings.get("max_gen_toks") or self._config.max_new_tokens)
 
     def _prompt(self, text: str) -> Prompt:
@@ -119,14 +119,14 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
 
 
 def evaluate(model: TemplateLM, config: BenchmarkConfig, *, cache: Path) -> list[Record]:
-    """What a model makes of the tasks: ``task``, ``doc_id``, ``doc_sha256``, ``metric``, ``value`` of each document.
+    """Run the tasks and return a record per document: ``task``, ``doc_id``, ``doc_sha256``, ``metric``, ``value``.
 
-    ``cache``: a folder for the tables that the data are read into.
+    ``cache``: folder for the tables of the data.
 
     Raises:
-        ConfigError: a file is no task, or a task draws its answers.
-        DataError: a file cannot be read.
-        ModelError: a text does not fit into the model's positions.
+        ConfigError: A file is no task, or a task samples its completions.
+        DataError: A file is unreadable.
+        ModelError: A text does not fit into the model's positions.
     """
     tasks = [task_of(config, name, cache=cache) for name in config.tasks]
     found = simple_evaluate(
@@ -143,19 +143,19 @@ def evaluate(model: TemplateLM, config: BenchmarkConfig, *, cache: Path) -> list
 
 
 def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any]:
-    """A task as the harness builds it, with the paths of its data.
+    """Return a task for lm-eval, with the paths of its data.
 
     Raises:
-        ConfigError: the file is no task, or has a tag.
-        DataError: it cannot be read.
+        ConfigError: The file is no task, or has a tag.
+        DataError: It is unreadable.
     """
     path = Path(config.folder) / f"{name}.yaml"
     try:
         task = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
-        raise DataError(f"a benchmark's task cannot be read: {error}", where=str(path)) from error
+        raise DataError(f"benchmark task is unreadable: {error}", where=str(path)) from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"no task: {error}", where=str(path), fix="a task has no tags such as !function") from error
+        raise ConfigError(f"not a task: {error}", where=str(path), fix="remove tags such as !function") from error
     files = (task.get("dataset_kwargs") or {}).get("data_files") if isinstance(task, dict) else None
     if not isinstance(files, Mapping) or not all(isinstance(each, str) for each in files.values()):
         raise ConfigError(
@@ -165,7 +165,7 @@ def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any
         _check_metric(metric, where=str(path))
     for each in files.values():
         if not (path.parent / each).is_file():
-            raise DataError(f"{each}: no such file beside the task", where=str(path))
+            raise DataError(f"{each}: no such file in the folder of the task", where=str(path))
     data = {split: str((path.parent / each).resolve()) for split, each in files.items()}
     return {
         **task,
@@ -176,16 +176,14 @@ def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any
 
 
 def _check_metric(metric: object, *, where: str) -> None:
-    """Refuse what is no share: sums and perplexities make no guard, and the harness would fetch what it lacks.
+    """Check that a metric is supported: sums and perplexities cannot guard, and lm-eval would download missing metrics.
 
     Raises:
-        ConfigError: naming the metric.
+        ConfigError: Names the metric.
     """
     name = metric.get("metric") if isinstance(metric, Mapping) else metric
-    if name not in SHARES:
-        raise ConfigError(
-            f"metric {name!r} is no share of what a document could earn", where=where, fix=f"one of {', '.join(SHARES)}"
-        )
+    if name not in METRICS:
+        raise ConfigError(f"metric {name!r} is not supported", where=where, fix=f"use one of {', '.join(METRICS)}")
 
 
 def _records(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Record]:
@@ -193,7 +191,7 @@ def _records(task: str, samples: Sequence[Mapping[str, Any]]) -> Iterator[Record
         for metric in sample["metrics"]:
             value = sample[metric]
             if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-                raise ConfigError(f"task {task}: the metric {metric} has no share for each document, but {value!r}")
+                raise ConfigError(f"task {task}: metric {metric} of a document is {value!r}, expected a value in 0..1")
             yield {
                 "task": task,
                 "doc_id": int(sample["doc_id"]),

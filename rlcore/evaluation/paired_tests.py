@@ -1,12 +1,12 @@
-"""Paired shares: how much a share changed on the same problems, and exact tests of whether a loss can be ruled out.
+"""Paired fractions: the change of a fraction on the same problems, and exact tests that rule out a loss.
 
-Of N problems ``won`` are those that only the new model solves, ``lost`` those that only the old one solves. The
-change of the share is Δ = (won - lost) / N. Tango's score statistic (1998, Statistics in Medicine 17) compares it with
-a supposed Δ, under the most likely chances that have this Δ:
+Of N problems ``won`` are those that only the new model solves, ``lost`` those that only the old one solves. The change
+of the fraction is Δ = (won - lost) / N. Tango's score statistic (1998, Statistics in Medicine 17) compares it with a
+hypothetical Δ, under the most likely probabilities with this Δ:
 
-    T(Δ) = (won - lost - N Δ) / √(N (2 q + Δ (1 - Δ))),   q = the likeliest chance of "only the old one" given Δ
+    T(Δ) = (won - lost - N Δ) / √(N (2 q + Δ (1 - Δ))),   q = the likeliest probability of "only the old one" given Δ
 
-With it none different in five problems leaves a loss of 0.43 possible, where a bootstrap would say "exactly 0".
+With no difference in five problems a loss of 0.43 stays possible, while a bootstrap interval would be exactly 0.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from rlcore.errors import DataError
 from rlcore.evaluation.intervals import Interval, finite
 
 Floats = NDArray[np.float64]
-_MIN_CHANCES, _CHANCES_PER_ROOT = 64, 6  # at which the p value's maximum is looked for; its peaks are 1 / √n wide
-_NUM_FINER, _ROUNDS = 9, 2  # and then between the neighbours of the largest, and between those of the next
-_SPREADS = 8.0  # what lies further from its mean than this many standard deviations, and ten problems, is left out
+_MIN_GRID, _GRID_PER_ROOT = 64, 6  # grid for the maximum of the p value, whose peaks are 1 / √n wide
+_NUM_FINER, _ROUNDS = 9, 2  # refinements between the neighbours of the largest value
+_SPREADS = 8.0  # counts further from their mean than this number of standard deviations, plus ten, are ignored
 _STEPS = 60  # of a bisection: to the last bit
 
 
@@ -39,18 +39,18 @@ class PairedDifference:
 
 
 def paired_difference(new: ArrayLike, old: ArrayLike, *, confidence: float = 0.95) -> PairedDifference:
-    """Whether ``new`` is right more often than ``old`` on the same [N] problems, in the same order.
+    """Compare 0/1 results of two models on the same [N] problems, in the same order.
 
-    The interval is that of Tango's score statistic for pairs, so that what makes a problem hard for both cancels.
+    The interval is that of Tango's score statistic for pairs, so the difficulty of a problem cancels.
 
     Raises:
-        DataError: different lengths, no values, or a value that is neither right nor wrong.
+        DataError: Different lengths, no values, or a value that is not 0 or 1.
     """
     first, second = finite(new), finite(old)
     if first.shape != second.shape:
         raise DataError(f"{len(first)} values against {len(second)}", fix="evaluate both on the same problems")
     if not np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
-        raise DataError("a verdict is neither 0 nor 1", fix="pass right or wrong per problem")
+        raise DataError("a value is neither 0 nor 1", fix="pass 1 for right and 0 for wrong per problem")
     won, lost, n = int((first > second).sum()), int((first < second).sum()), len(first)
     low, high = score_interval(won, lost, n, confidence=confidence)
     difference = Interval(mean=(won - lost) / n, low=low, high=high, n=n)
@@ -58,18 +58,19 @@ def paired_difference(new: ArrayLike, old: ArrayLike, *, confidence: float = 0.9
 
 
 def mcnemar_p(only_new: int, only_old: int) -> float:
-    """Two-sided exact McNemar test: problems that only one of two systems solves (McNemar 1947).
+    """Return the p value of the two-sided exact McNemar test (McNemar 1947).
 
-    Under no difference each such problem is a fair coin: ``2 · P(Binomial(n, ½) <= min)``, at most 1.
+    Without a difference each problem that only one system solves is a fair coin: ``2 · P(Binomial(n, ½) <= min)``, at
+    most 1.
     """
     return min(1.0, 2.0 * float(bdtr(min(only_new, only_old), only_new + only_old, 0.5)))
 
 
 def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> tuple[float, float]:
-    """The Δ that the score statistic does not reject, in -1..1; it always holds ``(won - lost) / n``.
+    """Return the Δ that the score statistic does not reject, in -1..1; the interval contains ``(won - lost) / n``.
 
     Raises:
-        DataError: impossible counts, or a confidence outside (0, 1).
+        DataError: Impossible counts, or a confidence outside (0, 1).
     """
     _check(won, lost, n)
     if not 0.0 < confidence < 1.0:
@@ -80,32 +81,32 @@ def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> 
 
 @lru_cache(maxsize=8192)
 def noninferiority_p(won: int, lost: int, n: int, margin: float) -> float:
-    """p value of "the share has fallen by ``margin`` or more", exact: a rule that passes at p <= alpha errs at most so.
+    """Return the exact p value of "the fraction has dropped by ``margin`` or more".
 
-    The chance of a score statistic as high as this one, or higher, where the loss is exactly ``margin``
+    It is the probability of a score statistic at least as high if the loss is exactly ``margin``
     (:func:`chance_of_score`). At a margin of 0 the statistic is McNemar's, and this is the exact unconditional test of
     "better" (Suissa & Shuster 1991), which keeps its level for problems drawn independently of each other.
 
     Raises:
-        DataError: impossible counts, or a margin outside 0..1.
+        DataError: Impossible counts, or a margin outside 0..1.
     """
     _check(won, lost, n)
     if not 0.0 <= margin <= 1.0:
         raise DataError(f"a margin of {margin:g} is not in 0..1")
     if margin == 1.0:
-        return float(lost == n)  # then every problem was lost, and nothing else can be seen
+        return float(lost == n)  # a loss of 1 means that every problem was lost
     return chance_of_score(float(_score(won, lost, n, -margin)), n, margin)
 
 
 def chance_of_score(observed: float, n: int, margin: float) -> float:
-    """The chance of a score statistic of ``observed`` or more from ``n`` problems, where the loss is ``margin`` < 1.
+    """Return the probability of a score statistic of ``observed`` or more from ``n`` problems at a loss ``margin`` < 1.
 
-    The largest over all chances q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008): on a grid of
-    6 √n even steps of arcsin √, 64 at least, and then twice between the neighbours of the best. Ten times as many find
-    none that is larger by a hundred-thousandth.
+    It is the maximum over all probabilities q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008):
+    on a grid of 6 √n even steps of arcsin √, 64 at least, then twice between the neighbours of the best. A grid ten
+    times as fine finds no maximum that is larger by 1e-5.
     """
     needed = _needed(observed, n, margin)
-    size = max(_MIN_CHANCES, math.ceil(_CHANCES_PER_ROOT * math.sqrt(n)))
+    size = max(_MIN_GRID, math.ceil(_GRID_PER_ROOT * math.sqrt(n)))
     chances = margin + np.sin(np.linspace(1e-4, np.pi / 2.0, size)) ** 2 * (1.0 - margin) / 2.0  # denser at the ends
     largest = 0.0
     for _ in range(1 + _ROUNDS):
@@ -117,17 +118,17 @@ def chance_of_score(observed: float, n: int, margin: float) -> float:
 
 
 def min_sample_size(margin: float, alpha: float) -> int:
-    """Fewest problems for which a loss of ``margin`` can be ruled out at ``alpha`` at all: ``(1 - margin)^n <= alpha``.
+    """Return the smallest number of problems that can rule out a loss of ``margin`` at ``alpha``.
 
-    With fewer, not even a model that loses none can pass.
+    ``(1 - margin)^n <= alpha``: with fewer, even a model that loses no problem fails.
     """
     return math.ceil(math.log(alpha) / math.log1p(-margin)) if 0.0 < margin < 1.0 else 1
 
 
 def fraction_lower_bound(right: int, n: int, alpha: float) -> float:
-    """The share at which ``right`` or more of ``n`` have the chance ``alpha`` (Clopper & Pearson 1934); 0 for none.
+    """Return the lower confidence bound at ``alpha`` of a fraction (Clopper & Pearson 1934); 0 for no right answer.
 
-    No smaller share is likely: one of exactly s has its bound above s with ``alpha`` at most. ``alpha^(1/n)`` for all.
+    It is the fraction at which ``right`` or more of ``n`` have the probability ``alpha``.
     """
     _check(right, 0, n)
     if right == 0:
@@ -141,7 +142,7 @@ def _check(won: int, lost: int, n: int) -> None:
 
 
 def _score(won: ArrayLike, lost: ArrayLike, n: int, change: ArrayLike) -> Floats:
-    """T; 0 where nothing can vary."""
+    """Return T; 0 if the variance is 0."""
     w, b, d = (np.asarray(each, dtype=np.float64) for each in (won, lost, change))
     linear = (2 * n - w + b) * d - (w + b)
     root = np.sqrt(np.maximum(linear**2 + 8 * n * b * d * (1 - d), 0.0))
@@ -151,7 +152,7 @@ def _score(won: ArrayLike, lost: ArrayLike, n: int, change: ArrayLike) -> Floats
 
 
 def _edge(won: int, lost: int, n: int, bounds: tuple[float, float], z: float) -> float:
-    """Where T falls to ``z``, between a change that is rejected and the estimate, which is not."""
+    """Return the Δ at which T falls to ``z``, between a rejected change and the estimate."""
     low, high = bounds
     for _ in range(_STEPS):
         middle = (low + high) / 2.0
@@ -160,7 +161,7 @@ def _edge(won: int, lost: int, n: int, bounds: tuple[float, float], z: float) ->
 
 
 def _needed(observed: float, n: int, margin: float) -> NDArray[np.int64]:
-    """For each number lost, 0..n: the fewest won with T >= ``observed``, as T grows with them; n + 1 where none has."""
+    """Return for each number lost, 0..n, the smallest number won with T >= ``observed``; n + 1 if none has."""
     lost = np.arange(n + 1)
     low, high = np.zeros(n + 1, dtype=np.int64), n - lost + 1
     while (low < high).any():
@@ -171,7 +172,7 @@ def _needed(observed: float, n: int, margin: float) -> NDArray[np.int64]:
 
 
 def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
-    """P(won >= needed(lost)) where "only the old one" has chance ``q`` and "only the new one" ``q - margin``."""
+    """Return P(won >= needed(lost)); ``q``: probability of "only the old one", ``q - margin``: of "only the new"."""
     chances = np.array([q - margin, q, max(1.0 - 2.0 * q + margin, 0.0)])
     (first_won, last_won), (first_lost, last_lost) = (_likely(n, chance) for chance in chances[:2].tolist())
     won, lost = np.arange(first_won, last_won)[None, :], np.arange(first_lost, last_lost)[:, None]
@@ -187,7 +188,7 @@ def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
 
 @lru_cache(maxsize=64)
 def _log_factorials(n: int) -> Floats:
-    """Of 0..n."""
+    """Return the logarithms of 0! to n!."""
     found: Floats = gammaln(np.arange(n + 1) + 1.0)
     return found
 

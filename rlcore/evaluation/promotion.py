@@ -1,15 +1,14 @@
-"""The promotion gate: may a challenger take the champion's place? From both models' answers to the same prompts.
+"""Promotion gate: decide from both models' results on the same prompts whether a challenger replaces the champion.
 
-What is proved. For one version of the held-out prompts, the chance that *any* of the models that are no better than
-their champion is ever promoted is at most ``alpha``, however many are tried and however they depend on each other:
+Guarantee: for one version of the held-out prompts, the probability that *any* model that is no better than its champion
+is ever promoted is at most ``alpha``, for any number of candidates and any dependence between them:
 
     look t (1, 2, …) tests at ``alpha_t = alpha / (t (t + 1))``, and Σ_t alpha_t = alpha   (union bound)
 
-Every guard must pass at ``alpha_t`` too, and that needs no further correction: a promotion needs all of them at once
-(intersection-union test, Berger 1982). So the chance to promote over a true loss beyond a guard's margin has the same
-bound: exactly where a guard's figure is right or wrong, as far as the bootstrap keeps its level where it is another.
-Prompts that were looked at often wear out: fresh ones start at look 1. The caller counts the looks at one set of
-prompts, whatever the models are called.
+Every guard must pass at ``alpha_t`` too, without further correction, because a promotion needs all of them
+(intersection-union test, Berger 1982). So a promotion despite a true loss beyond a guard's margin has the same bound:
+exactly for binary metrics, up to the accuracy of the bootstrap for others. Prompts wear out with the number of looks;
+new ones start at look 1. The caller counts the looks at one set of prompts, whatever the models are called.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from rlcore.evaluation.paired_tests import min_sample_size, noninferiority_p, sc
 from rlcore.seeding import derive_seed
 
 Values = NDArray[np.float64]
-_RESAMPLES_OVER_ALPHA = 50  # so that about 50 resamples lie beyond the interval's end
-_MAX_RESAMPLES = 50_000  # a p value is at least 1 / 50,001, so from look 50 on no guard can pass at alpha = 0.05
+_RESAMPLES_OVER_ALPHA = 50  # so that about 50 resamples are beyond the interval's end
+_MAX_RESAMPLES = 50_000  # p values are at least 1 / 50,001, so from look 50 no guard can pass at alpha = 0.05
 _CHUNK_VALUES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PairedMetric:
-    """One figure of both models on the same N problems, in the same order: float [N] each, 0/1 or real.
+    """One metric of both models on the same N problems, in the same order: float [N] each, binary or real.
 
-    ``margin`` is the largest loss that a guard lets pass, in the figure's unit; the primary figure has none.
+    ``margin`` is the largest loss that a guard accepts, in the metric's unit; the primary metric has none.
     """
 
     name: str
@@ -48,7 +47,7 @@ class PairedMetric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionRule:
-    """``alpha``: of all looks together. ``min_gain``: the smallest gain of the primary figure worth a promotion."""
+    """Rule of a promotion. ``alpha``: level of all looks together. ``min_gain``: minimum gain of the primary metric."""
 
     alpha: float = 0.05
     min_gain: float = 0.0
@@ -60,7 +59,7 @@ class PromotionRule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromotionDecision:
-    """Promote or refuse, with every check. ``look`` and ``alpha``: which look this was, and the level that it had."""
+    """Decision with all checks. ``look`` and ``alpha``: number and level of this look."""
 
     promote: bool
     look: int
@@ -70,7 +69,7 @@ class PromotionDecision:
 
 
 def alpha_of_look(alpha: float, look: int) -> float:
-    """Level of the ``look``-th look (from 1): ``alpha / (t (t + 1))``; the sum over all looks is ``alpha``.
+    """Return the level of the ``look``-th look (from 1): ``alpha / (t (t + 1))``; its sum over all looks is ``alpha``.
 
     Raises:
         DataError: ``look`` is below 1.
@@ -89,17 +88,17 @@ def decide(
     look: int,
     seed: int,
 ) -> PromotionDecision:
-    """The verdict on a challenger. ``primary`` is None, and ``guards`` empty, where there is no champion yet.
+    """Decide on a challenger. Without a champion ``primary`` is None and ``guards`` is empty.
 
-    ``limits`` are conditions on the challenger alone (``at_least``). The draws of the bootstrap
-    are a function of ``seed`` and a check's name.
+    ``limits`` are conditions on the challenger alone (``check_min``). Bootstrap draws depend only on ``seed`` and the
+    name of a check.
 
     Raises:
-        DataError: two sides of different lengths, no values, or a guard without a champion to compare with.
+        DataError: Sides of different lengths, no values, or a guard without a champion.
         NonFiniteError: NaN or infinity among the values.
     """
     if primary is None and guards:
-        raise DataError("guards compare with a champion, and there is none", fix="pass limits alone")
+        raise DataError("guards need a champion", fix="pass only limits")
     alpha = alpha_of_look(rule.alpha, look)
     gain = (_gain(primary, rule.min_gain, alpha, seed=seed),) if primary else ()
     checks = (*gain, *(_non_inferior(guard, alpha, seed=seed) for guard in guards), *limits)
@@ -110,25 +109,25 @@ def decide(
 
 
 def superiority_p(pair: PairedMetric, *, seed: int, flips: int = 10_000) -> float:
-    """One-sided p value of "the challenger is better": an exact test for verdicts, sign flips for real figures.
+    """Return the one-sided p value of "the challenger is better": exact for binary metrics, by sign flips for others.
 
-    That of verdicts is McNemar's statistic in its unconditional test (``noninferiority_p`` at a margin of 0),
-    which finds more than the test among the changed problems alone. It is 1 where the challenger is not ahead.
+    For binary metrics it is the unconditional test of McNemar's statistic (``noninferiority_p`` at a margin of 0),
+    which has more power than the conditional test. It is 1 if the challenger is not ahead.
 
     Raises:
-        DataError, NonFiniteError: as :func:`decide`.
+        DataError, NonFiniteError: As in :func:`decide`.
     """
     differences = _differences(pair)
-    if _is_verdict(pair):
+    if _is_binary(pair):
         won, lost = _changed(differences)
         return noninferiority_p(won, lost, len(differences), 0.0) if won > lost else 1.0
     return sign_flip_p(differences, seed=derive_seed(seed, "promotion", pair.name, "signs"), flips=flips)
 
 
 def sign_flip_p(differences: Values, *, seed: int, flips: int = 10_000) -> float:
-    """One-sided p value of "the mean of [N] paired differences is above 0": signs are fair coins where there is none.
+    """Return the one-sided p value of "the mean of [N] paired differences is above 0", by random sign flips.
 
-    ``(1 + #{flipped sum >= sum}) / (1 + flips)``, which is valid at every number of flips (Phipson & Smyth 2010).
+    ``(1 + #{flipped sum >= sum}) / (1 + flips)``, which is valid for every number of flips (Phipson & Smyth 2010).
     """
     generator = np.random.default_rng(seed)
     total, reached = float(differences.sum()), 0
@@ -141,10 +140,10 @@ def sign_flip_p(differences: Values, *, seed: int, flips: int = 10_000) -> float
 
 
 def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values:
-    """Means of resamples of [N] differences and two imagined ones, ±s: float [resamples].
+    """Return the means of resamples of [N] differences and two added ones, ±s: float [resamples].
 
-    s is the largest |difference|. The two keep a handful of equal figures from counting as certainty. Resamples are
-    drawn as counts of the different values: the same distribution, in less time.
+    s is the largest |difference|. The added values keep a few equal differences from counting as certainty. Drawing the
+    counts of the distinct values gives the same distribution in less time.
     """
     scale = float(np.abs(differences).max())
     values, counts = np.unique(np.concatenate([differences, [scale, -scale]]), return_counts=True)
@@ -155,17 +154,15 @@ def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values
 
 
 def _gain(pair: PairedMetric, min_gain: float, alpha: float, *, seed: int) -> Check:
-    """Better than the champion, and by enough."""
+    """Check that the challenger is better than the champion, by at least ``min_gain``."""
     differences = _differences(pair)
     p_value = superiority_p(pair, seed=seed, flips=_num_resamples(alpha))
     estimate = float(differences.mean())
     is_better, is_enough = p_value <= alpha, estimate >= min_gain
     sentence = f"{pair.name} changes by {estimate:+.4g} over the champion, p = {p_value:.2g} at level {alpha:.2g}: " + (
-        ("better, and by enough" if is_enough else f"better, but by less than {min_gain:g}")
-        if is_better
-        else "not shown to be better"
+        ("better" if is_enough else f"better, but by less than {min_gain:g}") if is_better else "not shown to be better"
     )
-    if _is_verdict(pair):
+    if _is_binary(pair):
         low, high = score_interval(*_changed(differences), len(differences), confidence=1.0 - 2.0 * alpha)
     else:
         low, high = _interval(_means(pair, alpha, seed=seed), estimate, alpha)
@@ -182,17 +179,17 @@ def _gain(pair: PairedMetric, min_gain: float, alpha: float, *, seed: int) -> Ch
 
 
 def _non_inferior(pair: PairedMetric, alpha: float, *, seed: int) -> Check:
-    """Not worse than the champion by the margin or more: exact for verdicts, else by the bootstrap's tail beyond it."""
+    """Check that a loss of the margin or more is ruled out: exactly for binary metrics, else by bootstrap."""
     differences = _differences(pair)
     n, estimate, more = len(differences), float(differences.mean()), ""
-    if _is_verdict(pair):
+    if _is_binary(pair):
         won, lost = _changed(differences)
         p_value, ends = (
             noninferiority_p(won, lost, n, pair.margin),
             score_interval(won, lost, n, confidence=1.0 - 2.0 * alpha),
         )
-        least = min_sample_size(pair.margin, alpha)
-        more = f"; not enough problems: at least {least} are needed" if n < least else ""
+        minimum = min_sample_size(pair.margin, alpha)
+        more = f"; not enough problems: at least {minimum} are needed" if n < minimum else ""
     else:
         means = _means(pair, alpha, seed=seed)
         p_value = (1 + int((means <= -pair.margin).sum())) / (1 + len(means))
@@ -216,18 +213,18 @@ def _non_inferior(pair: PairedMetric, alpha: float, *, seed: int) -> Check:
     )
 
 
-def _is_verdict(pair: PairedMetric) -> bool:
-    """Whether the figures are right or wrong, with a margin that is a share: those are tested exactly."""
+def _is_binary(pair: PairedMetric) -> bool:
+    """Return True for 0/1 values with a margin that is a fraction: these are tested exactly."""
     return bool(np.isin(np.concatenate([pair.champion, pair.challenger]), (0.0, 1.0)).all()) and pair.margin <= 1.0
 
 
 def _changed(differences: Values) -> tuple[int, int]:
-    """How many were won, and how many lost."""
+    """Return the numbers of won and lost problems."""
     return int((differences > 0).sum()), int((differences < 0).sum())
 
 
 def _means(pair: PairedMetric, alpha: float, *, seed: int) -> Values:
-    """Resampled means of the differences, as many as the level needs."""
+    """Return resampled means of the differences, in the number that the level needs."""
     draws = derive_seed(seed, "promotion", pair.name)
     return bootstrap_means(_differences(pair), seed=draws, resamples=_num_resamples(alpha))
 
@@ -242,7 +239,7 @@ def _interval(means: Values, estimate: float, alpha: float) -> tuple[float, floa
 
 
 def _differences(pair: PairedMetric) -> Values:
-    """Challenger minus champion, turned so that more is better."""
+    """Return challenger minus champion, with the sign such that higher is better."""
     if pair.champion.shape != pair.challenger.shape or pair.champion.ndim != 1 or not len(pair.champion):
         raise DataError(
             f"{pair.name}: {pair.challenger.shape} values of the challenger against {pair.champion.shape}",

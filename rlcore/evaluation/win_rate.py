@@ -1,8 +1,8 @@
-"""How often one model's answers are preferred to another's, and how far the judge who says so can be trusted.
+"""Win rate of one model against another by a judge, and the audit of that judge on human pairs.
 
-A judge sees each pair of answers twice, in both orders. Verdicts are from the first model's view: 1 it won, 0 it lost,
-½ a tie, NaN unjudged. The unit is the prompt: its preference is the mean of both orders, so a judge who always names
-the answer in front gives ½.
+A judge compares each pair of answers in both orders. Results are from the first model's view: 1 for a win, 0 for a
+loss, ½ for a tie, NaN for no result. The unit is the prompt: its preference is the mean of both orders, so a judge that
+always prefers the first position gives ½.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from numpy.typing import ArrayLike, NDArray
 from rlcore.config.win_rate import JudgeBounds
 from rlcore.errors import DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
-from rlcore.evaluation.intervals import Interval, accuracy, mean_share
+from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.training.reward_calibration import cluster_bootstrap
 
 Floats = NDArray[np.float64]
-_PRIOR = 1e-2  # of φ: a normal prior with a standard deviation of 10 log-odds keeps a slope without an end finite
+_PRIOR = 1e-2  # of φ: a normal prior with a standard deviation of 10 log-odds keeps the slope finite
 _STEPS = 100
 _LARGEST_STEP = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PairResults:
-    """What a judge said of N pairs. ``forward`` [N]: the first model's answer in front; ``backward`` [N]: behind.
+    """A judge's results on N pairs. ``forward`` [N]: with the first model's answer first; ``backward`` [N]: second.
 
     ``lengths`` [N] and ``other_lengths`` [N]: of the first model's answers and the other's, in characters.
     """
@@ -40,23 +40,25 @@ class PairResults:
 
     @property
     def preferences(self) -> Floats:
-        """The mean of both orders [N]; NaN where one of them is missing."""
+        """Mean of both orders [N]; NaN if one of them is missing."""
         both: Floats = (self.forward + self.backward) / 2.0
         return both
 
     def judged(self) -> PairResults:
-        """Those that have a verdict in both orders.
+        """Return the pairs with a result in both orders.
 
         Raises:
-            DataError: there are none.
+            DataError: There are none.
         """
         kept = np.isfinite(self.preferences)
         if not kept.any():
-            raise DataError("the judge has judged no pair", fix="look at the errors beside the verdicts")
+            raise DataError(
+                f"the judge returned no valid result for any of {len(kept)} pairs", fix="read the errors of the judge"
+            )
         return self.take(kept)
 
     def take(self, rows: NDArray[np.bool_]) -> PairResults:
-        """Some of them."""
+        """Return the selected pairs."""
         fields = (self.forward, self.backward, self.lengths, self.other_lengths)
         forward, backward, lengths, other_lengths = (each[rows] for each in fields)
         return PairResults(forward=forward, backward=backward, lengths=lengths, other_lengths=other_lengths)
@@ -64,8 +66,13 @@ class PairResults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WinRate:
-    """``rate``: the mean preference. ``length_controlled``: what it would be at equal length. ``order_dependent``: the
-    share of pairs whose verdict changes with the order; ``first``: how often the answer in front wins, ½ without bias.
+    """Win rate of the first model.
+
+    Attributes:
+        rate: Mean preference.
+        length_controlled: Expected win rate at equal lengths.
+        order_dependent: Fraction of pairs whose result changes with the order.
+        first: Win rate of the first position, ½ without bias.
     """
 
     rate: Interval
@@ -79,11 +86,16 @@ class WinRate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeAudit:
-    """A judge on held-out human pairs. ``agreement``: with the labels, a tie counting half.
+    """Results of a judge on held-out human pairs.
 
-    ``length_bias``: how much more often than people the judge prefers the longer answer. ``agreement_when``: where the
-    answer that people prefer is longer, or shorter. ``beyond_length``: its agreement less that of the rule that the
-    longer answer is better. ``checks``: what it had to reach.
+    Attributes:
+        agreement: With the labels, a tie counting half.
+        order_dependent: Fraction of pairs whose result changes with the order.
+        first: Win rate of the first position.
+        length_bias: How much more often than humans the judge prefers the longer answer.
+        agreement_when: Agreement if the answer that humans prefer is longer, or shorter.
+        beyond_length: Agreement minus that of the rule "longer is better".
+        checks: Requirements.
     """
 
     agreement: Interval
@@ -96,23 +108,22 @@ class JudgeAudit:
 
     @property
     def passed(self) -> bool:
-        """Whether every check was."""
+        """True if every check passed."""
         return all(check.passed for check in self.checks)
 
 
-def win_rate(verdicts: PairResults, *, seed: int, confidence: float = 0.95) -> WinRate:
-    """The win rate of the first model, over the prompts that were judged in both orders.
+def win_rate(results: PairResults, *, seed: int, confidence: float = 0.95) -> WinRate:
+    """Return the win rate of the first model over the prompts with results in both orders.
 
-    ``rate`` has the percentile bootstrap interval over prompts (``mean_share``), which ties make
-    narrower, as they should.
+    ``rate`` has the percentile bootstrap interval over prompts (``mean_fraction``), which ties make narrower.
 
     Raises:
-        DataError: no pair was judged.
+        DataError: No pair has a result.
     """
-    kept = verdicts.judged()
+    kept = results.judged()
     values = kept.preferences
     return WinRate(
-        rate=mean_share(values, seed=seed, confidence=confidence),
+        rate=mean_fraction(values, seed=seed, confidence=confidence),
         length_controlled=length_controlled(values, kept.lengths, kept.other_lengths, confidence=confidence),
         order_dependent=accuracy(_differ(kept), confidence=confidence),
         first=_first(kept),
@@ -125,18 +136,18 @@ def win_rate(verdicts: PairResults, *, seed: int, confidence: float = 0.95) -> W
 def length_controlled(
     preferences: ArrayLike, lengths: ArrayLike, other_lengths: ArrayLike, *, confidence: float = 0.95
 ) -> Interval:
-    """The win rate that a logistic regression expects at equal lengths, from [N] prompts:
+    """Return the win rate at equal lengths by logistic regression, from [N] prompts:
 
         logit E[y_i] = θ + φ tanh(Δ_i / s),   Δ_i = length - other length,   s = the standard deviation of Δ
 
     It is σ(θ). This is the regression of AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without its term
-    for the difficulty of each instruction, which needs the verdicts on many models. y may be a fraction (Papke &
-    Wooldridge 1996). φ has a wide normal prior, and two imagined prompts of equal lengths, one won and one lost, keep
-    θ finite. The interval is the sandwich estimate's on θ. Where one model's answers are always longer, nothing is
-    seen at equal lengths: the figure is then an extrapolation, and its interval is wide.
+    for the difficulty of each instruction, which needs results of many models. y may be a fraction (Papke & Wooldridge
+    1996). φ has a wide normal prior, and two added prompts of equal lengths, one won and one lost, keep θ finite. The
+    interval uses the sandwich estimate for θ. If one model's answers are always longer, the result is an extrapolation
+    with a wide interval.
 
     Raises:
-        DataError: other numbers of lengths than of preferences, or none.
+        DataError: The numbers of lengths and preferences differ, or there are none.
     """
     y, own, other = (np.asarray(each, dtype=np.float64) for each in (preferences, lengths, other_lengths))
     if not len(y) or y.shape != own.shape or y.shape != other.shape:
@@ -157,36 +168,36 @@ def length_controlled(
 
 
 def audit_judge(
-    verdicts: PairResults, prompts: NDArray[np.int64], bounds: JudgeBounds, *, seed: int, confidence: float = 0.95
+    results: PairResults, prompts: NDArray[np.int64], bounds: JudgeBounds, *, seed: int, confidence: float = 0.95
 ) -> JudgeAudit:
-    """What a judge says of held-out human pairs, the answer that people prefer taken as the first model's.
+    """Audit a judge on held-out human pairs, with the human-preferred answer as the first model's.
 
-    ``prompts`` [N]: a number for the prompt of each pair, as pairs of one prompt go together. The length bias is over
-    the pairs of unequal lengths:
+    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias covers
+    pairs of unequal lengths:
 
-        mean(judge prefers the longer) - mean(people prefer the longer)
+        mean(judge prefers the longer) - mean(humans prefer the longer)
 
-    ``beyond_length`` is over all pairs: the same pairs are judged by length alone, where equal lengths count half.
+    ``beyond_length`` covers all pairs and compares with the rule "longer is better", where equal lengths count half.
 
     Raises:
-        DataError: no pair was judged.
+        DataError: No pair has a result.
     """
-    rows = np.isfinite(verdicts.preferences)
-    kept, of_prompt = verdicts.judged(), prompts[rows]
+    rows = np.isfinite(results.preferences)
+    kept, of_prompt = results.judged(), prompts[rows]
     values = kept.preferences
     agreement = accuracy(values, clusters=of_prompt, confidence=confidence)
     order = accuracy(_differ(kept), clusters=of_prompt, confidence=confidence)
     bias = _length_bias(kept, of_prompt, seed=seed, confidence=confidence)
-    parts = {"longer": kept.lengths > kept.other_lengths, "shorter": kept.lengths < kept.other_lengths}
+    subsets = {"longer": kept.lengths > kept.other_lengths, "shorter": kept.lengths < kept.other_lengths}
     checks = (
         check_min(
-            "agreement with people",
+            "agreement with humans",
             values.tolist(),
             bounds.min_agreement,
             clusters=of_prompt.tolist(),
             confidence=confidence,
         ),
-        check_max("share of verdicts that depend on the order", order.mean, bounds.max_position_bias),
+        check_max("fraction of results that depend on the order", order.mean, bounds.max_position_bias),
         _unbiased(bias, bounds.max_length_bias),
     )
     return JudgeAudit(
@@ -195,9 +206,9 @@ def audit_judge(
         first=_first(kept),
         length_bias=bias,
         agreement_when={
-            name: accuracy(values[part], clusters=of_prompt[part], confidence=confidence)
-            for name, part in parts.items()
-            if part.any()
+            name: accuracy(values[subset], clusters=of_prompt[subset], confidence=confidence)
+            for name, subset in subsets.items()
+            if subset.any()
         },
         beyond_length=_beyond_length(kept, of_prompt, seed=seed, confidence=confidence),
         checks=checks,
@@ -205,42 +216,42 @@ def audit_judge(
 
 
 def _unbiased(bias: Interval, limit: float) -> Check:
-    """True if a judge prefers longer answers no more than people do; not passed where no pair could show it."""
-    name = "preference for the longer answer beyond that of people"
+    """Check that a judge does not prefer longer answers more than humans do; fails if no pair has unequal lengths."""
+    name = "preference for the longer answer beyond that of humans"
     if bias.n or limit >= 1.0:
         return check_max(name, bias.mean, limit)
-    sentence = f"{name} is not known: no human pair that was judged has answers of different lengths"
+    sentence = f"{name} is unknown: no human pair with a result has answers of different lengths"
     return replace(check_max(name, 1.0, limit), sentence=sentence)
 
 
-def _differ(verdicts: PairResults) -> NDArray[np.bool_]:
-    """Whether each pair is won by another answer when they change places; a graded verdict differs in its last bits."""
-    winners = (np.sign(np.round(values - 0.5, 9)) for values in (verdicts.forward, verdicts.backward))
+def _differ(results: PairResults) -> NDArray[np.bool_]:
+    """Return for each pair True if the order changes the winner, up to rounding."""
+    winners = (np.sign(np.round(values - 0.5, 9)) for values in (results.forward, results.backward))
     return np.asarray(np.not_equal(*winners))
 
 
-def _first(verdicts: PairResults) -> float:
-    """How often the answer in front wins, a tie counting half."""
-    return float((verdicts.forward + 1.0 - verdicts.backward).mean() / 2.0)
+def _first(results: PairResults) -> float:
+    """Return the win rate of the first position, a tie counting half."""
+    return float((results.forward + 1.0 - results.backward).mean() / 2.0)
 
 
-def _length_bias(verdicts: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
-    unequal = verdicts.lengths != verdicts.other_lengths
+def _length_bias(results: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
+    unequal = results.lengths != results.other_lengths
     if not unequal.any():
         return Interval(mean=0.0, low=0.0, high=0.0, n=0)
-    part, is_longer = verdicts.take(unequal), (verdicts.lengths > verdicts.other_lengths)[unequal]
-    more = np.where(is_longer, part.preferences, 1.0 - part.preferences) - is_longer
+    subset, is_longer = results.take(unequal), (results.lengths > results.other_lengths)[unequal]
+    more = np.where(is_longer, subset.preferences, 1.0 - subset.preferences) - is_longer
     return cluster_bootstrap(lambda rows: float(more[rows].mean()), prompts[unequal], seed=seed, confidence=confidence)
 
 
-def _beyond_length(verdicts: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
-    by_length = np.heaviside(verdicts.lengths - verdicts.other_lengths, 0.5)
-    more = verdicts.preferences - by_length
+def _beyond_length(results: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
+    by_length = np.heaviside(results.lengths - results.other_lengths, 0.5)
+    more = results.preferences - by_length
     return cluster_bootstrap(lambda rows: float(more[rows].mean()), prompts, seed=seed, confidence=confidence)
 
 
 def _fit(features: Floats, outcomes: Floats) -> tuple[Floats, Floats]:
-    """Newton's method on the penalised logistic loss: the weights [2], and its curvature there [2, 2]."""
+    """Fit the penalised logistic regression by Newton's method; return the weights [2] and the curvature [2, 2]."""
     prior = np.diag([0.0, _PRIOR])
     weights = np.zeros(2)
     curvature = prior

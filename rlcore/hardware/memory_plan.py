@@ -30,8 +30,8 @@ _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 class ModelSize:
     """What the figures are made of.
 
-    ``linear``: (last name, inputs, outputs) of the trunk's linear layers; ``adaptable``: the names among them that an
-    adapter can change.
+    ``linear``: (last name, inputs, outputs) of the backbone's linear layers; ``adaptable``: the names among them that
+    an adapter can change.
     """
 
     num_parameters: int
@@ -79,7 +79,7 @@ class Conditions:
     tokens: int
     is_adapter: bool = False
 
-    def trunk(self, size: ModelSize) -> int:
+    def backbone(self, size: ModelSize) -> int:
         """Bytes that the layers keep of one micro-batch for its backward pass."""
         h, k, i = size.hidden, size.keys, size.feed_forward
         half = self.compute_bytes < FLOAT32
@@ -93,7 +93,7 @@ class Conditions:
         """Those, the head's buffer of logits, and where all weights learn the head's gradient as it is made."""
         half = self.compute_bytes < FLOAT32
         logits = min(CHUNK_SIZE, self.tokens) * size.vocabulary * (FLOAT32 + (self.compute_bytes if half else 0))
-        return self.trunk(size) + logits + (0 if self.is_adapter else FLOAT32 * size.vocabulary * size.hidden)
+        return self.backbone(size) + logits + (0 if self.is_adapter else FLOAT32 * size.vocabulary * size.hidden)
 
 
 def sft_footprint(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
@@ -122,23 +122,23 @@ def reward_model_footprint(
     size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool
 ) -> Footprint:
     """The footprint of training a reward model: its members one after another, what does not learn held once."""
-    trunk = config.backbone
-    kept = trunk.layers or size.num_layers
+    backbone = config.backbone
+    kept = backbone.layers or size.num_layers
     of_layers = sum(inputs * outputs for _, inputs, outputs in size.linear) * kept // size.num_layers
     small = replace(size, num_layers=kept)
     conditions = Conditions(
         compute_bytes=compute_bytes,
         recompute=recompute,
         tokens=config.tokens_per_microbatch,
-        is_adapter=trunk.lora.rank > 0,
+        is_adapter=backbone.lora.rank > 0,
     )
-    if trunk.lora.rank:
-        learning = _learning(size.adapter_parameters(trunk.lora), config.optim, conditions.trunk(size))
+    if backbone.lora.rank:
+        learning = _learning(size.adapter_parameters(backbone.lora), config.optim, conditions.backbone(size))
         return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
     parameters = of_layers + size.vocabulary * size.hidden
-    share = 1.0 if trunk.trainable_layers == -1 else min(kept, trunk.trainable_layers) / kept
+    share = 1.0 if backbone.trainable_layers == -1 else min(kept, backbone.trainable_layers) / kept
     own = int(share * (of_layers if share < 1.0 else parameters))
-    one = _learning(own, config.optim, int(share * conditions.trunk(small)))
+    one = _learning(own, config.optim, int(share * conditions.backbone(small)))
     return replace(one, weights=FLOAT32 * (parameters + (config.ensemble - 1) * own))
 
 

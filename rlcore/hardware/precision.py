@@ -1,11 +1,11 @@
 """The precision of a model's matrix products. It belongs to the model, not to a context around it.
 
 Weights that learn are float32 always: in bfloat16 a small learning rate rounds to no update at all. If such a model
-computes in half precision (:func:`set_compute_dtype`), the trunk casts its weights in every forward pass. Autocast's
+computes in half precision (:func:`set_compute_dtype`), the backbone casts its weights in every forward pass. Autocast's
 cache of cast weights stays off: it is emptied only when the outermost context ends, so a context that outlives an
 optimizer step would continue with the old weights.
 
-Everything outside of trunk and head computes in float32: losses, advantages, rewards, scalar heads, statistics.
+Everything outside of backbone and head computes in float32: losses, advantages, rewards, scalar heads, statistics.
 """
 
 from __future__ import annotations

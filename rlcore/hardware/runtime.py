@@ -15,7 +15,7 @@ from rlcore.models.loading import load_policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """``compute_dtype``: of the matrix products in trunk and head; weights that learn are always float32.
+    """``compute_dtype``: of the matrix products in backbone and head; weights that learn are always float32.
     ``recompute``: see :class:`rlcore.config.HardwareConfig`. ``narrow``: whether what was trained is handed on in the
     starting checkpoint's precision. Where products are float32 it is not: the engine would serve other numbers then."""
 

@@ -1,20 +1,22 @@
-"""A whole RL run in the library. Read aloud:
+"""A complete RL run as a library:
 
-    open_run     prove that engines and rewards are sound, resume from the newest checkpoint
-    iterate      draw -> score -> experience -> update -> sync and canary -> evaluate -> record -> judge -> checkpoint
-    conclude     if a health rule ended the run, go back to the newest sound iteration
+    open_run     verify engines and rewards, resume from the newest checkpoint
+    iterate      sample -> score -> experience -> update -> sync and canary -> evaluate -> record -> health ->
+    checkpoint
+    finish       if a health rule stopped the run, restore the last healthy iteration
 
-``train`` does all three. A pipeline that wants something around each iteration calls them itself:
+``train`` calls all three. A pipeline that adds work around each iteration calls them itself:
 
-    with open_run(parts, recorder) as run:
+    with open_run(components, recorder) as run:
         while not run.is_over:
             iterate(run)
-        outcome = conclude(run)
+        result = finish(run)
 """
 
+from rlcore.loop.components import Components, HeldOut
 from rlcore.loop.iteration import finish, iterate, open_run, train
 from rlcore.loop.recorder import HealthStop, LogRecorder, Recorder, summary_line
-from rlcore.loop.run import Components, HeldOut, Run, TrainResult
+from rlcore.loop.run import Run, TrainResult
 
 __all__ = [
     "Components",

@@ -1,6 +1,6 @@
-"""Decides when a run's checkpoints are due; the learner's side writes them.
+"""Checkpoint schedule of a run; the learner writes the files.
 
-The clock decides when a checkpoint is written, never what a run computes. A killed run ends with the same weights,
+The clock decides when a checkpoint is written, never what a run computes: a killed run ends with the same weights,
 whichever checkpoint it resumes from.
 """
 
@@ -15,9 +15,9 @@ from rlcore.training.learner_protocol import LearnerProtocol
 
 
 class Checkpoints:
-    """The checkpoints of one run of ``learner`` in ``folder``.
+    """Checkpoints of one run of ``learner`` in ``folder``.
 
-    Only checkpoints that were made with the same ``identity`` are loaded. ``clock`` gives seconds.
+    Only checkpoints with the same ``identity`` are loaded. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -32,10 +32,10 @@ class Checkpoints:
         self._last = clock()
 
     def is_due(self, iteration: int) -> bool:
-        """Whether a checkpoint is written after this iteration.
+        """Return True if a checkpoint is written after this iteration.
 
-        One is written after the first iteration, which shows early that there is room, and gives a run something to go
-        back to. One is written after the last. Between them :class:`rlcore.config.CheckpointConfig` decides.
+        The first iteration has one, which shows early whether the disk has room, and which a stopped run can restore.
+        The last has one too. In between :class:`rlcore.config.CheckpointConfig` decides.
         """
         config = self._learner.config
         if iteration in (1, config.num_iterations):
@@ -45,24 +45,24 @@ class Checkpoints:
             return iteration % every.every_iterations == 0
         return self._clock() - self._last >= 60.0 * every.every_minutes
 
-    def save(self, iteration: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
-        """Write one in the background. For each iteration in ``spared``, the newest one up to it is kept.
+    def save(self, iteration: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
+        """Write a checkpoint in the background. Keep the newest one up to each iteration in ``protected``.
 
         Raises:
-            StorageError: this checkpoint or the one before could not be written. Earlier ones are untouched.
+            StorageError: This checkpoint or the previous one could not be written. Earlier ones are untouched.
         """
         state = {**run_state, "iteration": iteration, "identity": self._identity}
-        self._learner.save(self._folder, iteration, run_state=state, spared=spared)
+        self._learner.save(self._folder, iteration, run_state=state, protected=protected)
         self._last = self._clock()
 
     def load(self, *, up_to: int | None = None) -> dict[str, Any] | None:
-        """Restore the learner from the newest one (up to ``up_to``). Returns its run state, or None if there is none.
+        """Restore the learner from the newest checkpoint (up to ``up_to``). Return its run state, or None without one.
 
         Raises:
-            CheckpointError: it was made with another identity, or every checkpoint is damaged.
+            CheckpointError: It has another identity, or every checkpoint is damaged.
         """
         return self._learner.load(self._folder, identity=self._identity, up_to=up_to)
 
     def close(self) -> None:
-        """Finish what is being written."""
+        """Wait until the checkpoint is written."""
         self._learner.wait()

@@ -1,6 +1,6 @@
-"""The metrics of every iteration of a run, in memory and in a file that only grows.
+"""Metrics of every iteration of a run, in memory and in an append-only file.
 
-A checkpoint keeps the file's length and digest, so its size does not depend on the number of iterations.
+A checkpoint stores the file's length and digest, so its size does not grow with the number of iterations.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Row = dict[str, float]
 
 
 class History(Sequence[Row]):
-    """One row for each iteration: its number under ``iteration``, and its metrics.
+    """Sequence of rows, one per iteration: its number under ``iteration``, and its metrics.
 
-    A row is made when it is asked for. In between its numbers take 8 bytes each, and rows share their names.
+    Rows are built on access. Stored numbers take 8 bytes each, and rows share their names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,35 +35,35 @@ class History(Sequence[Row]):
         self._lines.add(json.dumps(self[-1]))
 
     def has(self, metric: str) -> bool:
-        """Whether any iteration has this metric."""
+        """Return True if any iteration has this metric."""
         return any(metric in names for names in self._shared)
 
     def seal(self) -> dict[str, Seal]:
-        """What a checkpoint keeps of it, by the file's name; every row is on the disk then.
+        """Flush all rows to disk and return the length and digest of the file, by file name.
 
         Raises:
-            StorageError: the disk is full or refuses.
+            StorageError: The disk is full or write-protected.
         """
         return {NAME: self._lines.seal()}
 
     def restore(self, sealed: Mapping[str, Seal]) -> None:
-        """Go on with the rows that :meth:`seal` has sealed, and with nothing else.
+        """Restore the rows that :meth:`seal` covered, and drop later ones.
 
         Raises:
-            CheckpointError: the file is not what was sealed.
+            CheckpointError: The file differs from what was sealed.
         """
         self._names, self._values, self._shared = [], [], {}
         for line in self._lines.restore(sealed.get(NAME)):
             self._keep(json.loads(line))
 
     @overload
-    def __getitem__(self, place: int) -> Row: ...
+    def __getitem__(self, index: int) -> Row: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Row]: ...
-    def __getitem__(self, place: int | slice) -> Row | list[Row]:
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        row = dict(zip(self._names[place], self._values[place], strict=True))
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(*index.indices(len(self)))]
+        row = dict(zip(self._names[index], self._values[index], strict=True))
         return row | {"iteration": int(row["iteration"])}
 
     def __len__(self) -> int:

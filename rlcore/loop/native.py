@@ -1,4 +1,4 @@
-"""The parts of a run in one process with the built-in engine, from a checkpoint folder, prompts and a reward."""
+"""Components of a run in one process with the built-in engine, from a checkpoint folder, prompts and a reward."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.errors import ConfigError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.runtime import Runtime
-from rlcore.loop.run import Components
+from rlcore.loop.components import Components
 from rlcore.models.saving import weights_digest
 from rlcore.rewards.mix import WeightedReward
 from rlcore.sampling.native import NativeSampler
@@ -23,16 +23,16 @@ from rlcore.types import Message, Prompt
 def native_components(
     start: Path, config: RlConfig, *, prompts: Sequence[Prompt], reward: WeightedReward, folder: Path, seed: int = 0
 ) -> Components:
-    """The parts of a run from the checkpoint ``start``, on a GPU if there is one, with an engine in this process.
+    """Build the components of a run from the checkpoint ``start``, on a GPU if there is one.
 
-    Weights that learn are float32. ``folder``: that of the run's checkpoints. To add held-out problems or other health
-    rules, use ``dataclasses.replace(parts, held_out=..., health=...)``.
+    Trained weights are float32. ``folder``: for the run's checkpoints. To add held-out problems or other health rules,
+    use ``dataclasses.replace(components, held_out=..., health=...)``.
 
     Raises:
-        ConfigError: an unknown algorithm, or a setting that this engine does not serve.
-        ModelError: ``start`` is not a checkpoint that can be trained.
+        ConfigError: An unknown algorithm, or a setting that the built-in engine does not support.
+        ModelError: ``start`` is not a trainable checkpoint.
     """
-    _refuse_what_is_not_built(config)
+    _require_supported(config)
     tokenizer = ChatTokenizer.load(start)
     device, dtype = choose_device_and_dtype(HardwareConfig())
     runtime = Runtime(device=device, compute_dtype=dtype)
@@ -54,10 +54,10 @@ def native_components(
 
 
 def chat_prompts(tokenizer: ChatTokenizer, questions: Mapping[str, str]) -> list[Prompt]:
-    """A prompt for each question, in the model's chat template. The value is its reference, ``""`` if it has none.
+    """Return a prompt per question, in the model's chat template. The value is its reference answer, or ``""``.
 
     Raises:
-        ModelError: the template refuses a question.
+        ModelError: The template rejects a question.
     """
     conversations = {question: (Message(role="user", content=question),) for question in questions}
     return [
@@ -72,7 +72,7 @@ def chat_prompts(tokenizer: ChatTokenizer, questions: Mapping[str, str]) -> list
     ]
 
 
-def _refuse_what_is_not_built(config: RlConfig) -> None:
+def _require_supported(config: RlConfig) -> None:
     engine, critic = config.sampling.engine, config.critic
     settings = {
         "update.lora.rank": config.update.lora.rank > 0,
@@ -82,19 +82,19 @@ def _refuse_what_is_not_built(config: RlConfig) -> None:
     }
     for name in (name for name, is_set in settings.items() if is_set):
         raise ConfigError(
-            "native_components loads no adapter, tools, other engine or reward model",
+            "native_components supports neither LoRA, tools, other engines nor a critic from a reward model",
             where=name,
-            fix="leave it out, or make the Parts yourself as native_components does",
+            fix="leave it out, or build rlcore.Components yourself, like native_components",
         )
 
 
 def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed: int) -> dict[str, str]:
-    """What a checkpoint must have been made with. The reward is left out, because a function has no digest."""
+    """Return the inputs that checkpoints must match. The reward is left out, because a function has no digest."""
     settings = json.dumps(to_dict(config), sort_keys=True)
-    asked = json.dumps([[prompt.prompt_id, prompt.token_ids, prompt.reference] for prompt in prompts])
+    rows = json.dumps([[prompt.prompt_id, prompt.token_ids, prompt.reference] for prompt in prompts])
     return {
         "seed": str(seed),
         "starting checkpoint": weights_digest(start),
         "configuration": hashlib.sha256(settings.encode()).hexdigest(),
-        "prompts": hashlib.sha256(asked.encode()).hexdigest(),
+        "prompts": hashlib.sha256(rows.encode()).hexdigest(),
     }

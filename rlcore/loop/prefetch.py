@@ -1,16 +1,15 @@
-"""Rollouts ahead of the update: while iterations learn, the engine samples the prompts of those to come.
+"""Rollout prefetch: sample the prompts of later iterations during the update.
 
     iteration      1              2              3
-    engine     [R1][R2]       [R3]           [R4]          one ahead: R2 is sampled with the weights that R1 was, and
-    learner        [U1 on R1] [U2 on R2]     [U3 on R3]    is one update old when U2 begins
+    engine     [R1][R2]       [R3]           [R4]          staleness 1: R1 and R2 are sampled with the same weights,
+    learner        [U1 on R1] [U2 on R2]     [U3 on R3]    so R2 is one update old when U2 begins
     sync                     |              |              after both: no request runs while weights are loaded
 
-With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k: which ones is
-decided before the run, whoever is faster. So at most k batches are done and not trained on; the engine waits then for
-the next weights, as the learner waits for rollouts. Beyond one ahead the engine does not stop for the learner: it takes
-a copy of the weights between two batches.
+With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k. This is fixed
+before the run and does not depend on speed. At most k sampled batches wait for the learner; then the engine waits for
+the next weights. Above 1 the engine does not stop for the learner: it loads a copy of the weights between two batches.
 
-A checkpoint keeps the rollouts of the k iterations to come, because the weights that sampled them are gone by then.
+A checkpoint stores the rollouts of the next k iterations, because the weights that sampled them are gone by then.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ Groups = list[list[Rollout]]
 
 
 class RolloutPrefetcher:
-    """The rollouts of iterations to come, being sampled in a thread one after another, or done."""
+    """Rollouts of later iterations, which one thread samples in order."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts-ahead")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-prefetch")
         self._batches: dict[int, Future[Groups]] = {}
 
     def get(
@@ -42,20 +41,24 @@ class RolloutPrefetcher:
         until: int,
         prepare: Callable[[], Callable[[], None] | None] = lambda: None,
     ) -> Groups:
-        """The rollouts of ``iteration``; those up to ``until`` are begun, where they are not.
+        """Return the rollouts of ``iteration`` and start sampling up to ``until``.
 
-        ``sample`` makes the rollouts of an iteration with the weights that the engine serves. Where some are begun,
-        ``prepare`` gives what loads others before them, and after all that were begun earlier.
+        Args:
+            sample: Sample the rollouts of an iteration with the weights that the engine serves.
+            iteration: Iteration number, starting at 1.
+            until: Last iteration to start.
+            prepare: Return a function that loads newer weights, or None. It runs before the first new batch, after all
+                batches that were started earlier.
 
         Raises:
-            RlcoreError: what the sampling raised, of these rollouts or of later ones.
+            RlcoreError: Sampling of these or of later rollouts failed.
         """
         new = [number for number in range(iteration, until + 1) if number not in self._batches]
         load = prepare() if new else None
         for number in new:
-            # The caller's context goes along: what is logged in the thread belongs to the same run.
+            # The thread gets the caller's context, so that its log lines belong to the same run.
             context = contextvars.copy_context()
-            self._batches[number] = self._thread.submit(context.run, _loaded, load, sample, number)
+            self._batches[number] = self._thread.submit(context.run, _load_and_sample, load, sample, number)
             load = None
         for batch in self._batches.values():
             if batch.done():
@@ -66,25 +69,28 @@ class RolloutPrefetcher:
         """Return when the engine is idle.
 
         Raises:
-            RlcoreError: what the sampling raised.
+            RlcoreError: Sampling failed.
         """
         for batch in self._batches.values():
             batch.result()
 
     def state(self) -> str:
-        """What a checkpoint keeps: the rollouts of the iterations to come as JSON, empty where there are none."""
+        """Return the prefetched rollouts as JSON for a checkpoint, or "" if there are none."""
         batches = [to_json(batch.result()) for _, batch in sorted(self._batches.items())]
         return json.dumps(batches) if batches else ""
 
-    def restore(self, state: str, first: int, prompts_of: Callable[[int], Sequence[Prompt]]) -> None:
-        """Go on before iteration ``first`` with what :meth:`state` gave there, and with nothing else.
+    def restore(self, state: str, first: int, prompts_for: Callable[[int], Sequence[Prompt]]) -> None:
+        """Restore a state of :meth:`state`.
 
-        ``prompts_of``: the prompts of an iteration.
+        Args:
+            state: JSON of the rollouts, or "".
+            first: Iteration of the first stored batch.
+            prompts_for: Return the prompts of an iteration.
         """
         self._batches = {}
         for number, batch in enumerate(json.loads(state) if state else [], start=first):
             self._batches[number] = Future()
-            self._batches[number].set_result(from_json(batch, prompts_of(number)))
+            self._batches[number].set_result(from_json(batch, prompts_for(number)))
 
     def close(self) -> None:
         """Wait for the engine and end the thread."""
@@ -92,32 +98,36 @@ class RolloutPrefetcher:
 
 
 def mean_staleness(scored: Sequence[Sequence[ScoredRollout]], policy_version: int) -> float:
-    """How many updates the learner is ahead of the weights that sampled, as a mean over completion tokens."""
+    """Return the staleness in updates, as a mean over completion tokens."""
     items = [item.rollout for group in scored for item in group]
     tokens = sum(len(rollout.completion_ids) for rollout in items)
     ages = sum((policy_version - rollout.policy_version) * len(rollout.completion_ids) for rollout in items)
     return ages / max(1, tokens)
 
 
-def _loaded(load: Callable[[], object] | None, sample: Callable[[int], Groups], iteration: int) -> Groups:
+def _load_and_sample(load: Callable[[], object] | None, sample: Callable[[int], Groups], iteration: int) -> Groups:
     if load:
         load()
     return sample(iteration)
 
 
 def to_json(groups: Sequence[Sequence[Rollout]]) -> str:
-    """Groups with what their environments made of the prompts; numbers exactly as they are."""
-    return json.dumps([{"prompt": _asked(group), "rollouts": [_record(one) for one in group]} for group in groups])
+    """Serialize groups exactly, with the changes that environments made to their prompts."""
+    return json.dumps(
+        [{"prompt": _prompt_fields(group), "rollouts": [_record(rollout) for rollout in group]} for group in groups]
+    )
 
 
 def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
-    """The groups that :func:`to_json` was given, of these prompts in this order."""
+    """Restore the groups of :func:`to_json`, given their prompts in the same order."""
     groups = zip(json.loads(text), prompts, strict=True)
-    return [_group(group["rollouts"], _prompt(group["prompt"], prompt)) for group, prompt in groups]
+    return [
+        [_rollout(record, _prompt(group["prompt"], prompt)) for record in group["rollouts"]] for group, prompt in groups
+    ]
 
 
-def _asked(group: Sequence[Rollout]) -> dict[str, Any]:
-    """The fields of a group's prompt that an environment changes; empty for a group without rollouts."""
+def _prompt_fields(group: Sequence[Rollout]) -> dict[str, Any]:
+    """Return the fields of a group's prompt that an environment may change; empty for an empty group."""
     if not group:
         return {}
     prompt = group[0].prompt
@@ -125,15 +135,11 @@ def _asked(group: Sequence[Rollout]) -> dict[str, Any]:
     return {"messages": messages, "token_ids": prompt.token_ids, "tools": prompt.tools}
 
 
-def _prompt(asked: dict[str, Any], prompt: Prompt) -> Prompt:
-    if not asked:
+def _prompt(fields: dict[str, Any], prompt: Prompt) -> Prompt:
+    if not fields:
         return prompt
-    messages = tuple(Message(**message) for message in asked["messages"])
-    return dataclasses.replace(prompt, messages=messages, token_ids=tuple(asked["token_ids"]), tools=asked["tools"])
-
-
-def _group(records: Sequence[dict[str, Any]], prompt: Prompt) -> list[Rollout]:
-    return [_rollout(record, prompt) for record in records]
+    messages = tuple(Message(**message) for message in fields["messages"])
+    return dataclasses.replace(prompt, messages=messages, token_ids=tuple(fields["token_ids"]), tools=fields["tools"])
 
 
 def _record(rollout: Rollout) -> dict[str, Any]:

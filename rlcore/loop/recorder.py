@@ -1,4 +1,4 @@
-"""Where a run's figures and rollouts go: a protocol of five methods, and a recorder that writes to a log."""
+"""Recorder protocol for the metrics and rollouts of a run, and a recorder that writes to a log."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ _OPTIONAL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthStop:
-    """What a health rule did: it ended the run after ``iteration``, and the result is that of iteration ``sound``.
+    """A stop by a health rule after ``iteration``.
 
-    ``sound`` is the newest iteration that every rule has seen within its bound, or 0 if there is none.
+    Attributes:
+        finding: The rule that stopped the run.
+        iteration: Last iteration of the run.
+        restored_iteration: Newest iteration that every rule confirmed as healthy, or 0. The result is this iteration.
     """
 
     finding: HealthFinding
@@ -30,60 +33,60 @@ class HealthStop:
     restored_iteration: int
 
     def __str__(self) -> str:
-        end = f"stopped after iteration {self.iteration} by {self.finding}"
-        return f"{end}; the result is iteration {self.restored_iteration}. {self.finding.fix}"
+        stop = f"stopped after iteration {self.iteration} by {self.finding}"
+        return f"{stop}; the result is iteration {self.restored_iteration}. {self.finding.fix}"
 
 
 class Recorder(Protocol):
-    """Receives what a run reports. A method that raises ends the run."""
+    """Protocol of objects that record a run. A method that raises ends the run."""
 
     def log(self, text: str) -> None:
-        """Show a sentence to people."""
+        """Show a human-readable sentence."""
         ...
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Keep the figures of an iteration, all of which are finite. docs/metrics.md explains each name."""
+        """Record the metrics of an iteration, all of which are finite. docs/metrics.md explains each name."""
         ...
 
-    def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
-        """Keep the scored groups of an iteration: those trained on, and those that dynamic sampling replaced."""
+    def rollouts(self, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
+        """Record the scored groups of an iteration: those trained on, and those that dynamic sampling replaced."""
         ...
 
     def stopped(self, stop: HealthStop) -> None:
-        """Note that a health rule ended the run, and that the learner has gone back."""
+        """Record that a health rule stopped the run. The last healthy checkpoint is restored already."""
         ...
 
     def flush(self) -> None:
-        """Write what was recorded to where it outlives the process: the checkpoint that follows relies on it.
+        """Write all records to durable storage, before a checkpoint is written.
 
-        A run that resumes from a checkpoint records again what came after it.
+        A run that resumes from a checkpoint records all later iterations again.
         """
         ...
 
 
 class LogRecorder:
-    """Writes a line for each iteration, and every note, to the logger ``rlcore``. It keeps no rollouts."""
+    """Recorder that logs a line per iteration, and every note, to the logger ``rlcore``. It drops rollouts."""
 
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations, self._logger = num_iterations, logging.getLogger("rlcore")
 
     def log(self, text: str) -> None:
-        """Log it."""
+        """Log the sentence."""
         self._logger.info("%s", text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Log reward and length, and KL, tool calls and held-out accuracy if the iteration has them."""
+        """Log the summary line of an iteration."""
         self.log(summary_line(iteration, self._num_iterations, metrics))
 
-    def rollouts(self, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
-        """Keep nothing."""
+    def rollouts(self, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
+        """Do nothing."""
 
     def stopped(self, stop: HealthStop) -> None:
-        """Log it as a warning."""
+        """Log the stop as a warning."""
         self._logger.warning("%s", stop)
 
     def flush(self) -> None:
-        """Do nothing: a log is written at once."""
+        """Do nothing: log lines are written immediately."""
 
 
 def summary_line(iteration: int, num_iterations: int, metrics: Mapping[str, float]) -> str:

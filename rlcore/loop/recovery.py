@@ -1,4 +1,4 @@
-"""Applies the health rules to a run: findings are noted, and a stopped run goes back to where it was sound."""
+"""Health checks of a run: record findings, and restore the last healthy checkpoint after a stop."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from rlcore.loop.run import Run, to_record, unreported
 
 
 def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
-    """The verdict after the newest iteration, and the number of findings as ``health/...``.
+    """Return the health report after the newest iteration, and the number of findings as ``health/...``.
 
-    A rule that has just crossed a bound is noted and kept. A rule whose patience is used up stops the run, if the
-    configuration lets it.
+    New findings are recorded and logged. A rule without patience left stops the run, unless the configuration only
+    warns.
     """
     config = run.components.health
-    verdict = run.health_monitor.update(run.history)
-    for finding in unreported(verdict, run.findings):
+    report = run.health_monitor.update(run.history)
+    for finding in unreported(report, run.findings):
         run.findings.append(to_record(finding, run.iterations_done))
         run.recorder.log(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
-    if verdict.stop and config.action == "stop":
+    if report.stop and config.action == "stop":
         run.stop = HealthStop(
-            finding=verdict.stop, iteration=run.iterations_done, restored_iteration=verdict.last_healthy
+            finding=report.stop, iteration=run.iterations_done, restored_iteration=report.last_healthy
         )
-    warnings = sum(finding.level == "warn" for finding in verdict.findings)
-    return verdict, {
+    warnings = sum(finding.level == "warn" for finding in report.findings)
+    return report, {
         "health/warnings": float(warnings),
-        "health/alarms": float(len(verdict.findings) - warnings),
+        "health/alarms": float(len(report.findings) - warnings),
     }
 
 
 def restore_last_healthy(run: Run, stop: HealthStop) -> None:
-    """Restore the newest checkpoint of the stop's sound iteration, or of an earlier one. The history stays whole.
+    """Restore the newest checkpoint up to the last healthy iteration. The history keeps all iterations.
 
     Raises:
-        TrainingError: there is no such checkpoint, because the run was unhealthy from the start.
+        TrainingError: No such checkpoint exists, because the run was unhealthy from the start.
     """
     run.prefetcher.drain()
     state = run.checkpoints.load(up_to=stop.restored_iteration)
@@ -46,5 +46,5 @@ def restore_last_healthy(run: Run, stop: HealthStop) -> None:
             fix=stop.finding.fix,
         )
     run.iterations_done = int(state["iteration"])
-    run.prompt_schedule.restore(state["turns"])
-    run.prefetcher.restore(state["ahead"], run.iterations_done + 1, run.prompt_schedule.prompts_for)
+    run.prompt_schedule.restore(state["prompt_schedule"])
+    run.prefetcher.restore(state["prefetched"], run.iterations_done + 1, run.prompt_schedule.prompts_for)

@@ -1,4 +1,4 @@
-"""Sampling and scoring: the groups of an iteration, with dynamic sampling, and the held-out problems."""
+"""Sampling and scoring: groups of an iteration, dynamic sampling, and evaluation on held-out problems."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from itertools import islice
 import torch
 
 from rlcore.algorithms.advantages import has_signal
-from rlcore.checks.audit.belonging import require_groups
+from rlcore.checks.audit.prompt_checks import require_groups
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import RewardError
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy
+from rlcore.loop.components import Components, HeldOut
 from rlcore.loop.prompt_schedule import SampledGroups, interleave, replace_groups, unused_prompts
-from rlcore.loop.run import Components, HeldOut, Run, timed
+from rlcore.loop.run import Run, timed
 from rlcore.loop.weight_sync import prepare_weight_load
 from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -24,28 +25,28 @@ from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout, is_corre
 
 
 def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> SampledGroups[list[ScoredRollout]]:
-    """The iteration's scored groups. Dynamic sampling replaces groups without signal by groups of fresh prompts.
+    """Sample and score the groups of an iteration, with dynamic sampling if it is enabled.
 
-    The wall seconds of sampling and scoring are added to ``seconds``.
+    Adds the wall seconds of sampling and scoring to ``seconds``.
 
     Raises:
-        SamplingError: the engine is broken.
-        CanaryError: a completion is not whole.
-        RewardError: the grader fails on more than a tenth of the rollouts.
+        SamplingError: The engine is broken.
+        CanaryError: A completion is incomplete.
+        RewardError: The grader fails on more than a tenth of the rollouts.
     """
-    parts, sampling = run.components, run.components.config.sampling
+    components, sampling = run.components, run.components.config.sampling
     if sampling.staleness:
         with timed(seconds, "rollout"):
-            until = min(iteration + sampling.staleness, parts.config.num_iterations)
-            run.prompt_schedule.prompts_for(until)  # chosen here: the thread that samples must not find out when
-            sample, prepare = partial(_rollouts_of, run), partial(prepare_weight_load, run)
-            ahead = run.prefetcher.get(sample, iteration, until=until, prepare=prepare)
+            until = min(iteration + sampling.staleness, components.config.num_iterations)
+            run.prompt_schedule.prompts_for(until)  # here, so that the choice does not depend on the thread's timing
+            sample, prepare = partial(_sample_iteration, run), partial(prepare_weight_load, run)
+            rollouts = run.prefetcher.get(sample, iteration, until=until, prepare=prepare)
         with timed(seconds, "score"):
-            return SampledGroups(groups=tuple(_score(run, iteration, ahead)), replaced=())
+            return SampledGroups(groups=tuple(_score(run, iteration, rollouts)), replaced=())
 
     def draw(prompts: Sequence[Prompt], *purpose: int) -> list[list[ScoredRollout]]:
         with timed(seconds, "rollout"):
-            groups = _collect(run, prompts, seed=derive_seed(parts.seed, "rollouts", *purpose))
+            groups = _collect(run, prompts, seed=derive_seed(components.seed, "rollouts", *purpose))
         with timed(seconds, "score"):
             return _score(run, iteration, groups)
 
@@ -54,48 +55,47 @@ def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Sampl
     if not sampling.dynamic_sampling_rounds:
         return SampledGroups(groups=tuple(groups), replaced=())
     used = {prompt.prompt_id for prompt in prompts}
-    unused = unused_prompts(parts.prompts, used, seed=parts.seed, iteration=iteration)
-    fresh = interleave(unused, parts.mixture_weights) if len(parts.mixture_weights) > 1 else iter(unused)
+    unused = unused_prompts(components.prompts, used, seed=components.seed, iteration=iteration)
+    fresh = interleave(unused, components.mixture_weights) if len(components.mixture_weights) > 1 else iter(unused)
     return replace_groups(
         groups,
         lambda number, count: draw(list(islice(fresh, count)), iteration, number),
-        partial(group_has_signal, truncated=parts.config.update.truncated_completions),
+        partial(group_has_signal, truncated=components.config.update.truncated_completions),
         max_rounds=sampling.dynamic_sampling_rounds,
     )
 
 
 def group_has_signal(group: Sequence[ScoredRollout], *, truncated: str) -> bool:
-    """Whether the rewards of a group's usable rollouts differ. A KL penalty in the reward does not count."""
+    """Return True if the rewards of a group's trainable rollouts differ. A KL penalty in the reward does not count."""
     rewards = [reward_of(item, truncated) for item in group if is_trainable(item, truncated)]
     return has_signal(torch.tensor(rewards, dtype=torch.float64))
 
 
-def record_group_signals(run: Run, iteration: int, drawn: SampledGroups[list[ScoredRollout]]) -> None:
-    """Tell the turns which groups of an iteration had a signal. A group that nobody could score says nothing."""
+def record_group_signals(run: Run, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
+    """Record in the prompt schedule which groups had a signal. Groups without a trainable rollout are left out."""
     truncated = run.components.config.update.truncated_completions
     groups = (
-        group for group in (*drawn.groups, *drawn.replaced) if any(is_trainable(item, truncated) for item in group)
+        group for group in (*sampled.groups, *sampled.replaced) if any(is_trainable(item, truncated) for item in group)
     )
-    # Looked at only where turns depend on it.
     run.prompt_schedule.record_signals(
         iteration,
         ((group[0].rollout.prompt.prompt_id, group_has_signal(group, truncated=truncated)) for group in groups),
     )
 
 
-def replacement_metrics(drawn: SampledGroups[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
-    """The cost of dynamic sampling, and the mean reward of everything that was drawn and could be trained on."""
-    everything = [item for group in (*drawn.groups, *drawn.replaced) for item in group]
+def replacement_metrics(sampled: SampledGroups[list[ScoredRollout]], *, truncated: str) -> dict[str, float]:
+    """Return the cost of dynamic sampling, and the mean reward of all sampled groups."""
+    everything = [item for group in (*sampled.groups, *sampled.replaced) for item in group]
     values = [reward_of(item, truncated) for item in everything if is_trainable(item, truncated)]
     return {
-        "groups/replaced": float(len(drawn.replaced)),
-        "rollouts/discarded": float(sum(map(len, drawn.replaced))),
+        "groups/replaced": float(len(sampled.replaced)),
+        "rollouts/discarded": float(sum(map(len, sampled.replaced))),
         "reward/mean_before_filtering": sum(values) / max(1, len(values)),
     }
 
 
 def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str) -> dict[str, float]:
-    """The mean reward of each data set's usable rollouts, as ``reward/data/<name>``."""
+    """Return the mean reward of each dataset's trainable rollouts, as ``reward/data/<name>``."""
     values: dict[str, list[float]] = {}
     for item in (item for group in groups for item in group if is_trainable(item, truncated)):
         values.setdefault(item.rollout.prompt.dataset, []).append(reward_of(item, truncated))
@@ -103,10 +103,10 @@ def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str
 
 
 def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Scored groups. If the grader fails too often, they are recorded with their errors before the run stops.
+    """Score groups. If the grader fails too often, record them with their errors before the run stops.
 
     Raises:
-        RewardError: the grader fails on more than a tenth of the rollouts.
+        RewardError: The grader fails on more than a tenth of the rollouts.
     """
     scored = score_groups(run.components.reward, groups)
     try:
@@ -121,19 +121,19 @@ def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> lis
 def evaluate_held_out(
     sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, log: Callable[[str], None]
 ) -> dict[str, float]:
-    """Greedy accuracy on the held-out problems with its interval as ``eval/...``, and of each data set of several.
+    """Return greedy accuracy on the held-out problems with its interval as ``eval/...``, in total and per dataset.
 
-    A problem that could not be answered or graded counts as wrong, and is counted in ``eval/failed``.
+    A problem that could not be sampled or graded counts as wrong, and in ``eval/failed``.
 
     Raises:
-        SamplingError: the engine is broken.
+        SamplingError: The engine is broken.
     """
     params = SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens, num_samples=1, greedy=True)
     groups = sampler.sample(held_out.prompts, params, seed=0)
     scores = score_each([rollout for group in groups for rollout in group], held_out.verifier)
     failed = [score.error for score in scores if score.error]
     if failed:
-        log(f"{len(failed)} of {len(scores)} held-out problems count as wrong, as one: {failed[0]}")
+        log(f"held-out: ungraded={len(failed)}/{len(scores)} (counted as wrong), for example: {failed[0]}")
     correct = [is_correct(score) for score in scores]
     interval = accuracy(correct, confidence=held_out.confidence)
     return {
@@ -145,29 +145,29 @@ def evaluate_held_out(
     }
 
 
-def _rollouts_of(run: Run, iteration: int) -> list[list[Rollout]]:
-    """The groups that the engine samples for an iteration."""
+def _sample_iteration(run: Run, iteration: int) -> list[list[Rollout]]:
+    """Sample the groups of an iteration."""
     seed = derive_seed(run.components.seed, "rollouts", iteration)
     return _collect(run, run.prompt_schedule.prompts_for(iteration), seed=seed)
 
 
 def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:
-    """A group of completions for each prompt, without those that the engine could not produce."""
-    parts = run.components
-    groups = parts.sampler.sample(prompts, _params(parts), seed=seed)
-    require_groups(groups, prompts, parts.config.group_size)
+    """Sample a group of completions per prompt, and drop those that the engine could not produce."""
+    components = run.components
+    groups = components.sampler.sample(prompts, _params(components), seed=seed)
+    require_groups(groups, prompts, components.config.group_size)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
     if failed:
         run.audit.allow_missing(len(failed))
-        run.recorder.log(f"{len(failed)} rollouts failed, for example: {failed[0].reason}")
+        run.recorder.log(f"rollouts: failed={len(failed)}, for example: {failed[0].reason}")
     sampled = [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
-    mask_canary([rollout for group in sampled for rollout in group], parts.tokenizer.eos_ids)
+    mask_canary([rollout for group in sampled for rollout in group], components.tokenizer.eos_ids)
     return sampled
 
 
-def _params(parts: Components) -> SamplingParams:
-    """The sampling parameters of a run's rollouts."""
-    config = parts.config
+def _params(components: Components) -> SamplingParams:
+    """Return the sampling parameters of a run's rollouts."""
+    config = components.config
     return SamplingParams(
         temperature=config.sampling.temperature,
         max_new_tokens=config.sampling.max_new_tokens,
@@ -176,7 +176,7 @@ def _params(parts: Components) -> SamplingParams:
 
 
 def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Turns, calls, errors and tool tokens of a batch of episodes, by their names in the glossary; all 0 for none."""
+    """Return turns, calls, errors and tool tokens of a batch of episodes, by metric name; all 0 for an empty batch."""
     calls = [call for rollout in rollouts for call in rollout.tool_calls]
     num_tokens = sum(len(rollout.loss_mask) for rollout in rollouts)
     num_own = sum(sum(rollout.loss_mask) for rollout in rollouts)

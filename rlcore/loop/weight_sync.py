@@ -1,4 +1,4 @@
-"""Sends the learner's weights to the engine, and compares both: before the first update and after each sync."""
+"""Weight sync: send the learner's weights to the engine, and verify them at the start and after each sync."""
 
 from __future__ import annotations
 
@@ -14,107 +14,108 @@ from rlcore.checks.canaries import (
     sync_canary,
     weights_canary,
 )
-from rlcore.loop.run import Components, Run
+from rlcore.loop.components import Components
+from rlcore.loop.run import Run
 from rlcore.sampling.base import Sampler, SamplingParams, replicas_of
 from rlcore.seeding import derive_seed
 from rlcore.types import Rollout
 
 
-def calibrate_engines(parts: Components) -> tuple[list[EngineCalibration], list[Rollout]]:
-    """Measure each engine while all of them hold the learner's first weights: so looks a sound one.
+def calibrate_engines(components: Components) -> tuple[list[EngineCalibration], list[Rollout]]:
+    """Measure each engine while all of them hold the learner's first weights.
 
     Returns:
-        A baseline for each engine, and the completions that they sampled for the comparison.
+        A calibration per engine, and the completions that they sampled for the comparison.
 
     Raises:
-        StaleSamplerError, CanaryError: an engine serves other weights than the learner's, or computes differently.
+        StaleSamplerError, CanaryError: An engine serves other weights than the learner's, or computes differently.
     """
-    truth, baselines, samples = _truth(parts), list[EngineCalibration](), list[Rollout]()
-    for engine in replicas_of(parts.engine):  # each holds weights of its own
-        probes = _probes(parts, engine)
-        baselines.append(calibrate_engine(engine, probes, truth))
+    expected, calibrations, samples = _expected_weights(components), list[EngineCalibration](), list[Rollout]()
+    for engine in replicas_of(components.engine):  # each holds its own weights
+        probes = _probes(components, engine)
+        calibrations.append(calibrate_engine(engine, probes, expected))
         samples += probes
-    return baselines, samples
+    return calibrations, samples
 
 
-def calibration_messages(baselines: Sequence[EngineCalibration]) -> list[str]:
-    """Sentences on what the comparison before any update showed."""
-    loudest = max(baseline.noise.mean for baseline in baselines)
-    notes = [f"weight sync verified mean_log_odds_diff={loudest:.2g}"]
-    if hidden := sorted(set().union(*(baseline.unverified for baseline in baselines))):
-        notes.append(f"the engine hides its weights in {', '.join(hidden)}: log-probabilities alone prove a sync there")
-    return notes
+def calibration_messages(calibrations: Sequence[EngineCalibration]) -> list[str]:
+    """Return log messages on the comparison before the first update."""
+    largest = max(calibration.noise.mean for calibration in calibrations)
+    messages = [f"weight sync verified mean_log_odds_diff={largest:.2g}"]
+    if unverified := sorted(set().union(*(calibration.unverified for calibration in calibrations))):
+        messages.append(f"weights cannot be compared in {', '.join(unverified)}: only log-probabilities verify a sync")
+    return messages
 
 
-def sync_weights(parts: Components, baselines: Sequence[EngineCalibration]) -> dict[str, float]:
-    """Push the learner's weights to the engine, then prove that it serves them.
+def sync_weights(components: Components, calibrations: Sequence[EngineCalibration]) -> dict[str, float]:
+    """Send the learner's weights to the engine, then verify that it serves them.
 
     Returns:
-        The figures ``sync/...``; of several engines the largest.
+        Metrics ``sync/...``, the maximum over all engines.
 
     Raises:
-        SamplingError: the engine refuses the weights.
-        StaleSamplerError, CanaryError: it serves other weights than the learner's, or computes differently.
+        SamplingError: The engine rejects the weights.
+        StaleSamplerError, CanaryError: It serves other weights than the learner's, or computes differently.
     """
-    learner = parts.learner
-    parts.engine.load_weights(_state(parts), policy_version=learner.policy_version)
-    truth = _truth(parts)
-    figures = [
-        sync_canary(engine, _probes(parts, engine), truth, baseline)
-        for engine, baseline in zip(replicas_of(parts.engine), baselines, strict=True)
+    learner = components.learner
+    components.engine.load_weights(_state(components), policy_version=learner.policy_version)
+    expected = _expected_weights(components)
+    metrics = [
+        sync_canary(engine, _probes(components, engine), expected, calibration)
+        for engine, calibration in zip(replicas_of(components.engine), calibrations, strict=True)
     ]
-    return {name: max(each[name] for each in figures) for name in figures[0]}
+    return {name: max(each[name] for each in metrics) for name in metrics[0]}
 
 
 def sync_when_idle(run: Run) -> dict[str, float]:
-    """:func:`sync_weights` of a run whose engine is idle."""
-    found = sync_weights(run.components, run.calibrations)
+    """Sync the weights of a run whose engine is idle."""
+    metrics = sync_weights(run.components, run.calibrations)
     run.served_version = run.components.learner.policy_version
-    return found
+    return metrics
 
 
 def prepare_weight_load(run: Run) -> Callable[[], None] | None:
-    """What gives the engine the learner's weights of now, between two batches; None where it has them.
+    """Return a function that loads the current weights between two batches, or None if the engine has them.
 
-    It works on a copy: the learner has others by then. The canary asks for version and weights alone.
+    It loads a copy, because the learner continues to train. The canary checks only version and weights.
     """
-    parts, version = run.components, run.components.learner.policy_version
+    components, version = run.components, run.components.learner.policy_version
     if run.served_version == version:
         return None
-    state, run.served_version = _state(parts), version
+    state, run.served_version = _state(components), version
 
     def load() -> None:
-        parts.engine.load_weights(state, policy_version=version)
-        for engine, baseline in zip(replicas_of(parts.engine), run.calibrations, strict=True):
-            weights_canary(engine, state, baseline, policy_version=version)
+        components.engine.load_weights(state, policy_version=version)
+        for engine, calibration in zip(replicas_of(components.engine), run.calibrations, strict=True):
+            weights_canary(engine, state, calibration, policy_version=version)
 
     return load
 
 
-def _state(parts: Components) -> Mapping[str, torch.Tensor]:
-    """The learner's weights; a copy in a run whose engine takes some that the learner has no more."""
-    return parts.learner.snapshot() if parts.config.sampling.staleness > 1 else parts.learner.weights()
+def _state(components: Components) -> Mapping[str, torch.Tensor]:
+    """Return the learner's weights; a copy if the engine may load them after later updates."""
+    return components.learner.snapshot() if components.config.sampling.staleness > 1 else components.learner.weights()
 
 
-def _truth(parts: Components) -> ExpectedWeights:
-    learner = parts.learner
+def _expected_weights(components: Components) -> ExpectedWeights:
+    learner = components.learner
     return ExpectedWeights(
         state=learner.weights(),
         policy_version=learner.policy_version,
         score=learner.scores,
-        temperature=parts.config.sampling.temperature,
-        dtype=lower_precision(parts.engine_dtype, learner.facts.compute_dtype),
+        temperature=components.config.sampling.temperature,
+        dtype=lower_precision(components.engine_dtype, learner.facts.compute_dtype),
     )
 
 
 def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
-    """The coarser precision of the two: it bounds how well they can agree."""
+    """Return the lower of both precisions, which limits their agreement."""
     return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _probes(parts: Components, engine: Sampler) -> list[Rollout]:
-    """Completions that the engine samples now. Only the weights and the run's seed decide which."""
-    sampling = parts.config.sampling
+def _probes(components: Components, engine: Sampler) -> list[Rollout]:
+    """Sample completions from the engine. They depend only on the weights and the seed of the run."""
+    sampling = components.config.sampling
     params = SamplingParams(temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, num_samples=1)
-    seed = derive_seed(parts.seed, "probes", parts.learner.policy_version)
-    return sample_probes(engine, parts.prompts, params, seed=seed)
+    seed = derive_seed(components.seed, "probes", components.learner.policy_version)
+    return sample_probes(engine, components.prompts, params, seed=seed)

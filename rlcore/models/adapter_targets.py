@@ -42,7 +42,7 @@ def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
 
 
 def linear_names(base: PreTrainedModel) -> set[str]:
-    """Last names of the trunk's linear layers that an adapter can change, with or without one on them."""
+    """Last names of the backbone's linear layers that an adapter can change, with or without one on them."""
     modules = dict(backbone(base).named_modules())  # type: ignore[attr-defined]  # a module, called as a function
     names = set()
     for path, module in modules.items():
@@ -56,7 +56,7 @@ def linear_names(base: PreTrainedModel) -> set[str]:
 
 
 def log_coverage(base: PreTrainedModel, num_changed: int) -> None:
-    """Log how much of the trunk an adapter changes, ``num_changed`` weights, where that is the smaller part."""
+    """Log how much of the backbone an adapter changes, ``num_changed`` weights, where that is the smaller part."""
     embedding = base.get_input_embeddings().weight.numel()
     total = sum(p.numel() for name, p in backbone(base).named_parameters() if ".lora_" not in name)  # type: ignore[attr-defined]
     share = num_changed / max(1, total - embedding)

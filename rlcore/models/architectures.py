@@ -39,7 +39,7 @@ _SCALES: dict[str, Callable[[Any], float]] = {
 def backbone(model: Any) -> Callable[..., Any]:
     """The model without its head. Some classes name another attribute as their base, and then name themselves.
 
-    A model that has no head is its own trunk.
+    A model that has no head is its own backbone.
     """
     base = model.base_model
     part: Callable[..., Any] = getattr(model, "model", base) if base is model else base

@@ -13,7 +13,7 @@ from rlcore.models.lora import activate, active_name
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
-    """Let every layer of the trunk keep its input alone; returns the model itself. About a third more time.
+    """Let every layer of the backbone keep its input alone; returns the model itself. About a third more time.
 
     The library does so in training mode only, which would turn dropout on: so the layers are put into it by
     themselves, without a dropout of their own, and their parts, which hold the rest of it, are not. A copy in

@@ -29,22 +29,22 @@ HEAD_FILE = "scalar_head.safetensors"
 
 
 class ScalarHeadModel(nn.Module):
-    """A trunk and one bias-free linear map of its hidden state to a scalar."""
+    """A backbone and one bias-free linear map of its hidden state to a scalar."""
 
     def __init__(self, backbone: PreTrainedModel, head: nn.Linear) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
 
     @classmethod
-    def on_trunk(cls, backbone: PreTrainedModel) -> ScalarHeadModel:
-        """A critic that predicts 0 everywhere at first, on this very trunk, be it the policy's."""
+    def on_backbone(cls, backbone: PreTrainedModel) -> ScalarHeadModel:
+        """A critic that predicts 0 everywhere at first, on this very backbone, be it the policy's."""
         head = _new_head(backbone)
         nn.init.zeros_(head.weight)
         return cls(backbone, head)
 
     @classmethod
     def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarHeadModel:
-        """A reward model on this very trunk, head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
+        """A reward model on this backbone, head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
         model = cls(backbone, _new_head(backbone))
         model.init_head(generator)
         return model
@@ -67,12 +67,12 @@ class ScalarHeadModel(nn.Module):
         return self.state_values(hidden_states(self.backbone, batch).flatten(0, 1)[positions])
 
     def state_values(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens"]:
-        """The head alone, on hidden states [N, H]: float32 [N], whatever the trunk computes in."""
+        """The head alone, on hidden states [N, H]: float32 [N], whatever the backbone computes in."""
         with no_autocast(states):
             return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
 
     def train_last_layers(self, count: int) -> None:
-        """Freeze the trunk but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""
+        """Freeze the backbone but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""
         layers, norm = (getattr(self.backbone.base_model, name, None) for name in ("layers", "norm"))
         if count < 0:
             return
@@ -144,13 +144,13 @@ def score_rewards(
 
 
 def save_head(model: ScalarHeadModel, folder: Path) -> None:
-    """Write the head's weight beside the trunk's checkpoint."""
+    """Write the head's weight beside the backbone's checkpoint."""
     ranks, weight = ranks_of(model), gather_full(model.head.weight.detach()).cpu().contiguous()
     ranks.broadcast_object(partial(save_tensors, {"weight": weight}, folder / HEAD_FILE))
 
 
 def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarHeadModel:
-    """A trunk that was loaded from ``folder`` with the head that lies beside it.
+    """A backbone that was loaded from ``folder`` with the head that lies beside it.
 
     Raises:
         ModelError: no head there, or one of another width.
@@ -162,7 +162,7 @@ def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarHeadMode
     head = _new_head(backbone)
     if weight.shape != head.weight.shape:
         raise ModelError(
-            f"the head is {tuple(weight.shape)}, the trunk wants {tuple(head.weight.shape)}", where=str(path)
+            f"the head is {tuple(weight.shape)}, the backbone wants {tuple(head.weight.shape)}", where=str(path)
         )
     with torch.no_grad():
         head.weight.copy_(weight)

@@ -35,7 +35,7 @@ _PREFIX = "base_model.model."  # of the names in peft's files
 class AdaptedModel(nn.Module):
     """``base`` with the adapter ``name`` on; with the name ``""`` every adapter is off.
 
-    Stands wherever a policy or a trunk is asked for. Its parameters are those of its adapter alone: the base is frozen,
+    Use it as a policy or a backbone. Its parameters are those of its adapter alone: the base is frozen,
     shared with other adapted models, and no submodule. Calling it sets the base's adapters, so passes of several
     models may alternate, and a backward pass may come after another model's forward pass.
     """
@@ -70,7 +70,7 @@ class AdaptedModel(nn.Module):
         return dtype
 
     def base_model(self, **inputs: Any) -> Any:
-        """The trunk's forward pass with this adapter; the name is that of transformers' models."""
+        """The backbone's forward pass with this adapter; the name is that of transformers' models."""
         activate(self.base, self.name)
         return backbone(self.base)(**inputs)
 

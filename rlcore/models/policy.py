@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "batch time hidden"]:
-    """Last hidden states of the trunk, [B, T, H], under the tree's attention where the model has it.
+    """Last hidden states of the backbone, [B, T, H], under the tree's attention where the model has it.
 
     Raises:
         ModelError: completions share a row, and the model hands a state on from token to token.
@@ -61,7 +61,7 @@ def completion_logprobs(
 
 
 def completion_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
-    """The hidden states that predict the completion tokens, [N, H]: what a head on the trunk reads."""
+    """The hidden states that predict the completion tokens, [N, H]: what a head on the backbone reads."""
     return hidden_states(model, batch).flatten(0, 1)[batch.predictors]
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardModel:
-    """M members over the same prompts; those whose trunk did not learn share one trunk and its forward pass."""
+    """M members over the same prompts; those whose backbone did not learn share one backbone and its forward pass."""
 
     members: tuple[ScalarHeadModel, ...]
     scales: RewardScales
@@ -71,7 +71,7 @@ def raw_scores(
 def last_states(
     backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "sequences hidden"]:
-    """The trunk's state at the last token of each sequence: float32 [S, H] on the CPU."""
+    """The backbone's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
     for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         found = run_forward(backbone, partial(_last_states, backbone, batch.to(device_of(backbone))))
@@ -84,7 +84,7 @@ def _last_states(backbone: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
 
 
 def share_frozen(model: ScalarHeadModel) -> ScalarHeadModel:
-    """A copy of what learns; what does not is the same tensor in both, and a frozen trunk is the same trunk."""
+    """A copy of what learns; what does not is the same tensor in both, and a frozen backbone is the same backbone."""
     if not any(parameter.requires_grad for parameter in model.backbone.parameters()):
         return ScalarHeadModel(model.backbone, copy.deepcopy(model.head))
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
@@ -92,7 +92,7 @@ def share_frozen(model: ScalarHeadModel) -> ScalarHeadModel:
 
 
 def keep_layers(backbone: PreTrainedModel, count: int) -> None:
-    """Cut the trunk after its first ``count`` layers (0: keep all); it stays a whole, smaller model.
+    """Cut the backbone after its first ``count`` layers (0: keep all); it stays a whole, smaller model.
 
     Raises:
         ModelError: it has no list of layers, or fewer.
@@ -112,7 +112,7 @@ def keep_layers(backbone: PreTrainedModel, count: int) -> None:
 
 
 def save_members(members: Sequence[ScalarHeadModel], folder: Path) -> None:
-    """Write the first member's head beside its trunk (saved already), and of each other one what has learned in it.
+    """Write the first member's head beside its backbone (saved already), and of each other one what has learned in it.
 
     All ranks that share the members ask at the same point.
     """
@@ -127,7 +127,7 @@ def save_members(members: Sequence[ScalarHeadModel], folder: Path) -> None:
 
 
 def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:
-    """The reward model in ``folder``, whose trunk was loaded from there; nothing in it learns.
+    """The reward model in ``folder``, whose backbone was loaded from there; nothing in it learns.
 
     Raises:
         ModelError: a file is missing or belongs to another model.
@@ -147,7 +147,7 @@ def _load_member(first: ScalarHeadModel, path: Path) -> ScalarHeadModel:
     unknown = sorted(tensors.keys() - named.keys())
     if unknown:
         raise ModelError(
-            f"the trunk has no weight {unknown[0]!r}", where=str(path), fix=f"keep it with its {HEAD_FILE}"
+            f"the backbone has no weight {unknown[0]!r}", where=str(path), fix=f"keep it with its {HEAD_FILE}"
         )
     for name in tensors:
         named[name].requires_grad_(True)  # marks what the copy must not share

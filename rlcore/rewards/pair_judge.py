@@ -20,7 +20,7 @@ from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions
 from rlcore.rewards.pairs import Judgement, Pair
 from rlcore.rewards.reward_model import ScoreTokens
 from rlcore.rewards.user_function import call_within, load_function, plain_numbers
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.timeouts import CallTimeout
 
 TIE = 0.5

@@ -26,7 +26,7 @@ from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
 from rlcore.rewards.user_function import import_function
-from rlcore.strict import build
+from rlcore.strict_config import build
 
 if TYPE_CHECKING:
     from rlcore.rewards.reward_model import ScoreTokens, TokenItems

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from rlcore.config import RewardTerm
-from rlcore.config.rl import DEADLINE_MINUTES
+from rlcore.config.rl import DEFAULT_TIMEOUT_MINUTES
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
@@ -38,7 +38,7 @@ _MAX_TRIALS = 64
 class FunctionReward:
     """A user's function as a reward; its part has the function's name."""
 
-    def __init__(self, function: UserFunction, name: str, *, deadline_minutes: float = DEADLINE_MINUTES) -> None:
+    def __init__(self, function: UserFunction, name: str, *, deadline_minutes: float = DEFAULT_TIMEOUT_MINUTES) -> None:
         self._function, self.name, self._file = function, name, _file_of(function)
         self._seconds = 60.0 * deadline_minutes
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rlcore.config import RejectionConfig
-from rlcore.evaluation.intervals import Interval, accuracy, mean_share
+from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.seeding import derive_seed
 
 SHINGLE_WORDS = 3
@@ -121,7 +121,7 @@ def summarize(
         sampled=len(candidates),
         verified=sum(map(sum, shares)),
         kept=len(list(kept)),
-        pass_rate=mean_share([sum(share) / len(share) for share in shares], seed=seed, confidence=confidence),
+        pass_rate=mean_fraction([sum(share) / len(share) for share in shares], seed=seed, confidence=confidence),
         solved=accuracy([any(share) for share in shares], confidence=confidence),
     )
 

@@ -8,7 +8,7 @@ A row is a tree: the prompt once, then its completions, each of which sees the p
     predictors           the token a0 is predicted by p2, a1 by a0, b0 by p2, b1 by b0, ...
 
 Attention: a token sees what stands before it in the row and is prompt or of its own segment. Everything after the
-trunk works on the N completion tokens alone, flat, in the order of the sequences.
+backbone works on the N completion tokens alone, flat, in the order of the sequences.
 """
 
 from __future__ import annotations

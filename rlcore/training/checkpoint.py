@@ -76,23 +76,23 @@ def save_checkpoint(
     *,
     run_state: Mapping[str, Any],
     keep: int = 2,
-    spared: Collection[int] = (),
+    protected: Collection[int] = (),
 ) -> Path:
     """Take a snapshot and write it, as :func:`write_checkpoint` does.
 
     Raises:
         StorageError: the disk is full or refuses; earlier checkpoints are untouched.
     """
-    return write_checkpoint(root, step, capture_state(learner, run_state=run_state), keep=keep, spared=spared)
+    return write_checkpoint(root, step, capture_state(learner, run_state=run_state), keep=keep, protected=protected)
 
 
 def write_checkpoint(
-    root: Path, step: int, snapshot: LearnerState, *, keep: int = 2, spared: Collection[int] = ()
+    root: Path, step: int, snapshot: LearnerState, *, keep: int = 2, protected: Collection[int] = ()
 ) -> Path:
     """Write a snapshot atomically.
 
-    The newest ``keep`` checkpoints stay, and for each step in ``spared`` the newest of it or an earlier one: a run may
-    have to go back to any of these.
+    The newest ``keep`` checkpoints stay, and for each step in ``protected`` the newest one up to it, because a run may
+    have to restore it.
 
     Raises:
         StorageError: the disk is full or refuses; earlier checkpoints are untouched.
@@ -108,7 +108,7 @@ def write_checkpoint(
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         fsync(root)
-        staying = steps_to_keep([_step(path) for path in _steps(root)], keep=keep, spared=spared)
+        staying = steps_to_keep([_step(path) for path in _steps(root)], keep=keep, protected=protected)
         for old in (path for path in _steps(root) if _step(path) not in staying):
             # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
             old.rename(root / f".tmp-{old.name}")
@@ -123,9 +123,9 @@ def write_checkpoint(
     return final
 
 
-def steps_to_keep(steps: Collection[int], *, keep: int, spared: Collection[int]) -> set[int]:
-    """The newest ``keep`` of ``steps``, and for each of ``spared`` the newest that is not above it."""
-    older = ({step for step in steps if step <= bound} for bound in spared)
+def steps_to_keep(steps: Collection[int], *, keep: int, protected: Collection[int]) -> set[int]:
+    """The newest ``keep`` of ``steps``, and for each of ``protected`` the newest that is not above it."""
+    older = ({step for step in steps if step <= bound} for bound in protected)
     return {*sorted(steps)[-keep:], *(max(found) for found in older if found)}
 
 
@@ -181,7 +181,7 @@ def is_intact(folder: Path) -> bool:
     try:
         if not matches_manifest(folder, at_least={STATE, *_ALWAYS}):
             return False
-        beside = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("beside", {})
+        beside = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("sealed_files", {})
         return all(has_sealed_prefix(folder.parent / name, seal) for name, seal in beside.items())
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return False
@@ -195,7 +195,7 @@ def _tensors(learner: Learner) -> dict[str, Tensors]:
     }
     if learner.value_module is not None:
         tensors["critic"] = _weights(learner.value_module, learner.ranks)
-    if learner.critic is not None and not learner.shares_trunk:
+    if learner.critic is not None and not learner.shares_backbone:
         tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer, learner.ranks)
     return tensors
 
@@ -236,7 +236,7 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
     _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
     if learner.value_module is not None:
         _restore_weights(learner.value_module, folder / "critic.safetensors")
-    if learner.critic is not None and not learner.shares_trunk:
+    if learner.critic is not None and not learner.shares_backbone:
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
     learner.policy_version = scalars["policy_version"]
     learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]

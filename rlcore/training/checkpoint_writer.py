@@ -34,7 +34,7 @@ class CheckpointWriter:
         learner: Learner,
         *,
         run_state: Mapping[str, Any],
-        spared: Collection[int] = (),
+        protected: Collection[int] = (),
     ) -> None:
         """Begin to write the checkpoint of ``step``, after the one before is on the disk.
 
@@ -47,9 +47,9 @@ class CheckpointWriter:
             return
         free = free_bytes(torch.device("cpu"))
         if free is None or free < _SPARE * snapshot.num_bytes:
-            write_checkpoint(root, step, snapshot, spared=tuple(spared))
+            write_checkpoint(root, step, snapshot, protected=tuple(protected))
             return
-        self._last = self._thread.submit(write_checkpoint, root, step, snapshot.copied(), spared=tuple(spared))
+        self._last = self._thread.submit(write_checkpoint, root, step, snapshot.copied(), protected=tuple(protected))
 
     def wait(self) -> None:
         """Return when the newest checkpoint is on the disk.

@@ -1,4 +1,4 @@
-"""Which labels look wrong: each pair is judged by heads that never saw it, on states of a trunk that saw no label."""
+"""Search for wrong labels: heads that never saw a pair judge it, on states of a backbone that saw no label."""
 
 from __future__ import annotations
 

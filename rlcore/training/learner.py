@@ -62,11 +62,11 @@ class Learner:
         update = config.update
         num_steps = config.num_iterations * update.num_epochs * update.num_minibatches
         groups: list[tuple[nn.Module, float]] = [(policy, config.learning_rate)]
-        if critic is not None and self.shares_trunk:
+        if critic is not None and self.shares_backbone:
             groups.append((critic.head, config.critic.learning_rate))
         self.optimizer = make_optimizer(groups, update.optim)
         self.schedulers = [make_scheduler(self.optimizer, update.optim, num_steps=num_steps)]
-        if critic is not None and not self.shares_trunk:
+        if critic is not None and not self.shares_backbone:
             self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], self._critic_optim)
             self.schedulers.append(make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps))
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
@@ -78,20 +78,20 @@ class Learner:
         self._skipped, self._accumulated = list[str](), list[str]()  # what skipped steps met; digests of samples
 
     @property
-    def shares_trunk(self) -> bool:
-        """Whether the critic is a head on the policy's own trunk, in the policy's optimizer."""
+    def shares_backbone(self) -> bool:
+        """Whether the critic is a head on the policy's own backbone, in the policy's optimizer."""
         return self.critic is not None and self.critic.backbone is self.policy
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The policy's, and the critic's where it has one of its own."""
-        own = self.critic is not None and not self.shares_trunk
+        own = self.critic is not None and not self.shares_backbone
         return [self.optimizer, self.critic_optimizer] if own else [self.optimizer]
 
     @property
     def value_module(self) -> nn.Module | None:
-        """What the critic has to itself: its trunk or adapter with the head, or the head alone."""
-        return self.critic.head if self.critic is not None and self.shares_trunk else self.critic
+        """What the critic has to itself: its backbone or adapter with the head, or the head alone."""
+        return self.critic.head if self.critic is not None and self.shares_backbone else self.critic
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -250,20 +250,20 @@ class Learner:
             totals.record("critic/gradient_norm", critic_norm)
         totals.record("gradient_norm", norm)
         moves = norm > ROUNDING
-        if self.shares_trunk and not moves:
+        if self.shares_backbone and not moves:
             for parameter in learning:
                 parameter.grad = None  # the head's step must not move the policy by momentum
-        elif self.critic is not None and not self.shares_trunk:
+        elif self.critic is not None and not self.shares_backbone:
             take_step(self.critic_optimizer)
-        if moves or self.shares_trunk:
+        if moves or self.shares_backbone:
             take_step(self.optimizer)
             self.steps_taken += 1
         self._has_moved, self.num_skipped = self._has_moved or moves, 0 if moves else self.num_skipped
 
     def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The policy's, and what the critic has to itself; a head on the policy's trunk is its optimizer's last."""
+        """The policy's, and what the critic has to itself; a head on the policy's backbone is its optimizer's last."""
         learning = parameters_of(self.optimizer)
-        if self.shares_trunk:
+        if self.shares_backbone:
             return learning[:-1], learning[-1:]
         return learning, parameters_of(self.critic_optimizer) if self.critic is not None else []
 

@@ -113,7 +113,7 @@ class LearnerProtocol(ScoresCompletions, Protocol):
         """What :meth:`weights` gives now, valid as long as it is kept."""
         ...
 
-    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
         """Begin to write the checkpoint of ``step``, after the one before is on the disk.
 
         Raises:

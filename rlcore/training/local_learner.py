@@ -154,8 +154,8 @@ class LocalLearner:
     def snapshot(self) -> Mapping[str, torch.Tensor]:
         return _Copy(self.weights(), self.learner.policy.device)
 
-    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], spared: Collection[int] = ()) -> None:
-        self._writer.save(root, step, self.learner, run_state=run_state, spared=spared)
+    def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
+        self._writer.save(root, step, self.learner, run_state=run_state, protected=protected)
 
     def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
         self._writer.wait()

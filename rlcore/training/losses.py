@@ -102,7 +102,7 @@ class StepLosses:
         return critic_loss(columns, predicted, self.config.critic, totals)
 
     def _shared(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
-        """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the trunk."""
+        """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the backbone."""
         batch = columns.batch.to(device_of(self.policy))
         with torch.set_grad_enabled(self.trains_policy):
             states = completion_states(self.policy, batch)

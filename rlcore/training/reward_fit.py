@@ -1,4 +1,4 @@
-"""From a trunk and preferences to a reward model: its members, and the scale of their rewards on a reference set."""
+"""From a backbone and preferences to a reward model: its members, and the scale of their rewards on a reference set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HEAD_FOLDS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fitted:
-    """The score of training completions, which a frozen trunk need not compute again, and doubtful labels.
+    """The score of training completions, which a frozen backbone need not compute again, and doubtful labels.
 
     ``score``: from S sequences to raw scores float32 [M, S]. ``suspects``: training pairs, the most doubtful first.
     """
@@ -39,7 +39,7 @@ class Fitted:
 def fit_reward_model(
     learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Audit the labels with the trunk as it comes, then train ``config.ensemble`` members.
+    """Audit the labels with the backbone as it comes, then train ``config.ensemble`` members.
 
     Raises:
         DataError: no pairs, or fewer prompts than folds.
@@ -83,7 +83,7 @@ def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
 def _fit_heads(
     learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Heads on the states of a frozen trunk, which are computed once for the heads, the audit and the reference set."""
+    """Fit heads on the states of a frozen backbone, computed once for the heads, the audit and the reference set."""
     sequences = different_sequences(pairs)
     states = learner.states(sequences)
     known = dict(zip(sequences, states.double(), strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.checks.audit.supervised_data import require_last_token
-from rlcore.config import RewardModelConfig, TrunkConfig
+from rlcore.config import BackboneConfig, RewardModelConfig
 from rlcore.distributed.sharded import full_state_dict, ranks_of, run_forward, shard_like
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.batching import share_for
@@ -42,7 +42,7 @@ class RewardHandle(Protocol):
         ...
 
     def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
-        """Replace the heads, on a trunk that all members share."""
+        """Replace the heads, on a backbone that all members share."""
         ...
 
     def begin(self, member: int, *, num_steps: int) -> None:
@@ -70,7 +70,7 @@ class RewardHandle(Protocol):
         ...
 
     def save_model(self, start: Path, folder: Path) -> None:
-        """Write trunk and members, with the tokenizer of ``start``, which they came from."""
+        """Write backbone and members, with the tokenizer of ``start``, which they came from."""
         ...
 
 
@@ -113,9 +113,9 @@ class RewardLearner:
         run_forward(first, partial(require_last_token, first, scores, sequences))
 
     def save_model(self, start: Path, folder: Path) -> None:
-        trunk = self.members[0].backbone
-        state = full_state_dict(trunk)
-        self.ranks.broadcast_object(partial(save_model, trunk, start, folder, state=state))
+        backbone = self.members[0].backbone
+        state = full_state_dict(backbone)
+        self.ranks.broadcast_object(partial(save_model, backbone, start, folder, state=state))
         save_members(self.members, folder)
 
     def _shared(self, work: Callable[[Sequence[TokenSequence]], Tensor], sequences: Sequence[TokenSequence]) -> Tensor:
@@ -128,20 +128,22 @@ class RewardLearner:
         return found
 
 
-def reward_trunk(start: Path, config: TrunkConfig, runtime: Runtime, *, seed: int) -> PreTrainedModel | AdaptedModel:
+def reward_backbone(
+    start: Path, config: BackboneConfig, runtime: Runtime, *, seed: int
+) -> PreTrainedModel | AdaptedModel:
     """The first layers of a checkpoint, or an adapter on all of it, frozen."""
     if config.lora.rank:
         return add_lora(runtime.load_base(start), config.lora, "reward_model", seed=seed)
-    trunk = runtime.load_trainable(start)
-    keep_layers(trunk, config.layers)
-    return trunk
+    backbone = runtime.load_trainable(start)
+    keep_layers(backbone, config.layers)
+    return backbone
 
 
 def reward_members(
-    trunk: PreTrainedModel | AdaptedModel, config: RewardModelConfig, *, seed: int
+    backbone: PreTrainedModel | AdaptedModel, config: RewardModelConfig, *, seed: int
 ) -> tuple[ScalarHeadModel, ...]:
-    """Members before their first step, the first one on ``trunk`` itself; what does not learn, all of them share."""
-    first = ScalarHeadModel.with_random_head(trunk, generator(seed, "reward_head"))
+    """Members before their first step, the first one on ``backbone`` itself; what does not learn, all of them share."""
+    first = ScalarHeadModel.with_random_head(backbone, generator(seed, "reward_head"))
     first.train_last_layers(config.backbone.trainable_layers)
     members = (first, *(share_frozen(first) for _ in range(1, config.ensemble)))
     if config.ensemble > 1:

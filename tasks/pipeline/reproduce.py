@@ -21,7 +21,7 @@ from typing import Any
 from rlcore.config import to_dict
 from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, hardware_config_for
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
 from rlcore.tasks.pipeline.stages import key_inputs

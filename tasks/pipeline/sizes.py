@@ -71,8 +71,8 @@ def _working(rl: RlConfig, parameters: int) -> int:
     """Estimate the bytes of the checkpoints of running stages; LoRA checkpoints are negligible."""
     if rl.update.lora.rank:
         return 0
-    has_trunk = resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate"
-    return _CHECKPOINTS * _LEARNER_BYTES * parameters * (1 + has_trunk)
+    has_backbone = resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate"
+    return _CHECKPOINTS * _LEARNER_BYTES * parameters * (1 + has_backbone)
 
 
 def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rlcore.config.bounds import Fraction, PositiveInt, Scalar
 from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ConfigError
-from rlcore.strict import INLINE
+from rlcore.strict_config import INLINE
 
 POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"

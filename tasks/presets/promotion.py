@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
-from rlcore.strict import Above, Below
+from rlcore.strict_config import Above, Below
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat
 from rlcore.errors import ConfigError
-from rlcore.strict import Above, AtLeast, Below
+from rlcore.strict_config import Above, AtLeast, Below
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from rlcore.config.bounds import NonNegativeInt
 from rlcore.config.data import HardwareConfig, ModelConfig
+from rlcore.config.distributed import DistributedConfig, Learning, distributed_errors
 from rlcore.config.engine import EngineConfig
 from rlcore.config.health import HealthConfig
-from rlcore.config.placement import Learning, PlacementConfig, placement_errors
 from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.strict import apply_override, build, config_error
+from rlcore.strict_config import apply_override, build, config_error
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.evaluation import EvaluationConfig
@@ -49,7 +49,7 @@ class RunConfig:
     stages: Mapping[str, AnyStage] = field(default_factory=dict)
     engine: EngineConfig = field(default_factory=EngineConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    distributed: PlacementConfig = field(default_factory=PlacementConfig)
+    distributed: DistributedConfig = field(default_factory=DistributedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     promotion: PromotionConfig | None = None
@@ -58,7 +58,7 @@ class RunConfig:
     @property
     def errors(self) -> list[str]:
         """Errors in the combination of its sections, one line each, with the full key."""
-        return [*graph_errors(self), *placement_errors(self.distributed, _learners(self.stages), self.engine)]
+        return [*graph_errors(self), *distributed_errors(self.distributed, _learners(self.stages), self.engine)]
 
     def engine_of(self, section: SamplingConfig | EvaluationConfig) -> EngineConfig:
         """Return the engine that a section names, or the run's."""

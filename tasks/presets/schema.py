@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args, get_origin
 
 from rlcore.config import to_dict
-from rlcore.strict import Above, AtLeast, Below, Between, OneOf
+from rlcore.strict_config import Above, AtLeast, Below, Between, OneOf
 from rlcore.tasks.presets.key_reference import Field, bounds_of, fields_of, text_of
 from rlcore.tasks.presets.run import RunConfig
 

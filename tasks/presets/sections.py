@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import EngineConfig, ModelConfig, PlacementConfig, to_dict
+from rlcore.config import DistributedConfig, EngineConfig, ModelConfig, to_dict
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.run import RunConfig
@@ -91,7 +91,7 @@ def _counted(section: Any) -> Any:
         return {name: _counted(each) for name, each in sorted(section.items())}
     if isinstance(section, DatasetConfig | ModelConfig):
         return to_dict(section.without_folders)
-    if isinstance(section, EngineConfig | PlacementConfig):
+    if isinstance(section, EngineConfig | DistributedConfig):
         return to_dict(section.numbers)
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from rlcore.config.rl import CriticConfig, KlConfig, RewardTerm, RlConfig, SamplingConfig
 from rlcore.config.win_rate import JudgeConfig
-from rlcore.strict import OneOf
+from rlcore.strict_config import OneOf
 from rlcore.tasks.kinds import KINDS, load
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.kinds.rl.settings import DrawConfig
@@ -15,7 +15,7 @@ from rlcore.tasks.presets.data import POLICY
 
 STAGE_KINDS: Mapping[str, type] = {name: load(table) for name, table in KINDS.items()}
 AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
-"""A :class:`StageConfig`, as :func:`rlcore.strict.build` chooses it by its kind."""
+"""A :class:`StageConfig`, as :func:`rlcore.strict_config.build` chooses it by its kind."""
 
 
 def data_of(stage: StageConfig) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlcore.config import EngineConfig, PlacementConfig
+from rlcore.config import DistributedConfig, EngineConfig
 from rlcore.config.training import OptimConfig
 from rlcore.hardware.free_memory import total_bytes
 from rlcore.hardware.machine import choose_device_and_dtype
@@ -72,7 +72,7 @@ def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: 
     return Need(stage=name, footprint=footprint, engine=0, fixes=true_of(lowers))
 
 
-def of_a_rank(found: Footprint, placement: PlacementConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
+def of_a_rank(found: Footprint, placement: DistributedConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
     """Return the footprint on a rank's device: its part of the shards, or none of them if they are offloaded.
 
     Copies for an engine or a reward model are whole, but counted as shards: the estimate rejects nothing that would

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcore.choices import choices
-from rlcore.config import PlacementConfig
+from rlcore.config import DistributedConfig
 from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.distributed.cluster.remote_ranks import cluster_ranks
 from rlcore.distributed.distributed_supervised import SupervisedPlan
@@ -51,12 +51,12 @@ def open_supervised(
 
 
 @contextmanager
-def _children(placement: PlacementConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
+def _children(placement: DistributedConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
     yield child_ranks(placement, runtime.device)
 
 
 @contextmanager
-def _of_a_cluster(placement: PlacementConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
+def _of_a_cluster(placement: DistributedConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
     alone = replace(placement, ray=replace(placement.ray, num_rollout_workers=0, num_reward_workers=0))
     with open_cluster(alone, gpus=runtime.device.type == "cuda", log=log) as cluster:
         yield cluster_ranks(cluster, runtime.device)

@@ -73,8 +73,8 @@ def _open_reward_model(
     folder: Path, name: str, runtime: Runtime, policy: PreTrainedModel | AdaptedModel | None
 ) -> RewardModel:
     on_base = isinstance(policy, AdaptedModel) and is_adapter_of(policy, folder)
-    trunk = load_adapter(policy, folder, name) if on_base else runtime.load_frozen(folder)
-    return load_reward_model(trunk, folder)
+    backbone = load_adapter(policy, folder, name) if on_base else runtime.load_frozen(folder)
+    return load_reward_model(backbone, folder)
 
 
 MODELS = choices("rewards.kind", {"reward_model": _open_reward_model})

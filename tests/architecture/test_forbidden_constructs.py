@@ -43,7 +43,7 @@ def faults(tree: ast.AST) -> Iterator[str]:
                 yield f"line {node.lineno}: {argument.arg}={given}"
 
 
-MODELS = {"model", "policy", "reference", "critic", "reward_model", "base", "backbone", "trunk"}
+MODELS = {"model", "policy", "reference", "critic", "reward_model", "base", "backbone"}
 PASSES = {path for path, tree in modules().items() if passes_shards(tree)}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rlcore.metrics import METRICS, find_metric
-from rlcore.strict import INLINE
+from rlcore.strict_config import INLINE
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import STAGE_KINDS
 from tests.architecture.source_files import ROOT

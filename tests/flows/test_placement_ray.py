@@ -164,7 +164,7 @@ def test_each_token_is_one_update_old_and_kills_change_neither_prompts_nor_weigh
     until_step(process, home, 4)
     process.kill()
     said = " ".join(process.communicate()[1].decode().split())
-    assert "was replaced: it gets version" in said
+    assert "was replaced: reload policy_version" in said
     assert "is gone (The actor is dead because its worker process has died" in said
     until(lambda: not actors(), "a process outlives its run")
     assert not (home / "cache" / "grpo").exists()

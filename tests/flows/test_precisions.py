@@ -111,7 +111,7 @@ def test_every_checkpoint_of_a_half_precision_run_is_evaluated_and_compared(half
     "half", ["bfloat16"], indirect=True
 )  # where the critic stands does not look at which half it is
 @pytest.mark.parametrize("critic", ["head", pytest.param("adapter", marks=pytest.mark.slow)])
-def test_a_critic_on_the_trunk_of_the_policy_or_of_adapters_learns_in_half_precision(
+def test_a_critic_on_the_backbone_of_the_policy_or_of_adapters_learns_in_half_precision(
     half: tuple[str, Path], critic: str
 ) -> None:
     precision, home = half

@@ -96,13 +96,13 @@ def test_an_adapted_layer(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def test_scalar_heads_are_float32(device: torch.device, dtype: torch.dtype) -> None:
-    trunk = micro.make(LlamaConfig)
-    critic = ScalarHeadModel.with_random_head(micro.placed(trunk, device, dtype), torch.Generator().manual_seed(0))
+    backbone = micro.make(LlamaConfig)
+    critic = ScalarHeadModel.with_random_head(micro.placed(backbone, device, dtype), torch.Generator().manual_seed(0))
     found = torch.cat(score_values(critic, micro.sequences(), tokens_per_microbatch=256))
     assert found.dtype == torch.float32
     head = critic.head.weight.detach().double().cpu()[0]
     exact = []
-    model = trunk.double()
+    model = backbone.double()
     model.set_attn_implementation("eager")
     for one in micro.sequences():
         tokens = torch.tensor([[*one.prompt_ids, *one.completion_ids]])

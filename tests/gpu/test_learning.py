@@ -65,7 +65,7 @@ def test_rl_learns_what_is_rewarded(
         pytest.skip("a CPU multiplies float16 slowly; the pieces are tried in it, and SFT")
     start = micro.make(LlamaConfig, eos_token_id=tokenizer.eos_ids[0])
     policy = micro.placed(start, device, dtype)
-    critic = ScalarHeadModel.on_trunk(micro.placed(start, device, dtype)) if algorithm == "ppo" else None
+    critic = ScalarHeadModel.on_backbone(micro.placed(start, device, dtype)) if algorithm == "ppo" else None
     config = micro.rl_config(algorithm, num_iterations=12, learning_rate=2e-2)
     learner = Learner(policy, critic, algorithm=ALGORITHMS[algorithm], config=config)
     sampler = NativeSampler(micro.placed(start, device).to(dtype), tokenizer)

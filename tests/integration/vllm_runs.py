@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, sample_probes, sync_canary, token_scores
 from rlcore.checks.canaries.agreement import Spread
-from rlcore.config import DeadlineConfig, EngineConfig, ModelConfig, ShapeConfig
+from rlcore.config import EngineConfig, ModelConfig, ShapeConfig, TimeoutConfig
 from rlcore.models.importing import import_model
 from rlcore.models.lora import AdaptedModel
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -61,7 +61,7 @@ def make_prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
 def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
     """A server with the faulty worker."""
     assert PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
-    deadlines = DeadlineConfig(request_seconds=300.0)
+    deadlines = TimeoutConfig(request_seconds=300.0)
     return ServerSpec(
         model=checkpoint,
         exchange=Path(tempfile.mkdtemp()),

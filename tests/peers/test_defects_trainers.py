@@ -16,7 +16,7 @@ from trl import RewardConfig, RewardTrainer
 
 from rlcore.algorithms.kl import k3_ratio_loss
 from rlcore.algorithms.objective import mismatch_correction
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.policy import completion_logprobs
 from rlcore.text.packing import TokenSequence, pack
@@ -256,5 +256,5 @@ def our_mean_weight(noise: torch.Tensor) -> float:
     rollouts = draw(0, num_groups=1, group_size=count, width=length, lengths=(length,) * count)
     inputs = rollouts.loss_inputs(rollouts.policy_logprobs, torch.ones(count, length))
     inputs = replace(inputs, sampler_logprobs=inputs.old_logprobs - noise.flatten())
-    weights, _, _ = mismatch_correction(inputs, MismatchConfig())
+    weights, _, _ = mismatch_correction(inputs, RolloutCorrectionConfig())
     return float(weights.mean())

@@ -65,9 +65,9 @@ def classifier(seed: int = 0) -> LlamaForSequenceClassification:
 
 def as_ours(theirs: LlamaForSequenceClassification) -> ScalarHeadModel:
     """The same weights in our reward model."""
-    trunk = LlamaForCausalLM(theirs.config)
-    trunk.model.load_state_dict(theirs.model.state_dict())
-    model = ScalarHeadModel.on_trunk(trunk)
+    backbone = LlamaForCausalLM(theirs.config)
+    backbone.model.load_state_dict(theirs.model.state_dict())
+    model = ScalarHeadModel.on_backbone(backbone)
     model.head.load_state_dict(theirs.score.state_dict())
     return model
 

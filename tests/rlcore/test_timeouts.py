@@ -19,7 +19,7 @@ from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout
-from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, right_answers, start  # noqa: F401
+from tests.rlcore.loop.conftest import MakeComponents, Tape, make_components, right_answers, start  # noqa: F401
 from tests.rlcore.rewards.conftest import MakeRollout, make_rollout  # noqa: F401
 
 SHORT = 0.02
@@ -57,7 +57,7 @@ def test_what_comes_back_in_time_is_given_and_what_it_raises_is_raised(call: Cal
 
 
 def test_what_does_not_come_back_is_named(call: Callable[..., Any], released: threading.Event) -> None:
-    with pytest.raises(CallTimeoutError, match=r"the reward function slow has not come back after 0\.02 s") as caught:
+    with pytest.raises(CallTimeoutError, match=r"the reward function slow timed out after 0\.02 s") as caught:
         call(released.wait, SHORT)
     assert caught.value.where == "3 rollouts"
     assert "timeout_minutes" in caught.value.fix
@@ -93,12 +93,12 @@ def test_an_async_reward_that_hangs_is_named(
         released.wait()
         return [0.0 for _ in rollouts]
 
-    with pytest.raises(CallTimeoutError, match="the reward function hangs has not come back"):
+    with pytest.raises(CallTimeoutError, match="the reward function hangs timed out"):
         FunctionReward(hangs, "hangs", deadline_minutes=SHORT / 60.0)([make_rollout("x")])
 
 
 def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoint(
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     released: threading.Event,
 ) -> None:
     def hangs(rollouts: Sequence[Rollout]) -> Any:
@@ -109,16 +109,16 @@ def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoi
     def reward(function: Any, minutes: float) -> WeightedReward:
         return WeightedReward([WeightedTerm(FunctionReward(function, "hangs", deadline_minutes=minutes), 1.0)])
 
-    with pytest.raises(CallTimeoutError, match="the reward function hangs has not come back") as caught:
-        train(make_parts(reward=reward(hangs, 1.0 / 60.0)), Tape())
+    with pytest.raises(CallTimeoutError, match="the reward function hangs timed out") as caught:
+        train(make_components(reward=reward(hangs, 1.0 / 60.0)), Tape())
     assert "rollouts; the first is of prompt" in caught.value.where
     tape = Tape()
-    outcome = train(make_parts(reward=reward(right_answers, 60.0)), tape)
+    outcome = train(make_components(reward=reward(right_answers, 60.0)), tape)
     assert len(outcome.history) == 4
     assert any("resume: after iteration" in note for note in tape.notes)
 
 
 def test_only_a_function_of_ones_own_has_a_deadline() -> None:
     RewardTerm(kind="mine:reward", timeout_minutes=5.0)
-    with pytest.raises(ConfigError, match="takes timeout_minutes"):
+    with pytest.raises(ConfigError, match="timeout_minutes is only valid"):
         RewardTerm(kind="math", timeout_minutes=5.0)

@@ -72,7 +72,7 @@ def lengths(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]
     return [sum(token % 2 == 0 for token in r.completion_ids) / len(r.completion_ids) for r in rollouts]
 
 
-def make_parts(folder: Path, iterations: int, *, every: int) -> Components:
+def make_components(folder: Path, iterations: int, *, every: int) -> Components:
     """A run of a model of some 6,000 parameters with a KL penalty, and a checkpoint each ``every`` iterations."""
     start = folder / "start"
     if not start.exists():
@@ -86,11 +86,11 @@ def make_parts(folder: Path, iterations: int, *, every: int) -> Components:
         checkpoints=CheckpointConfig(every_iterations=every),
     )
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
-    parts = native_components(
+    components = native_components(
         start, config, prompts=prompts, reward=function_reward(lengths), folder=folder / "checkpoints"
     )
     limits: dict[str, Any] = dict.fromkeys(("kl", "clip", "entropy", "zero_signal", "length", "mismatch"), NEVER)
-    return dataclasses.replace(parts, health=HealthConfig(**limits))
+    return dataclasses.replace(components, health=HealthConfig(**limits))
 
 
 @contextmanager

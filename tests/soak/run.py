@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from rlcore.loop import open_run
-from tests.soak.loop import Mark, make_parts, recorded, slope, soak, warm
+from tests.soak.loop import Mark, make_components, recorded, slope, soak, warm
 
 MARKS = 20
 # What may grow in 1,000 iterations. The history takes half a kilobyte of memory an iteration, names of files more; an
@@ -43,8 +43,12 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rlcore-soak-") as name:
         folder = Path(name)
-        parts = make_parts(folder, options.iterations, every=options.every)
-        with closing(parts.learner), recorded(folder, options.iterations) as recorder, open_run(parts, recorder) as run:
+        components = make_components(folder, options.iterations, every=options.every)
+        with (
+            closing(components.learner),
+            recorded(folder, options.iterations) as recorder,
+            open_run(components, recorder) as run,
+        ):
             marks = soak(run, MARKS, say=lambda text: print(text, file=sys.stderr, flush=True))
     print(f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.\n")
     print(table(marks))

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rlcore.loop import open_run
-from tests.soak.loop import Mark, make_parts, recorded, slope, soak
+from tests.soak.loop import Mark, make_components, recorded, slope, soak
 from tests.soak.run import growing, table
 
 FLAT = [
@@ -28,8 +28,8 @@ FLAT = [
 
 
 def test_a_short_run_holds_as_much_at_its_end_as_soon_after_its_start(tmp_path: Path) -> None:
-    parts = make_parts(tmp_path, 60, every=1)
-    with closing(parts.learner), recorded(tmp_path, 60) as recorder, open_run(parts, recorder) as run:
+    components = make_components(tmp_path, 60, every=1)
+    with closing(components.learner), recorded(tmp_path, 60) as recorder, open_run(components, recorder) as run:
         marks = soak(run, 4, say=lambda text: None)
         assert len(run.history) == 60
     first, last = marks[1], marks[-1]

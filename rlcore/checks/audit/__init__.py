@@ -1,5 +1,5 @@
-"""An iteration proves itself, from text to gradient: what is drawn by chance is worked out again by a slow second path.
+"""Audit: recompute sampled rollouts from text to gradient by a slow path.
 
-Nothing here computes a part of a result. A check can stop a run, or say something of it, and that is all; so this
-folder is in no key (``tasks/store/code_hash.py``), and no figure of it is in a run's history.
+Nothing here computes a result: a check only stops a run or logs a message. Therefore no cache key counts this folder
+(``tasks/store/code_hash.py``), and the history of a run has no metric of it.
 """

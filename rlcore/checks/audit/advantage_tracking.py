@@ -1,4 +1,4 @@
-"""Did updates do what the advantages asked for?"""
+"""Advantage tracking: check that updates follow the advantages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 WINDOW = 64  # updates
-LEAST = 16  # before which nothing is said
-STOP_AT = -7.0  # standard errors: by chance once in 500,000 windows of 16 updates that follow nothing
+MIN_UPDATES = 16
+STOP_AT = -7.0  # standard errors: false alarm in one of 500,000 windows of 16 unrelated updates
 UNRELATED = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class TrackingStats:
-    """How far updates followed the advantages: the mean agreement of ``count`` updates, and its standard error."""
+    """Mean correlation of ``count`` updates with their advantages, and its standard error."""
 
     mean: float
     error: float
@@ -27,26 +27,27 @@ class TrackingStats:
 
 
 class AdvantageTracker:
-    """Agreements of the newest updates. To first order a step raises ``sum of weight * advantage * log-probability``.
+    """Correlation of advantages with changes of the same tokens' log-probabilities, over the newest updates.
 
-    An agreement is the correlation (about 0) of advantages with the changes of the same tokens' log-probabilities.
+    To first order a step raises ``sum of weight * advantage * log-probability``, so the correlation (about 0) is
+    positive.
     """
 
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def see(self, advantages: Tensor, changes: Tensor) -> None:
-        """Take one update's trained tokens, [n] each; nothing is learned from tokens that do not change."""
+    def add(self, advantages: Tensor, changes: Tensor) -> None:
+        """Add one update's trained tokens, [n] each. An update without changes is ignored."""
         advantages, changes = advantages.double(), changes.double()
         size = float(advantages.norm() * changes.norm())
         if size > 0.0:
             self.values = [*self.values, float(advantages @ changes) / size][-WINDOW:]
 
     @property
-    def course(self) -> TrackingStats | None:
-        """What the window shows; None where it holds too few updates."""
+    def stats(self) -> TrackingStats | None:
+        """Statistics of the window, or None with too few updates."""
         count = len(self.values)
-        if count < LEAST:
+        if count < MIN_UPDATES:
             return None
         mean = sum(self.values) / count
         variance = sum((value - mean) ** 2 for value in self.values) / (count - 1)
@@ -54,12 +55,12 @@ class AdvantageTracker:
 
     @property
     def is_backwards(self) -> bool:
-        """Whether updates do the opposite of what they should, beyond chance."""
-        course = self.course
-        return course is not None and course.mean < STOP_AT * max(course.error, 1e-9)
+        """True if updates oppose the advantages, beyond chance."""
+        stats = self.stats
+        return stats is not None and stats.mean < STOP_AT * max(stats.error, 1e-9)
 
     @property
     def is_unrelated(self) -> bool:
-        """Whether a whole window shows that updates follow the advantages hardly at all."""
-        course = self.course
-        return course is not None and course.count == WINDOW and course.mean + 1.96 * course.error < UNRELATED
+        """True if a full window shows almost no correlation."""
+        stats = self.stats
+        return stats is not None and stats.count == WINDOW and stats.mean + 1.96 * stats.error < UNRELATED

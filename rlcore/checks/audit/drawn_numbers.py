@@ -1,4 +1,4 @@
-"""Samples whose advantages, ratios, values and reference are drawn by chance, so that every term of a loss counts."""
+"""Training samples with random advantages, ratios, values and reference, so that every term of a loss counts."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from rlcore.types import TrainingSample
 def with_drawn_numbers(
     sample: TrainingSample, own: Sequence[int], logprobs: Tensor, config: RlConfig, row: AlgorithmSpec, *, seed: int
 ) -> TrainingSample:
-    """A sample whose tokens ``own``, of which the policy now says ``logprobs``, have numbers that are drawn."""
-    draws, count, places = generator(seed), len(own), torch.tensor(own)
+    """Return a sample with random numbers for the tokens at ``own``; ``logprobs``: their current log-probabilities."""
+    draws, count, positions = generator(seed), len(own), torch.tensor(own)
     known = logprobs.detach().float().cpu()
     clip = config.critic.clip_range or 0.2
     columns = {
         "advantages": torch.randn(count, generator=draws),
         "old_logprobs": _drawn_old(known, row, draws).clamp(max=-1e-4),
         "ref_logprobs": (known + torch.rand(count, generator=draws) - 0.5).clamp(max=-1e-4),
-        "values": sample.values[places] + 3.0 * clip * (torch.rand(count, generator=draws) * 2.0 - 1.0),
-        "returns": sample.returns[places] + torch.randn(count, generator=draws),
+        "values": sample.values[positions] + 3.0 * clip * (torch.rand(count, generator=draws) * 2.0 - 1.0),
+        "returns": sample.returns[positions] + torch.randn(count, generator=draws),
     }
     made: dict[str, Any] = {
-        name: (known_column := getattr(sample, name)).index_copy(0, places, new.to(known_column))
+        name: (known_column := getattr(sample, name)).index_copy(0, positions, new.to(known_column))
         for name, new in columns.items()
     }
     return replace(sample, **made)
 
 
 def _drawn_old(known: Tensor, row: AlgorithmSpec, draws: torch.Generator) -> Tensor:
-    """Log-probabilities of an old policy that is about as far away as the bounds are, and further."""
+    """Return log-probabilities of an old policy, at distances from the policy around the clipping bounds."""
     each, together = (torch.rand(size, generator=draws) * 2.0 - 1.0 for size in (len(known), 1))
     bound = 0.3 if row.surrogate == "sapo" else min(0.3, max(row.low, row.high))
     if row.surrogate == "dppo_tv":

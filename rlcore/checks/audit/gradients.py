@@ -1,4 +1,4 @@
-"""Is the gradient of a step that of the backward passes, clipped as a whole and otherwise as it is?"""
+"""Audit of gradients: a step's gradient is that of the backward passes, up to one clipping factor."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rlcore.seeding import shuffled
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
 
-_TENSORS = 32  # that are followed from the backward pass to a step
-_NUMBERS = 256  # of each
+_TENSORS = 32  # tensors compared between backward pass and step
+_NUMBERS = 256  # entries per tensor
 _CLOSE = 1e-3
 
 
-class GradientWitness:
-    """Keeps what the backward passes have left of some tensors' gradients, which are drawn anew after each step.
+class GradientChecker:
+    """Checker that compares gradients of random tensors after the backward passes and before the step.
 
-    A step's gradient may differ from it by one factor for all: that of the clip, 1 where the norm is within its bound.
-    A model in shards, or on several ranks, whose gradients are sums over others, is asked for its bound alone.
+    The gradients may differ by one common factor, that of clipping; it is 1 if the norm is within its limit. For a
+    sharded model, or on several ranks, gradients are sums over ranks, so only the norm is checked.
     """
 
     def __init__(self, learner: Learner, names: Mapping[int, str]) -> None:
@@ -36,16 +36,16 @@ class GradientWitness:
                 parameter.register_post_accumulate_grad_hook(partial(self._keep, id(optimizer)))  # type: ignore[no-untyped-call]
 
     def forget(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has taken a step; other tensors of it are followed from here on."""
+        """Choose other tensors of this optimizer after a step."""
         learning = _whole(optimizer)
         for parameter in learning:
             self._raw.pop(id(parameter), None)
         self._draws += 1
         order = shuffled(len(learning), self._draws, "tensors of a step")[:_TENSORS]
-        self._chosen[id(optimizer)] = {id(learning[place]) for place in order}
+        self._chosen[id(optimizer)] = {id(learning[index]) for index in order}
 
     def errors(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
-        """Errors of the gradient that ``optimizer`` is about to step with."""
+        """Return the errors of the gradient of the coming step."""
         learner = self._learner
         if not is_single_process(learner.policy) or not learning:
             return []
@@ -61,11 +61,11 @@ class GradientWitness:
         norms = torch._foreach_norm([p.grad for p in learning if p.grad is not None])
         norm = float(torch.stack([each.double() for each in norms]).norm())
         if norm > bound * 1.01 + 1e-6:
-            return f"a step takes a gradient of norm {norm:.3g}; clipping allows {bound:g}"
+            return f"a step has a gradient of norm {norm:.3g}; the clipping limit is {bound:g}"
         followed = [p for p in learning if id(p) in chosen]
         for parameter in followed:
             if id(parameter) not in self._raw:
-                return f"the gradient of {self._names.get(id(parameter), 'a tensor')} is of no backward pass"
+                return f"the gradient of {self._names.get(id(parameter), 'a tensor')} comes from no backward pass"
         if not followed:
             return ""
         scale = self._learner.loss_scale.value
@@ -78,11 +78,11 @@ class GradientWitness:
         for parameter, one, other in zip(followed, raw, now, strict=True):
             if float((other - factor * one).norm()) > _CLOSE * float(other.norm()) + 1e-12:
                 name = self._names.get(id(parameter), "a tensor")
-                return f"the gradient of {name} was changed between the backward pass and the step, and others were not"
+                return f"the gradient of {name} changed between backward pass and step, others did not"
         is_whole, is_cut = abs(factor - 1.0) <= _CLOSE, 0.0 < factor < 1.0 and norm >= 0.98 * bound
         if is_whole or is_cut:
             return ""
-        return f"a step takes {factor:.3g} times the gradient of its backward passes, which clipping does not ask for"
+        return f"a step has {factor:.3g} times the gradient of its backward passes, without need for clipping"
 
     def _keep(self, optimizer: int, parameter: Tensor) -> None:
         if id(parameter) in self._chosen[optimizer]:

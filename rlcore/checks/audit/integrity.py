@@ -1,7 +1,7 @@
-"""Seals: what is saved is what was trained, what is restored is what was saved, and what is used is what was sealed.
+"""Integrity of weights: trained weights are saved, saved weights are restored, and only verified models are used.
 
-A stage that makes a model leaves ``seal.json`` beside it: whose it is, the digest of its weights, and what its
-tokenizer makes of a short conversation. Whoever takes the model up compares all three with what it has in its hands.
+A stage that makes a model writes ``seal.json`` next to it: the stage, the digest of the weights, and a digest of the
+tokenizer's output on a short conversation. Each use of the model verifies all three.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _AGAIN = Message(role="user", content="And 5?")
 
 
 def verify_saved(trained: Mapping[str, Tensor], folder: Path) -> None:
-    """The weights in ``folder`` are these, rounded to the precision of the file, and no others.
+    """Verify that ``folder`` has exactly these weights, rounded to the precision of the file.
 
     Raises:
-        StorageError: names the tensors that are missing or differ.
+        StorageError: Names the tensors that are missing or differ.
     """
     missing, wrong = set(trained), list[str]()
     for path in sorted(folder.glob("*.safetensors")):
@@ -45,18 +45,17 @@ def verify_saved(trained: Mapping[str, Tensor], folder: Path) -> None:
     if wrong or absent:
         shown = ", ".join([*wrong, *(f"{name} (missing)" for name in absent)][:4])
         raise StorageError(
-            f"{len(wrong) + len(absent)} of {len(trained)} tensors that were saved are not those that were trained: "
-            f"{shown}",
+            f"{len(wrong) + len(absent)} of {len(trained)} saved tensors differ from the trained ones: {shown}",
             where=str(folder),
-            fix="nothing of this model is to be used; the run's checkpoints hold what was trained",
+            fix="do not use this model; the checkpoints of the run have the trained weights",
         )
 
 
 def verify_restored(live: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
-    """What a learner holds after a resume is what its checkpoint holds, bit for bit; ``live``: tensors by file.
+    """Verify that the learner's tensors equal those of its checkpoint, bit for bit; ``live``: tensors by file.
 
     Raises:
-        CheckpointError: names the file and the tensors that differ.
+        CheckpointError: Names the file and the tensors that differ.
     """
     for file, tensors in live.items():
         with safe_open(folder / f"{file}.safetensors", framework="pt") as stored:
@@ -70,21 +69,21 @@ def verify_restored(live: Mapping[str, Mapping[str, Tensor]], folder: Path) -> N
             ]
         if wrong:
             raise CheckpointError(
-                f"{len(wrong)} of {len(names)} tensors of {file} are not those of the checkpoint after it was "
-                f"restored: {', '.join(wrong[:4])}",
+                f"{len(wrong)} of {len(names)} tensors of {file} differ from the checkpoint after it was restored: "
+                f"{', '.join(wrong[:4])}",
                 where=str(folder),
-                fix="the run must not go on from here; report it with the versions of torch and of this library",
+                fix="do not continue this run; report it with the versions of torch and of this library",
             )
 
 
 def fingerprint(tokenizer: ChatTokenizer) -> str:
-    """What a tokenizer and its template make of a short conversation, with the ids that end a turn, as a digest."""
-    told = [tokenizer.render_prompt([_PROBE[0]]), tokenizer.render_prompt([*_PROBE, _AGAIN]), tokenizer.end_of_turn]
-    return hashlib.sha256(json.dumps([told, tokenizer.eos_ids]).encode()).hexdigest()
+    """Return a digest of the tokenizer's and template's output on a short conversation, and of the EOS ids."""
+    output = [tokenizer.render_prompt([_PROBE[0]]), tokenizer.render_prompt([*_PROBE, _AGAIN]), tokenizer.end_of_turn]
+    return hashlib.sha256(json.dumps([output, tokenizer.eos_ids]).encode()).hexdigest()
 
 
 def digest_of_prompts(prompts: Iterable[Prompt]) -> str:
-    """A digest of prompts in their order: ids, tokens and references."""
+    """Return a digest of prompts in their order: ids, tokens and reference answers."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(json.dumps([prompt.prompt_id, prompt.token_ids, prompt.reference]).encode())
@@ -92,34 +91,34 @@ def digest_of_prompts(prompts: Iterable[Prompt]) -> str:
 
 
 def write_model_digest(folder: Path, *, stage: str, model: Path) -> None:
-    """Seal the model of a stage; ``model``: its checkpoint below ``folder``."""
+    """Write the digests of a stage's model; ``model``: its checkpoint below ``folder``."""
     seal = {"stage": stage, "weights": weights_digest(model), "tokens": fingerprint(ChatTokenizer.load(model))}
     (folder / SEAL).write_text(json.dumps(seal, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def verify_model(folder: Path, *, stage: str, model: Path) -> ChatTokenizer:
-    """The tokenizer of a model that is taken up as that of ``stage``, and is the one that was sealed in ``folder``.
+    """Verify a model against the digests in ``folder``, and return its tokenizer.
 
     Raises:
-        StorageError: another stage's, other weights, or another tokenizer or template; or there is no seal.
+        StorageError: Another stage, other weights, or another tokenizer or template; or the digests are missing.
     """
     try:
         seal = json.loads((folder / SEAL).read_text(encoding="utf-8"))
         kept = {name: str(seal[name]) for name in ("stage", "weights", "tokens")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"the model has no seal that can be read: {error}", where=str(folder / SEAL), fix="run its stage again"
+            f"the digests of the model are unreadable: {error}", where=str(folder / SEAL), fix="rerun its stage"
         ) from error
     tokenizer = ChatTokenizer.load(model)
     found = {"stage": stage, "weights": weights_digest(model), "tokens": fingerprint(tokenizer)}
-    said = {"stage": "stage", "weights": "weights", "tokens": "tokenizer or chat template"}
+    labels = {"stage": "stage", "weights": "weights", "tokens": "tokenizer or chat template"}
     differing = [name for name in kept if kept[name] != found[name]]
     if differing:
         name = differing[0]
         raise StorageError(
-            f"the model is not the one that was sealed: its {said[name]} is {found[name][:40]!r}, the seal says "
+            f"the model was changed after its stage: {labels[name]} is {found[name][:40]!r}, expected "
             f"{kept[name][:40]!r}",
             where=str(folder),
-            fix="run the stage that made it again; a preset must not change the template between training and use",
+            fix="rerun its stage; a preset must not change the template between training and use",
         )
     return tokenizer

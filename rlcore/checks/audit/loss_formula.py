@@ -1,7 +1,7 @@
-"""The losses of an update by formula, written down a second time: of one sequence, at any ratio.
+"""Losses of an update by formula, implemented again: of one sequence, at any ratio.
 
-Nothing is taken from ``rlcore.algorithms``. A loss is a number per token. How far it may be off follows from how far a
-log-probability may be: it is worked out again with each log-probability a little higher, and a little lower.
+Nothing is imported from ``rlcore.algorithms``. A loss is a number per token. Its rounding tolerance follows from that
+of a log-probability: the loss is recomputed with each log-probability a little higher and a little lower.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from torch import Tensor
 
 from rlcore.checks.audit.reference_impl import AlgorithmSpec
 from rlcore.checks.canaries.agreement import LIMITS
-from rlcore.config import CriticConfig, MismatchConfig, RlConfig
+from rlcore.config import CriticConfig, RlConfig, RolloutCorrectionConfig
 
 _LOG_RATIO = 20.0
-_VALUE = {True: 0.03, False: 1e-4}  # what rounding may do to a critic's value of 1, in half precision and in float32
-_SHARE = {True: 0.05, False: 1e-3}  # of a loss, for its sum in another order
+_VALUE = {True: 0.03, False: 1e-4}  # rounding of a critic's value of 1, in half precision and in float32
+_RELATIVE = {True: 0.05, False: 1e-3}  # rounding of a loss summed in another order, relative to it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tokens:
-    """The policy's own tokens of one sequence, [n] each; ``logprobs`` and ``entropy`` may carry a gradient.
+    """The policy's tokens of one sequence, [n] each; ``logprobs`` and ``entropy`` may carry a gradient.
 
-    ``old``: None where the policy itself is the old one, as in the first step of an update.
+    ``old``: None if the policy itself is the old one, as in the first step of an update.
     """
 
     logprobs: Tensor
@@ -36,14 +36,14 @@ class Tokens:
 
 
 def uncertainty(logprobs: Tensor, dtype: torch.dtype) -> Tensor:
-    """What rounding in ``dtype`` may do to log-probabilities [n], nats: next to nothing where the policy is sure."""
+    """Return the rounding error of log-probabilities [n] in ``dtype``, nats: near 0 for confident predictions."""
     if dtype.itemsize >= 4:
         return 2e-6 + 5e-5 * -torch.expm1(logprobs.detach())
     return 0.25 * LIMITS[dtype].least.mean * (0.01 - torch.expm1(logprobs.detach()))
 
 
 def policy_loss(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficient: float) -> Tensor:
-    """The loss of each token [n], before its weight; ``coefficient``: of the KL in the loss."""
+    """Return the loss of each token [n], before its weight; ``coefficient``: of the KL in the loss."""
     old = tokens.logprobs.detach() if tokens.old is None else tokens.old
     own_ratio = (tokens.logprobs - old).clamp(-_LOG_RATIO, _LOG_RATIO)
     log_ratio = own_ratio
@@ -55,21 +55,21 @@ def policy_loss(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficien
     if coefficient > 0.0:
         loss = loss + coefficient * _kl(config.kl.estimator, tokens.logprobs - tokens.ref_logprobs, own_ratio.exp())
     loss = loss - config.update.entropy_coefficient * tokens.entropy
-    weighted: Tensor = loss * _mismatch(old - tokens.sampler_logprobs, config.update.rollout_correction)
+    weighted: Tensor = loss * _correction(old - tokens.sampler_logprobs, config.update.rollout_correction)
     return weighted
 
 
 def policy_slack(
     row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficient: float, dtype: torch.dtype
 ) -> Tensor:
-    """Largest change by rounding of the loss of each token [n]."""
+    """Return the largest change of each token's loss [n] by rounding."""
     middle, error = policy_loss(row, tokens, config, coefficient), uncertainty(tokens.logprobs, dtype)
-    twice = 2.0 * error if tokens.old is not None else error  # the old policy's were computed with an error too
+    twice = 2.0 * error if tokens.old is not None else error  # the old policy's have an error too
     moved = [
         policy_loss(row, replace(tokens, logprobs=tokens.logprobs + sign * twice), config, coefficient)
         for sign in (-1.0, 1.0)
     ]
-    if tokens.old is None:  # the reference's error adds to the policy's own
+    if tokens.old is None:  # the error of the reference policy adds to the policy's
         moved += [
             policy_loss(
                 row, replace(tokens, ref_logprobs=tokens.ref_logprobs + sign * 2.0 * error), config, coefficient
@@ -77,11 +77,11 @@ def policy_slack(
             for sign in (-1.0, 1.0)
         ]
     farthest = torch.stack([(each - middle).abs() for each in moved]).amax(0)
-    return farthest + 4.0 * config.update.entropy_coefficient * error + _SHARE[dtype.itemsize < 4] * middle.abs()
+    return farthest + 4.0 * config.update.entropy_coefficient * error + _RELATIVE[dtype.itemsize < 4] * middle.abs()
 
 
 def is_marginal(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, dtype: torch.dtype) -> bool:
-    """True if something stands so near to a bound that rounding decides on which side of it."""
+    """Return True if a ratio or weight is so near to a bound that rounding decides on which side it is."""
     if tokens.old is None:
         return False
     own, error = tokens.logprobs.detach() - tokens.old, uncertainty(tokens.logprobs, dtype)
@@ -105,9 +105,9 @@ def _surrogate(row: AlgorithmSpec, log_ratio: Tensor, logprobs: Tensor, advantag
     ratio, low, high = log_ratio.exp(), 1.0 - row.low, 1.0 + row.high
     if row.surrogate == "cispo":
         return -ratio.detach().clamp(low, high) * advantages * logprobs
-    goes_on = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
+    is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))
     if row.surrogate == "reinforce":
-        return torch.where(goes_on, 0.0, -ratio.detach() * advantages * logprobs)
+        return torch.where(is_clipped, 0.0, -ratio.detach() * advantages * logprobs)
     if row.surrogate == "sapo":
         tau = torch.where(advantages > 0, row.gate_positive, row.gate_negative)
         return -advantages * 4.0 / tau / (1.0 + (-tau * (ratio - 1.0)).exp())
@@ -134,8 +134,8 @@ def _kl(estimator: str, gap: Tensor, ratio: Tensor) -> Tensor:
     return kinds[estimator]
 
 
-def _mismatch(gap: Tensor, config: MismatchConfig) -> Tensor:
-    """What a token counts for the engine's log-probability being another: detached [n]."""
+def _correction(gap: Tensor, config: RolloutCorrectionConfig) -> Tensor:
+    """Return the rollout correction of each token: detached [n]."""
     gap = gap.detach().clamp(-_LOG_RATIO, _LOG_RATIO)
     weight = (gap.mean().expand(len(gap)) if config.level == "sequence" else gap).exp()
     if config.mode == "mask":
@@ -144,7 +144,7 @@ def _mismatch(gap: Tensor, config: MismatchConfig) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig) -> Tensor:
-    """Half the larger of the squared (or Huber's) errors of the value and of the clipped value [n]."""
+    """Return half the larger of the squared (or Huber) errors of the value and of the clipped value [n]."""
     errors = [(values - target).abs()]
     if config.clip_range:
         near = old + (values - old).clamp(-config.clip_range, config.clip_range)
@@ -158,8 +158,8 @@ def value_loss(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig
 
 
 def value_slack(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig, dtype: torch.dtype) -> Tensor:
-    """Largest change by rounding of the critic's loss of each token [n]."""
+    """Return the largest change of each token's critic loss [n] by rounding."""
     half = dtype.itemsize < 4
     middle, error = value_loss(values, old, target, config), _VALUE[half] * (1.0 + values.abs())
     moved = [value_loss(values + sign * error, old, target, config) for sign in (-1.0, 1.0)]
-    return torch.stack([(each - middle).abs() for each in moved]).amax(0) + _SHARE[half] * middle
+    return torch.stack([(each - middle).abs() for each in moved]).amax(0) + _RELATIVE[half] * middle

@@ -1,4 +1,4 @@
-"""Some numbers of each of several tensors, drawn by chance: as they are, and where they should be."""
+"""Random entries of parameter tensors: current values, expected values, and differences."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from rlcore.distributed.ranks import is_shard
 from rlcore.seeding import generator
 
-_COUNT = 64  # of each tensor, and up to twice as many
+_COUNT = 64  # entries per tensor, up to twice that number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Numbers:
-    """Some numbers of each of several tensors, at even distances: where they begin, how far apart and how many."""
+    """Entries of several tensors at regular distances from a random start."""
 
     parameters: tuple[nn.Parameter, ...]
     slices: tuple[slice, ...]
@@ -35,20 +35,20 @@ class Numbers:
         return cls(parameters=tuple(parameters), slices=tuple(slices), counts=tuple(counts))
 
     def numbers(self, of: Sequence[Tensor] | None = None) -> Tensor:
-        """The numbers as they are, one after another, float64 on the CPU; ``of``: of other tensors of the shapes."""
+        """Return the entries as one vector, float64 on the CPU; ``of``: read other tensors of the same shapes."""
         tensors = self.parameters if of is None else of
         parts = [local_part(each).flatten()[part] for each, part in zip(tensors, self.slices, strict=True)]
         return torch.cat(parts).double().cpu()
 
     def differing(self, numbers: Tensor) -> list[int]:
-        """Which tensors have other numbers now."""
+        """Return the indices of the tensors whose entries differ from ``numbers``."""
         pairs = zip(*(torch.split(each, list(self.counts)) for each in (self.numbers(), numbers)), strict=True)
-        return [place for place, (now, then) in enumerate(pairs) if not torch.equal(now, then)]
+        return [index for index, (now, then) in enumerate(pairs) if not torch.equal(now, then)]
 
     def worst(self, found: Tensor, expected: Tensor, start: Tensor) -> tuple[nn.Parameter, float, float, float] | None:
-        """The tensor that is furthest from where it should be: how far it moved and should have, and how far off it is.
+        """Return the tensor with the largest error: its actual and expected change, and the error; or None.
 
-        None where rounding explains all: the sum of a weight and its step is off by half a unit of its last place.
+        Rounding explains a sum of a weight and its step that is off by half a unit in the last place.
         """
         wrong = list[tuple[float, nn.Parameter, float, float, float]]()
         parts = [torch.split(each, list(self.counts)) for each in (found, expected, start)]
@@ -61,6 +61,6 @@ class Numbers:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What of a tensor is here: of one in shards this rank's."""
+    """Return the tensor, or this rank's shard of it, detached."""
     found: Tensor = tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
     return found.detach()

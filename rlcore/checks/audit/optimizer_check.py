@@ -1,4 +1,4 @@
-"""Did each step move the weights as its optimizer should, and does every weight learn that should?"""
+"""Audit of the optimizer: each step moves the weights by AdamW's formula, and every trainable weight is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.checks.audit.gradients import GradientWitness
+from rlcore.checks.audit.gradients import GradientChecker
 from rlcore.checks.audit.numbers import Numbers, local_part
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.distributed.ranks import is_shard
@@ -19,61 +19,61 @@ from rlcore.models.lora import AdaptedModel
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
 
-_PATIENCE = 10  # steps, after which every tensor has had a gradient
+_PATIENCE = 10  # steps within which every tensor must have a gradient
 _EPS = 1e-8
 
 
 class OptimizerChecker:
-    """Watches the optimizers of a learner from their hooks, and keeps what it finds as sentences.
+    """Checker in the hooks of a learner's optimizers, which collects errors as sentences.
 
-    Every weight that should learn is in an optimizer, and gets a gradient within ten steps. In each step the gradient
-    is that of the backward passes, clipped to its bound (``gradients``), and of every tensor some
-    numbers, which are drawn by chance, move exactly as AdamW's formula says, at the rate that the schedule has there.
-    Between steps they stand still, and they are the same on every rank that has all of them.
+    Every trainable weight is in an optimizer, and has a gradient within ten steps. The gradient of each step is that of
+    the backward passes after clipping (``gradients``). Random entries of every tensor move exactly by AdamW's formula,
+    at the learning rate of the schedule. Between steps they do not change, and they are equal on all ranks that have
+    them.
     """
 
     def __init__(self, learner: Learner) -> None:
         self._learner, self._errors, self._count = learner, list[str](), 0
-        self._counted = self._seen = 0  # steps of the policy's: those that the learner counts, those that were taken
+        self._counted = self._taken = 0  # steps of the policy: as the learner counts them, as the hook counts them
         self._names = {id(p): name for name, p in _learning(learner)}
         self._without = {id(o): {id(p) for p in parameters_of(o)} & self._names.keys() for o in learner.optimizers}
         self._steps = {id(optimizer): 0 for optimizer in learner.optimizers}
         self._followed: dict[int, _Followed] = {}
         self._left: dict[int, _Left] = {}
-        self._gradients = GradientWitness(learner, self._names)
+        self._gradients = GradientChecker(learner, self._names)
         for optimizer in learner.optimizers:
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
         held = {id(p) for optimizer in learner.optimizers for p in parameters_of(optimizer)}
-        self._say_missing([name for key, name in self._names.items() if key not in held], "are in no optimizer")
+        self._add_missing([name for key, name in self._names.items() if key not in held], "are in no optimizer")
 
     def forget(self) -> None:
-        """Weights were set from outside, as a resume does."""
+        """Accept weights that were set outside of a step, as by a resume."""
         self._left.clear()
 
     def pop_errors(self) -> list[str]:
-        """What was found since the last call, on whichever rank; asked after each update."""
+        """Return the errors since the last call, of all ranks. Call it after each update."""
         for optimizer in self._learner.optimizers:
-            self._look_at_what_was_left(optimizer)
-        said, seen = self._learner.steps_taken - self._counted, self._seen
-        self._counted, self._seen = self._learner.steps_taken, 0
-        if said != seen:
-            self._say(f"the policy's optimizer has taken {seen} steps since the last update, and should have {said}")
+            self._check_unchanged(optimizer)
+        expected, taken = self._learner.steps_taken - self._counted, self._taken
+        self._counted, self._taken = self._learner.steps_taken, 0
+        if expected != taken:
+            self._add(f"the policy's optimizer took {taken} steps since the last update, expected {expected}")
         found, self._errors = self._errors, []
         ranks = self._learner.ranks
         if ranks.size > 1:
             every = ranks.gather((found, [each.numbers for each in self._left.values() if each.is_whole]))
             found = list(dict.fromkeys(sentence for sentences, _ in every for sentence in sentences))
             if any(not _same(every[0][1], numbers) for _, numbers in every):
-                found.append("ranks that each have all weights have different ones after the same steps")
+                found.append("replicated weights differ between ranks after the same steps")
         return found
 
     @torch.no_grad()
     def _before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         key = id(optimizer)
         learning = [p for p in parameters_of(optimizer) if p.grad is not None]
-        self._look_for_gradients(optimizer, learning)
-        self._look_at_what_was_left(optimizer)
+        self._check_gradients(optimizer, learning)
+        self._check_unchanged(optimizer)
         self._left.pop(key, None)
         self._errors += self._gradients.errors(optimizer, learning)
         chosen = [p for p in learning if local_part(p).numel()]
@@ -84,24 +84,24 @@ class OptimizerChecker:
     @torch.no_grad()
     def _after(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._gradients.forget(optimizer)
-        self._seen += optimizer is self._learner.optimizer
+        self._taken += optimizer is self._learner.optimizer
         followed = self._followed.pop(id(optimizer), None)
         if followed is None:
             return
         found = followed.where.numbers()
         self._left[id(optimizer)] = _Left(followed.where, found, _steps_of(optimizer, followed.where.parameters))
         expected = followed.expected(_config_of(self._learner, optimizer))
-        place = followed.where.worst(found, expected, followed.start)
-        if place is None:
+        worst = followed.where.worst(found, expected, followed.start)
+        if worst is None:
             return
-        parameter, moved, size, distance = place
-        self._say(
+        parameter, moved, size, distance = worst
+        self._add(
             f"a step moved {self._names.get(id(parameter), 'a tensor')} by {moved:.3g}; "
-            f"AdamW at this point of the schedule moves it by {size:.3g}, to a place {distance:.3g} from there"
+            f"AdamW at this point of the schedule moves it by {size:.3g} (difference {distance:.3g})"
         )
 
-    def _look_at_what_was_left(self, optimizer: torch.optim.Optimizer) -> None:
-        """The numbers and the moments are those that the last step has left."""
+    def _check_unchanged(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check that weights and moments have not changed since the last step."""
         left = self._left.get(id(optimizer))
         if left is None:
             return
@@ -109,16 +109,16 @@ class OptimizerChecker:
         differs = left.where.differing(left.numbers)
         if differs:
             name = names[differs[0]]
-            self._say(f"{name} is another than its last step has left it: weights moved outside of steps")
+            self._add(f"{name} changed outside of optimizer steps")
         for name, found, step in zip(names, _steps_of(optimizer, left.where.parameters), left.steps, strict=True):
             if found != step:
-                self._say(f"the moments of {name} are of {found:.0f} steps, and it has taken {step:.0f}")
+                self._add(f"the moments of {name} are of {found:.0f} steps, expected {step:.0f}")
                 break
 
-    def _look_for_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
-        """Cross off the tensors that have one; once all have, this costs nothing. A step without any does not count."""
+    def _check_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
+        """Remove tensors with a gradient from the list of tensors without. Steps without any gradient do not count."""
         without = self._without[id(optimizer)]
-        trains_policy = optimizer is not self._learner.optimizer or len(learning) > 1  # else a head warms up alone
+        trains_policy = optimizer is not self._learner.optimizer or len(learning) > 1  # else only a head warms up
         if not without or not trains_policy:
             return
         before = len(without)
@@ -128,20 +128,20 @@ class OptimizerChecker:
         if without and self._steps[id(optimizer)] >= _PATIENCE:
             names = [name for key, name in self._names.items() if key in without]
             without.clear()
-            self._say_missing(names, f"got no gradient in {_PATIENCE} steps")
+            self._add_missing(names, f"got no gradient in {_PATIENCE} steps")
 
-    def _say_missing(self, names: Sequence[str], what: str) -> None:
+    def _add_missing(self, names: Sequence[str], what: str) -> None:
         if names:
             shown = ", ".join(names[:4])
-            self._say(f"{len(names)} of {len(self._names)} tensors that should learn {what}: {shown}")
+            self._add(f"{len(names)} of {len(self._names)} trainable tensors {what}: {shown}")
 
-    def _say(self, sentence: str) -> None:
+    def _add(self, sentence: str) -> None:
         if sentence not in self._errors:
             self._errors.append(sentence)
 
 
 def learning_rate_at(config: OptimConfig, highest: float, step: int, *, num_steps: int) -> float:
-    """The learning rate of a step, counted from 0: linear warm-up, then the schedule down to 0 at ``num_steps``."""
+    """Return the learning rate of a step, counted from 0: linear warm-up, then the schedule to 0 at ``num_steps``."""
     if step < config.warmup_steps:
         return highest * (step + 1) / config.warmup_steps
     done = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
@@ -153,7 +153,7 @@ def learning_rate_at(config: OptimConfig, highest: float, step: int, *, num_step
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Left:
-    """What a step has left: where, the numbers there, and how many steps the moments are of."""
+    """Entries after a step, and the number of steps of their moments."""
 
     where: Numbers
     numbers: Tensor
@@ -166,7 +166,7 @@ class _Left:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Followed:
-    """Numbers before a step, with all that the step needs; ``rates``, ``decays``, ``steps``: of each of them."""
+    """Entries before a step, with all inputs of the step; ``rates``, ``decays`` and ``steps`` per entry."""
 
     where: Numbers
     start: Tensor
@@ -199,7 +199,7 @@ class _Followed:
         )
 
     def expected(self, config: OptimConfig) -> Tensor:
-        """The numbers after AdamW's step (Loshchilov and Hutter 2019, algorithm 2), float64."""
+        """Return the entries after AdamW's step (Loshchilov and Hutter 2019, algorithm 2), float64."""
         first = config.beta1 * self.first + (1.0 - config.beta1) * self.gradient
         second = config.beta2 * self.second + (1.0 - config.beta2) * self.gradient**2
         steps = self.steps + 1.0
@@ -210,12 +210,12 @@ class _Followed:
 
 
 def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer, *, is_critics: bool) -> float:
-    """What the schedule has at this step of the update, for a weight of the policy or of the critic."""
+    """Return the scheduled learning rate of this step for a weight of the policy or of the critic."""
     config: RlConfig = learner.config
     steps = config.update.num_epochs * config.update.num_minibatches
     highest = config.critic.learning_rate if is_critics else config.learning_rate
-    place = learner.policy_version * steps + learner.step_of_update
-    return learning_rate_at(_config_of(learner, optimizer), highest, place, num_steps=config.num_iterations * steps)
+    step = learner.policy_version * steps + learner.step_of_update
+    return learning_rate_at(_config_of(learner, optimizer), highest, step, num_steps=config.num_iterations * steps)
 
 
 def _config_of(learner: Learner, optimizer: torch.optim.Optimizer) -> OptimConfig:
@@ -224,13 +224,13 @@ def _config_of(learner: Learner, optimizer: torch.optim.Optimizer) -> OptimConfi
 
 
 def _learning(learner: Learner) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every weight that has to learn: an adapter, or all of a model but its experts, and the critic's own."""
+    """Yield every trainable weight: the LoRA, or all of a model except its experts, and the critic's own."""
     yield from _own(learner.policy)
     critic = learner.critic
     if critic is not None:
         yield from ((f"critic.head.{name}", p) for name, p in critic.head.named_parameters())
-        if not learner.shares_trunk:
-            heads = {id(p) for p in _head_of(critic.backbone)}  # no value is read from a head of words
+        if not learner.shares_backbone:
+            heads = {id(p) for p in _head_of(critic.backbone)}  # the language head gives no value
             yield from ((f"critic.{name}", p) for name, p in _own(critic.backbone) if id(p) not in heads)
 
 
@@ -243,7 +243,7 @@ def _own(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _head_of(model: Any) -> Iterator[nn.Parameter]:
-    """The output embedding, unless it is the input's too."""
+    """Yield the output embedding, unless it is tied to the input embedding."""
     if isinstance(model, AdaptedModel):
         return
     first = {id(p) for p in model.get_input_embeddings().parameters()}
@@ -251,7 +251,7 @@ def _head_of(model: Any) -> Iterator[nn.Parameter]:
 
 
 def _steps_of(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[float]:
-    """Number of steps that the moments of each parameter are of."""
+    """Return the number of steps of each parameter's moments."""
     held = [torch.as_tensor(optimizer.state.get(p, {}).get("step", 0.0)).detach().float().cpu() for p in parameters]
     return torch.stack([each.reshape(()) for each in held]).tolist() if held else []
 

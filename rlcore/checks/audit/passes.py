@@ -1,4 +1,4 @@
-"""Plain forward passes of single sequences, with the library's own logits: no packing, no chunk, no fused head."""
+"""Plain forward passes of single sequences with the library's logits: no packing, no chunks, no fused head."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from rlcore.models.lora import AdaptedModel, activate
 from rlcore.text.packing import TokenSequence
 
 
-def plain_logits(model: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int], places: Sequence[int]) -> Tensor:
-    """The logits [n, V] that predict the completion's tokens at ``places``, by one forward pass of the library's."""
+def plain_logits(
+    model: Any, prompt_ids: Sequence[int], completion_ids: Sequence[int], positions: Sequence[int]
+) -> Tensor:
+    """Return the logits [n, V] of the completion's tokens at ``positions``, by the model library's forward pass."""
     base = model.base if isinstance(model, AdaptedModel) else model
     if isinstance(model, AdaptedModel):
         activate(base, model.name)
     tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=device_of(base))
-    rows = torch.tensor([len(prompt_ids) - 1 + place for place in places], device=device_of(base))
+    rows = torch.tensor([len(prompt_ids) - 1 + position for position in positions], device=device_of(base))
 
     def forward() -> Tensor:
         with autocast(model):
@@ -35,30 +37,30 @@ def plain_logits(model: Any, prompt_ids: Sequence[int], completion_ids: Sequence
     return run_forward(model, forward)
 
 
-def plain_logprobs(model: Any, sequence: TokenSequence, places: Sequence[int], temperature: float) -> Tensor:
-    """The log-probabilities [n, V] of the whole vocabulary before the completion's tokens at ``places``."""
-    logits = plain_logits(model, sequence.prompt_ids, sequence.completion_ids, places)
+def plain_logprobs(model: Any, sequence: TokenSequence, positions: Sequence[int], temperature: float) -> Tensor:
+    """Return the log-probabilities [n, V] of all tokens at ``positions`` of the completion."""
+    logits = plain_logits(model, sequence.prompt_ids, sequence.completion_ids, positions)
     return (logits / temperature).log_softmax(-1)
 
 
-def picked(logprobs: Tensor, sequence: TokenSequence, places: Sequence[int]) -> Tensor:
-    """Of log-probabilities [n, V] those of the completion's tokens at ``places``, [n]."""
-    targets = torch.tensor([sequence.completion_ids[place] for place in places], device=logprobs.device)
+def picked(logprobs: Tensor, sequence: TokenSequence, positions: Sequence[int]) -> Tensor:
+    """Select the log-probabilities [n] of the completion's tokens from [n, V]."""
+    targets = torch.tensor([sequence.completion_ids[position] for position in positions], device=logprobs.device)
     return logprobs.gather(-1, targets[:, None])[:, 0]
 
 
-def plain_values(critic: ScalarHeadModel, sequence: TokenSequence, places: Sequence[int]) -> Tensor:
-    """The critic's value [n] before the tokens at ``places``: its trunk on one sequence, and its head.
+def plain_values(critic: ScalarHeadModel, sequence: TokenSequence, positions: Sequence[int]) -> Tensor:
+    """Return the critic's values [n] before the tokens at ``positions``.
 
-    The place behind the last token has the value beyond the end.
+    The position after the last token has the value beyond the end.
     """
-    trunk: Any = critic.backbone
-    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(trunk))
-    rows = [len(sequence.prompt_ids) - 1 + place for place in places]
+    backbone: Any = critic.backbone
+    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(backbone))
+    rows = [len(sequence.prompt_ids) - 1 + position for position in positions]
 
     def forward() -> Tensor:
-        with autocast(trunk):
-            states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, rows]
+        with autocast(backbone):
+            states = backbone.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, rows]
         return critic.state_values(states)
 
     return run_forward(critic, forward)
@@ -66,11 +68,11 @@ def plain_values(critic: ScalarHeadModel, sequence: TokenSequence, places: Seque
 
 @torch.no_grad()
 def plain_scores(model: ScalarHeadModel, sequence: TokenSequence) -> float:
-    """A reward model's score of one completion, read at the last token of a plain forward pass."""
-    trunk: Any = model.backbone
-    if isinstance(trunk, AdaptedModel):
-        activate(trunk.base, trunk.name)
-    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(trunk))
-    with autocast(trunk):
-        states = trunk.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
+    """Return a reward model's score of one completion, read at the last token."""
+    backbone: Any = model.backbone
+    if isinstance(backbone, AdaptedModel):
+        activate(backbone.base, backbone.name)
+    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(backbone))
+    with autocast(backbone):
+        states = backbone.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
     return float(model.state_values(states))

@@ -1,7 +1,7 @@
-"""What a training sample has to be, worked out of rollouts and scores by loops over floats.
+"""Reference implementation of training samples, by loops over floats.
 
-Slow and obvious on purpose. The algorithms are written down a second time, by their names: nothing is taken from
-``rlcore.algorithms``, so a error there, or on the way from there, shows as a difference.
+Slow and simple on purpose. The algorithms are implemented again without ``rlcore.algorithms``, so an error there shows
+as a discrepancy.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from types import MappingProxyType
 from rlcore.config import RlConfig
 from rlcore.types import ScoredRollout, TrainingSample
 
-_EQUAL = 1e-8  # rewards that differ by no more than this teach nothing
+_EQUAL = 1e-8  # rewards that differ by at most this have no signal
 _EPSILON = 1e-6
 _LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmSpec:
-    """An algorithm in words: what an advantage is relative to, the kind of ratio and of surrogate, and the weights.
+    """Specification of an algorithm by names: baseline of the advantage, ratio, surrogate and weighting.
 
-    ``low``, ``high``: how far the ratio may be below and above 1; of dppo_tv, how far a probability may have moved.
+    ``low``, ``high``: bounds of the ratio below and above 1; for dppo_tv, of the probability difference.
     """
 
     advantage: str
@@ -57,14 +57,14 @@ ROWS: Mapping[str, AlgorithmSpec] = MappingProxyType({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpectedSamples:
-    """What the samples of an iteration have to hold: for each one a float per token, 0 where it is not the policy's."""
+    """Expected columns of an iteration's samples: a float per token, 0 for tokens that are not the policy's."""
 
     advantages: list[list[float]]
     returns: list[list[float]] | None
 
 
 def row_of(config: RlConfig) -> AlgorithmSpec | None:
-    """The row of a run with the constants that it sets; None for an algorithm that is not written down here."""
+    """Return the algorithm of a run with its constants, or None for an algorithm without reference implementation."""
     row, objective = ROWS.get(config.algorithm), config.update.objective
     if row is None:
         return None
@@ -80,7 +80,7 @@ def row_of(config: RlConfig) -> AlgorithmSpec | None:
 
 
 def is_trainable(item: ScoredRollout, truncated: str) -> bool:
-    """Whether a scored rollout may be trained on."""
+    """Return True if a scored rollout may be trained on."""
     value = item.score.value
     if value is None or math.isnan(value) or not any(item.rollout.loss_mask):
         return False
@@ -95,10 +95,14 @@ def expected(
     penalty: float,
     next_values: Sequence[float],
 ) -> ExpectedSamples | None:
-    """What the usable rollouts of ``groups`` have to be as samples, of which log-probabilities and values are taken.
+    """Return the expected samples of the trainable rollouts of ``groups``, or None without reference implementation.
 
-    ``penalty``: the coefficient of a KL in the reward, 0 where there is none. ``next_values``: of each sample the value
-    beyond its end. None for an algorithm that is not written down.
+    Args:
+        groups: Scored groups.
+        samples: Training samples, from which log-probabilities and values are read.
+        config: Settings of the run.
+        penalty: Coefficient of a KL in the reward, or 0.
+        next_values: Critic's value beyond the end of each sample.
     """
     row = row_of(config)
     if row is None:
@@ -127,7 +131,7 @@ def expected(
 
 
 def token_weights(masks: Sequence[Sequence[bool]], config: RlConfig) -> list[list[float]]:
-    """What each token of an optimizer step counts, for the masks of all its sequences."""
+    """Return the weight of each token of an optimizer step, given the masks of all its sequences."""
     row = row_of(config)
     lengths = [sum(mask) for mask in masks]
     num_tokens, num_sequences = max(1, sum(lengths)), max(1, sum(length > 0 for length in lengths))
@@ -143,12 +147,12 @@ def token_weights(masks: Sequence[Sequence[bool]], config: RlConfig) -> list[lis
 
 
 def clamped(difference: float) -> float:
-    """A log-ratio within what its exponential is taken of."""
+    """Clamp a log-ratio before its exponential."""
     return min(max(difference, -_LOG_RATIO), _LOG_RATIO)
 
 
 def _token_rewards(item: ScoredRollout, sample: TrainingSample, config: RlConfig, *, penalty: float) -> list[float]:
-    """The reward of each token: what a turn earned at its last one, less the KL to the reference."""
+    """Return the reward of each token: turn rewards at turn ends, minus the KL to the reference policy."""
     rollout, score = item.rollout, item.score
     is_zero = config.update.truncated_completions == "zero" and rollout.finish_reason == "length"
     value = 0.0 if is_zero else float(score.value or 0.0)
@@ -174,7 +178,7 @@ def _with_critic(
     config: RlConfig,
     next_values: Sequence[float],
 ) -> ExpectedSamples:
-    """Whitened advantages, and returns from the raw ones of the critic's own lambda."""
+    """Return whitened advantages, and returns from the unwhitened ones with the critic's lambda."""
     critic, raw, returns = config.critic, [], []
     for earned, sample, mask, beyond in zip(rewards, samples, masks, next_values, strict=True):
         values, length = sample.values.tolist(), max(1, sum(mask))
@@ -197,33 +201,33 @@ def _with_critic(
 def _gae(
     rewards: Sequence[float], values: Sequence[float], mask: Sequence[bool], *, gamma: float, lam: float, beyond: float
 ) -> list[float]:
-    """Generalised advantages over the policy's own tokens, from the last one back; ``beyond`` follows the end."""
+    """Return generalised advantages of the policy's tokens, backwards from ``beyond``, the value after the end."""
     found, running, following = [0.0] * len(mask), 0.0, beyond
-    for place in reversed(range(len(mask))):
-        if mask[place]:
-            running = rewards[place] + gamma * following - values[place] + gamma * lam * running
-            following = values[place]
-            found[place] = running
+    for index in reversed(range(len(mask))):
+        if mask[index]:
+            running = rewards[index] + gamma * following - values[index] + gamma * lam * running
+            following = values[index]
+            found[index] = running
     return found
 
 
 def _relative(rewards: Sequence[float], numbers: Sequence[int], kind: str) -> list[float]:
-    """The advantage of each completion relative to its group, or to the batch."""
+    """Return the advantage of each completion relative to its group or to the batch."""
     found = [0.0] * len(rewards)
     groups: dict[int, list[int]] = {}
-    for place, number in enumerate(numbers):
-        groups.setdefault(0 if kind == "whole_batch" else number, []).append(place)
-    for places in groups.values():
-        own = [rewards[place] for place in places]
+    for index, number in enumerate(numbers):
+        groups.setdefault(0 if kind == "whole_batch" else number, []).append(index)
+    for indices in groups.values():
+        own = [rewards[index] for index in indices]
         if len(own) < 2 or not max(own) - min(own) > _EQUAL:
             continue
-        for place in places:
-            found[place] = _one_of(rewards[place], own, rewards, kind)
+        for index in indices:
+            found[index] = _advantage(rewards[index], own, rewards, kind)
     return found
 
 
-def _one_of(reward: float, own: Sequence[float], everyone: Sequence[float], kind: str) -> float:
-    """The advantage of one reward among its ``own`` group's, whose rewards differ."""
+def _advantage(reward: float, own: Sequence[float], everyone: Sequence[float], kind: str) -> float:
+    """Return the advantage of one reward in its group ``own``, whose rewards differ."""
     centred = reward - _mean(own)
     if kind == "leave_one_out":
         return centred * len(own) / (len(own) - 1)

@@ -1,24 +1,24 @@
-"""Are tokens drawn from the distribution whose log-probabilities the engine reports? A bet against it, token by token.
+"""Sampling test: compare sampled tokens with the log-probabilities that the engine reports, by sequential betting.
 
-Whoever bets says before each token how likely each is, by a distribution q that is made of the trainer's own p, and
-gains ``q(token) / reported probability``. Where tokens come from what is reported, no bet gains on average, whatever q
-is: the capital is a martingale, and reaches ``1 / level`` in a run with a chance of ``level`` at most, however often
-one looks (Ville 1939). So there is no window, no correction for looking, and rounding of p costs power alone.
+Before each token a bet states its distribution q, made from the trainer's own p, and gains ``q(token) / reported
+probability``. If tokens follow the reported distribution, no bet gains on average, whatever q is: the capital is a
+martingale. It reaches ``1 / level`` in a run with probability at most ``level``, for any number of checks (Ville 1939).
+So the test needs no window and no correction for repeated checks, and rounding of p costs only power.
 
-The bets, of which each gets an equal part of the capital:
+The bets, each of which gets an equal part of the capital:
 
 - another temperature: ``q ~ p ** power``, for a few powers;
-- ends that come too often or too rarely: ``q ~ p * e ** tilt`` on the tokens that end a turn;
-- tokens that stand before: the same on those of the completion so far, and on those of prompt and completion;
-- cut distributions: nothing outside of the likeliest k, of a share of the mass, or below a share of the likeliest;
-- ranks: the place of a token in p's cumulative distribution, ordered by probability or by id, is uniform. A bettor that
-  learns from the places so far (ten bins) finds a floor, a token that never comes; one more looks at first tokens;
-- single tokens: ids are dealt to 64 groups, and ``q ~ p * e ** tilt`` on one group. The 128 bettors share one part of
-  the capital. They find a token that is favoured or disfavoured, also in the middle of the ranks;
-- random numbers that repeat: a completion goes on as a sibling of its group did, or has the numbers that the completion
-  in its place had when it was looked at last (an engine that inverts the cumulative distribution by ids).
+- too many or too few turn ends: ``q ~ p * e ** tilt`` on EOS tokens;
+- repetition: the same tilt on tokens of the completion so far, and on those of prompt and completion;
+- truncated distributions: top-k, top-p, and a minimum relative to the likeliest token;
+- ranks: the position of a token in the cumulative distribution of p, ordered by probability or by id, is uniform. A bet
+  that learns from earlier positions (ten bins) finds a token that never occurs; one more tests first tokens;
+- single tokens: ids are assigned to 64 groups, and ``q ~ p * e ** tilt`` on one group. These 128 bets share one part of
+  the capital. They find a favoured or disfavoured token in the middle of the ranks;
+- repeated random numbers: a completion continues like another one of its group, or has the random numbers of the
+  completion with the same index in an earlier iteration (for engines that invert the cumulative distribution by ids).
 
-What a bet can find and how soon is the gain of a token, on average, against the logarithm of ``1 / level``:
+The expected gain per token against the logarithm of ``1 / level`` decides how soon a bet finds an error:
 :func:`tokens_to_find`.
 """
 
@@ -40,9 +40,9 @@ FLOORS = (0.02, 0.1)
 BINS = 10
 GROUPS = 64
 GROUP_TILTS = (-math.log(2.0), math.log(2.0))
-_SURE = 0.99  # what a bettor stakes on a cut distribution; the rest on p, in case that a token stands on the edge
-_HALF = 0.5  # what one stakes on numbers that repeat
-_TOP = 128  # tokens among which a nucleus is looked for
+_SURE = 0.99  # stake on a truncated distribution; the rest is on p, because a token may be at the edge
+_HALF = 0.5  # stake on repeated random numbers
+_TOP = 128  # largest nucleus, in tokens
 _NUM_SETS = len(LIKELIEST) + len(NUCLEI) + len(FLOORS)
 _NUM_LEARNED = 3
 NUM_BETS = len(POWERS) + 3 * len(TILTS) + _NUM_SETS + _NUM_LEARNED + 3
@@ -50,13 +50,20 @@ NUM_BETS = len(POWERS) + 3 * len(TILTS) + _NUM_SETS + _NUM_LEARNED + 3
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """What bets need of n tokens of one completion, float64.
+    """Inputs of the bets for n tokens of one completion, float64.
 
-    ``own``: their log-probabilities; ``above``, ``equal``, ``below``: the mass of likelier tokens, of equally likely
-    ones, of those with a smaller id; ``powers`` [n, powers]: the logarithm of what ``p ** power`` sums to; ``tilted``,
-    ``is_tilted`` [n, 3]: the mass of tokens that end a turn, that stand in the completion so far, that stand in prompt
-    or completion, and whether the token is one; ``kept``, ``is_kept`` [n, sets]: the same of the cut distributions;
-    ``group`` and ``groups`` [n, 64]: the number of its group, and the mass of each.
+    Attributes:
+        own: Log-probability of each token.
+        above: Mass of likelier tokens.
+        equal: Mass of equally likely tokens.
+        below: Mass of tokens with a smaller id.
+        powers: [n, powers], logarithm of the sum of ``p ** power``.
+        tilted: [n, 3], mass of EOS tokens, of tokens of the completion so far, and of tokens of prompt or completion.
+        is_tilted: [n, 3], 1 if the token is one of them.
+        kept: [n, sets], mass of each truncated distribution.
+        is_kept: [n, sets], 1 if the token is in it.
+        group: Id group of the token.
+        groups: [n, 64], mass of each id group.
     """
 
     own: Tensor
@@ -83,9 +90,9 @@ def features_of(
     before: Sequence[Sequence[int]] = (),
     prompt_ids: Sequence[int] = (),
 ) -> Features:
-    """The features of n tokens from the whole distribution, ``logprobs`` [n, V], at the run's temperature.
+    """Compute the features of n tokens from the whole distribution ``logprobs`` [n, V] at the run's temperature.
 
-    ``before``: of each token those of the completion before it; left out: none.
+    ``before``: for each token the earlier ones of the completion; empty: none.
     """
     chosen = torch.tensor(list(targets), device=logprobs.device)[:, None]
     own, masses = logprobs.gather(-1, chosen), logprobs.exp()
@@ -111,7 +118,7 @@ def features_of(
 
 
 def _marked(logprobs: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Which of the vocabulary stand in a row's list: bool [n, V]."""
+    """Return a bool mask [n, V] of the tokens in each row's list."""
     marks = torch.zeros(logprobs.shape, dtype=torch.bool)
     for row, each in enumerate(tokens):
         marks[row, [token for token in each if token < marks.shape[1]]] = True
@@ -119,76 +126,81 @@ def _marked(logprobs: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _edges(logprobs: Tensor) -> list[Tensor]:
-    """The log-probability that the least likely token has of each cut distribution: [n, 1]; -inf where none is cut."""
+    """Return the lowest log-probability [n, 1] of each truncated distribution; -inf if nothing is cut."""
     top = logprobs.topk(min(_TOP, logprobs.shape[-1])).values
     mass = top.exp().cumsum(-1)
     edges = [top[:, min(count, top.shape[1]) - 1, None] for count in LIKELIEST]
-    for share in NUCLEI:
-        place = (mass < share).sum(-1, keepdim=True)  # the first place where the mass reaches the share
-        found = top.gather(-1, place.clamp(max=top.shape[1] - 1))
-        edges.append(found.masked_fill(place >= top.shape[1], -torch.inf))
-    return edges + [top[:, :1] + math.log(share) for share in FLOORS]
+    for top_p in NUCLEI:
+        rank = (mass < top_p).sum(-1, keepdim=True)  # the first rank at which the mass reaches top_p
+        found = top.gather(-1, rank.clamp(max=top.shape[1] - 1))
+        edges.append(found.masked_fill(rank >= top.shape[1], -torch.inf))
+    return edges + [top[:, :1] + math.log(fraction) for fraction in FLOORS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """Name of a completion of an iteration: of the prompt in which place, and which of its group."""
+class CompletionIndex:
+    """Index of a completion: of its prompt in the iteration, and of the completion in its group."""
 
     prompt: int
     sample: int
 
 
 class SamplingTest:
-    """The capital of each bet, as a logarithm, and the places that the learning bettors have seen."""
+    """Log capital of each bet, and the counts of the learning bets."""
 
     def __init__(self) -> None:
         self._logs = [0.0] * NUM_BETS
-        self._seen = [[0] * BINS for _ in range(_NUM_LEARNED)]
+        self._counts = [[0] * BINS for _ in range(_NUM_LEARNED)]
         self._groups = torch.zeros(len(GROUP_TILTS), GROUPS, dtype=torch.float64)
-        self._last: dict[Place, list[tuple[float, float]]] = {}  # the interval of each token's random number
+        self._last: dict[CompletionIndex, list[tuple[float, float]]] = {}  # interval of each token's random number
         self.num_tokens = 0
 
     @property
     def log_capital(self) -> float:
-        """The logarithm of the whole capital, which began as 1."""
-        most = max(self._logs)
-        return most + math.log(sum(math.exp(each - most) for each in self._logs) / len(self._logs))
+        """Logarithm of the mean capital, which starts at 1."""
+        highest = max(self._logs)
+        return highest + math.log(sum(math.exp(each - highest) for each in self._logs) / len(self._logs))
 
     @property
     def best_bet(self) -> str:
-        """What the bettor said who gained most."""
+        """Hypothesis of the bet with the largest gain."""
         tilt, group = divmod(int(self._groups.argmax()), GROUPS)
         ids = f"{group}, {group + GROUPS}, {group + 2 * GROUPS} and so on"
-        kinds = ("turns end", "tokens of the completion so far come", "tokens of prompt or completion come")
-        names = [f"tokens come as at {1.0 / power:.2f} times the temperature" for power in POWERS]
+        kinds = ("turns end", "tokens of the completion so far occur", "tokens of prompt or completion occur")
+        names = [f"tokens are sampled at {1.0 / power:.2f} times the temperature" for power in POWERS]
         names += [f"{kind} {math.exp(tilt):.1f} times as often" for kind in kinds for tilt in TILTS]
-        names += [f"tokens are drawn of the {count} likeliest" for count in LIKELIEST]
-        names += [f"tokens are drawn of the likeliest {share:g} of the mass" for share in NUCLEI]
-        names += [f"no token is drawn below {share:g} of the likeliest" for share in FLOORS]
-        names += [f"{self._shares(0)} of tokens by falling probability", f"{self._shares(1)} of tokens by their ids"]
-        names.append(f"{self._shares(2)} of first tokens by falling probability")
-        names.append(f"the tokens of the ids {ids} come {math.exp(GROUP_TILTS[tilt]):.1f} times as often")
-        names += ["completions of a group go on alike", "completions have the random numbers of earlier ones"]
+        names += [f"tokens are sampled with top_k = {count}" for count in LIKELIEST]
+        names += [f"tokens are sampled with top_p = {top_p:g}" for top_p in NUCLEI]
+        names += [f"tokens are sampled with min_p = {min_p:g}" for min_p in FLOORS]
+        names += [f"{self._bins(0)} of tokens by falling probability", f"{self._bins(1)} of tokens by their ids"]
+        names.append(f"{self._bins(2)} of first tokens by falling probability")
+        names.append(f"the tokens of the ids {ids} occur {math.exp(GROUP_TILTS[tilt]):.1f} times as often")
+        names += ["completions of a group repeat each other", "completions have the random numbers of earlier ones"]
         return names[max(range(len(names)), key=self._logs.__getitem__)]
 
-    def see(
+    def update(
         self,
         features: Features,
         reported: Sequence[float],
         generator: torch.Generator,
         *,
         tokens: Sequence[int] = (),
-        place: Place | None = None,
+        index: CompletionIndex | None = None,
         siblings: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Bet on tokens of one completion with their ``reported`` log-probabilities.
+        """Bet on tokens of one completion.
 
-        ``generator``: of the draws that spread a token over its own mass. ``tokens``: the completion from its
-        beginning, where the features are of it; ``siblings``: those of its group that were looked at before.
+        Args:
+            features: Features of the tokens.
+            reported: Their log-probabilities, as the engine reports them.
+            generator: Generator of the draws that spread a token over its own mass.
+            tokens: The completion from its start, if the features cover all of it.
+            index: Index of the completion, or None if the features do not cover all of it.
+            siblings: Earlier completions of its group.
         """
-        said = torch.tensor(list(reported), dtype=torch.float64)
-        gain = features.own - said
-        bets = [(power * features.own - features.powers[:, n] - said) for n, power in enumerate(POWERS)]
+        column = torch.tensor(list(reported), dtype=torch.float64)
+        gain = features.own - column
+        bets = [(power * features.own - features.powers[:, n] - column) for n, power in enumerate(POWERS)]
         bets += [
             gain + tilt * features.is_tilted[:, kind] - (features.tilted[:, kind] * math.expm1(tilt)).log1p()
             for kind in range(3)
@@ -200,20 +212,20 @@ class SamplingTest:
         gains += self._learned_gains(features, gain, generator)
         gains.append(self._bet_on_groups(features, float(gain.sum())))
         gains.append(_alike(features, gain, tokens, siblings))
-        gains.append(self._repeats(features, gain, place) if place else float(gain.sum()))
+        gains.append(self._repeats(features, gain, index) if index else float(gain.sum()))
         before = self._logs
         self._logs = [log + each for log, each in zip(before, gains, strict=True)]
-        self._logs[-3] = gains[-3]  # the capital of the groups is kept one by one
-        self.num_tokens += len(said)
+        self._logs[-3] = gains[-3]  # the bets on id groups have their own capital
+        self.num_tokens += len(column)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the JSON state for a checkpoint."""
         groups = self._groups.tolist()
-        return {"logs": self._logs, "seen": self._seen, "groups": groups, "num_tokens": self.num_tokens}
+        return {"logs": self._logs, "counts": self._counts, "groups": groups, "num_tokens": self.num_tokens}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`state` gave."""
-        self._logs, self._seen = list(state["logs"]), [list(each) for each in state["seen"]]
+        """Restore a state."""
+        self._logs, self._counts = list(state["logs"]), [list(each) for each in state["counts"]]
         self._groups = torch.tensor(state["groups"], dtype=torch.float64)
         self._last, self.num_tokens = {}, int(state["num_tokens"])
 
@@ -223,43 +235,43 @@ class SamplingTest:
         ids = (features.below + second * features.own.exp()).tolist()
         total = float(gain.sum())
         return [
-            total + sum(self._learned(0, place) for place in ranks),
-            total + sum(self._learned(1, place) for place in ids),
-            total + sum(self._learned(2, place) for place in ranks[:1]),
+            total + sum(self._learned(0, quantile) for quantile in ranks),
+            total + sum(self._learned(1, quantile) for quantile in ids),
+            total + sum(self._learned(2, quantile) for quantile in ranks[:1]),
         ]
 
     def _bet_on_groups(self, features: Features, gain: float) -> float:
-        """The logarithm of what all bettors on single tokens have now."""
+        """Return the log capital of all bets on id groups."""
         counts = torch.bincount(features.group.long(), minlength=GROUPS).double()
         for number, tilt in enumerate(GROUP_TILTS):
             self._groups[number] += gain + tilt * counts - (features.groups * math.expm1(tilt)).log1p().sum(0)
         return float(self._groups.flatten().logsumexp(0)) - math.log(self._groups.numel())
 
-    def _learned(self, number: int, place: float) -> float:
-        """The gain of a bettor that bets on bins by how often they came (Krichevsky and Trofimov 1981)."""
-        seen = self._seen[number]
-        chosen = min(int(max(place, 0.0) * BINS), BINS - 1)
-        gain = math.log(BINS * (seen[chosen] + 0.5) / (sum(seen) + 0.5 * BINS))
-        seen[chosen] += 1
+    def _learned(self, number: int, quantile: float) -> float:
+        """Return the gain of a bet on bins by their counts so far (Krichevsky and Trofimov 1981)."""
+        counts = self._counts[number]
+        chosen = min(int(max(quantile, 0.0) * BINS), BINS - 1)
+        gain = math.log(BINS * (counts[chosen] + 0.5) / (sum(counts) + 0.5 * BINS))
+        counts[chosen] += 1
         return gain
 
-    def _repeats(self, features: Features, gain: Tensor, place: Place) -> float:
-        """The gain of who takes each random number for that of the completion in this place when it was last seen."""
-        last, total = self._last.get(place, []), float(gain.sum())
+    def _repeats(self, features: Features, gain: Tensor, index: CompletionIndex) -> float:
+        """Return the gain of a bet on the random numbers of the last completion with this index."""
+        last, total = self._last.get(index, []), float(gain.sum())
         now = list(zip(features.below.tolist(), features.own.exp().tolist(), strict=True))
         for (low, mass), (other_low, other_mass) in zip(now, last, strict=False):
             common = max(0.0, min(low + mass, other_low + other_mass) - max(low, other_low))
             total += math.log(_HALF * common / max(mass * other_mass, 1e-12) + 1.0 - _HALF)
-        self._last[place] = now
+        self._last[index] = now
         return total
 
-    def _shares(self, number: int) -> str:
-        seen = self._seen[number]
-        return "the tenths have the shares " + " ".join(f"{count / max(1, sum(seen)):.2f}" for count in seen)
+    def _bins(self, number: int) -> str:
+        counts = self._counts[number]
+        return "the ten bins have the fractions " + " ".join(f"{each / max(1, sum(counts)):.2f}" for each in counts)
 
 
 def _alike(features: Features, gain: Tensor, tokens: Sequence[int], siblings: Sequence[Sequence[int]]) -> float:
-    """The gain of who bets that a completion goes on as one of its siblings did, each for as long as both are alike."""
+    """Return the gain of a bet that a completion continues like one of its siblings, until they differ."""
     total, chances = float(gain.sum()), features.own.exp().tolist()
     if not siblings or not tokens:
         return total
@@ -271,10 +283,10 @@ def _alike(features: Features, gain: Tensor, tokens: Sequence[int], siblings: Se
             if token != other:
                 break
         sums.append(found)
-    most = max(sums)
-    return total + most + math.log(sum(math.exp(each - most) for each in sums) / len(sums))
+    highest = max(sums)
+    return total + highest + math.log(sum(math.exp(each - highest) for each in sums) / len(sums))
 
 
 def tokens_to_find(gain: float, *, level: float) -> float:
-    """About how many tokens a bet needs that gains so much on each, in nats, to reach ``1 / level`` with its share."""
+    """Return about how many tokens a bet with this gain per token, in nats, needs to reach ``1 / level``."""
     return (math.log(NUM_BETS) - math.log(level)) / gain if gain > 0.0 else math.inf

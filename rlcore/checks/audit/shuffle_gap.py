@@ -1,9 +1,8 @@
-"""Does each answer stand beside its own prompt? The words are asked before training, the model after it.
+"""Audit of pairs: detect answers that were shuffled against their prompts, by rare words and by the trained model.
 
-A set whose answers were shuffled is, to a model, a set whose answers do not depend on their prompts; such sets are
-sound too (one answer to everything). So a model that cannot tell own from other answers proves nothing, and stops no
-run unless a preset says how much it has to tell apart. What proves a error is where the right answers stand: beside
-other prompts.
+Some valid datasets have answers that do not depend on the prompt, for example one answer to everything. A model that
+cannot tell own from other answers is therefore no error, unless the preset requires a gap. The error that stops a stage
+is evidence that answers match other prompts.
 """
 
 from __future__ import annotations
@@ -28,90 +27,90 @@ from rlcore.types import Message
 Rows = Sequence[tuple[Sequence[Message], str]]
 
 _WORD = re.compile(r"\w{3,}")
-_SHARED = 3  # rare words; two texts of a thousand share so many by chance once in some thousand sets
+_SHARED = 3  # rare words; by chance two texts of a thousand share this number once in some thousand sets
 _FALSE_ALARMS = 1e-6
-_MOST_ROWS, _MOST_LETTERS = 50_000, 2_000
-_MOST = 128  # rows that are compared after training
-_LEAST_ROWS = 16
+_MAX_ROWS, _MAX_CHARS = 50_000, 2_000
+_MAX_COMPARED = 128  # rows compared after training
+_MIN_ROWS = 16
 _SIGMAS = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RareWordMatches:
-    """Prompts and answers that share rare words: how many such pairs there are, and how many are pairs of a row."""
+    """Number of prompt-answer pairs that share rare words, and the number of those that are in one row."""
 
     num_found: int
     num_aligned: int
 
 
 def match_rare_words(rows: Rows) -> RareWordMatches:
-    """Pairs of a prompt and an answer that share three words and more which no other prompt and no other answer has.
+    """Count pairs of a prompt and an answer that share at least three words found in no other prompt or answer.
 
-    ``rows``: the conversation before the last answer, and that answer. Rows of one prompt count as one.
+    ``rows``: the conversation before the last answer, and that answer. Rows with the same prompt count as one.
     """
     numbers: dict[str, int] = {}
-    in_prompts, in_answers = dict[str, int | None](), dict[str, int | None]()  # the only place of a word; None: several
-    for messages, answer in rows[:_MOST_ROWS]:
+    in_prompts, in_answers = dict[str, int | None](), dict[str, int | None]()  # the only row of a word; None: several
+    for messages, answer in rows[:_MAX_ROWS]:
         prompt = "\n".join(message.content for message in messages)
         number = numbers.setdefault(prompt, len(numbers))
-        for text, places in ((prompt, in_prompts), (answer, in_answers)):
+        for text, owners in ((prompt, in_prompts), (answer, in_answers)):
             for word in _words(text):
-                places[word] = number if places.get(word, number) == number else None
+                owners[word] = number if owners.get(word, number) == number else None
     pairs = Counter(
-        (place, other)
-        for word, place in in_prompts.items()
-        if place is not None and (other := in_answers.get(word)) is not None
+        (row, other)
+        for word, row in in_prompts.items()
+        if row is not None and (other := in_answers.get(word)) is not None
     )
     found = [pair for pair, count in pairs.items() if count >= _SHARED]
     return RareWordMatches(num_found=len(found), num_aligned=sum(one == other for one, other in found))
 
 
-def require_rare_word_matches(mates: RareWordMatches, least: float) -> None:
-    """At least the share ``least`` of the pairs that share rare words are pairs of a row; 0: nothing is asked.
+def require_rare_word_matches(matches: RareWordMatches, minimum: float) -> None:
+    """Check that at least the fraction ``minimum`` of matches is within one row; 0 disables the check.
 
-    Where that is so, this refuses a set with a chance of one in a million at most (the binomial law, one-sided). Of
-    114 sets (those of reasoning-gym, 200 rows each; docstrings; paragraphs cut in halves) 12 had such pairs when sound,
-    and .42 to 1.00 of them were a row's own; none was refused. Shuffled or moved by one row, 0 to .03 were. To refuse
-    that takes 49 pairs: 4 of the 12 sets had as many in 200 rows. Sets without such words, as sums are, say nothing.
+    A set at the minimum is rejected with probability at most 1e-6 (one-sided binomial test). Of 114 sets (reasoning-gym
+    with 200 rows each, docstrings, split paragraphs) 12 had matches, with fractions of 0.42 to 1.00 within one row;
+    none was rejected. After shuffling or a shift by one row the fractions were 0 to 0.03. A rejection then takes 49
+    matches: 4 of the 12 sets had as many in 200 rows. Sets without rare words, such as sums, always pass.
 
     Raises:
-        DataError: answers stand beside other prompts.
+        DataError: Answers match other prompts.
     """
-    if least and binom.cdf(mates.num_aligned, mates.num_found, least) <= _FALSE_ALARMS:
+    if minimum and binom.cdf(matches.num_aligned, matches.num_found, minimum) <= _FALSE_ALARMS:
         raise DataError(
-            f"{mates.num_found} answers repeat rare words of one prompt alone, and {mates.num_aligned} of them stand "
-            "beside it: answers were moved against their prompts",
+            f"{matches.num_found} answers share rare words with one prompt, but only {matches.num_aligned} with their "
+            "own: answers were shuffled against their prompts",
             where="the demonstrations",
-            fix="look whether each answer is beside its own prompt; if it is, set min_rare_word_match = 0",
+            fix="check that each answer belongs to its prompt; if it does, set min_rare_word_match = 0",
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShuffleGap:
-    """How much more an answer costs after another prompt than after its own, nats per token, with its error."""
+    """Increase of the loss of answers after another prompt, nats per token, with its standard error."""
 
     gap: float
     error: float
     num_rows: int
 
     @property
-    def is_told(self) -> bool:
-        """Whether the model tells own answers from others', beyond chance."""
-        return self.num_rows >= _LEAST_ROWS and self.gap > _SIGMAS * self.error
+    def is_significant(self) -> bool:
+        """True if the model tells own prompts from others, beyond chance."""
+        return self.num_rows >= _MIN_ROWS and self.gap > _SIGMAS * self.error
 
     def __str__(self) -> str:
         half = 1.96 * self.error
         text = f"shuffle_gap={self.gap:.3f} nats/token ci95=[{self.gap - half:.3f},{self.gap + half:.3f}]"
-        return text if self.is_told else f"{text}; too small to show that prompts and answers match"
+        return text if self.is_significant else f"{text}; too small to show that prompts and answers match"
 
 
 def measure_shuffle_gap(
     model: PreTrainedModel, demonstrations: Sequence[Demonstration], *, tokens_per_microbatch: int, seed: int
 ) -> ShuffleGap:
-    """What answers of different prompts lose when they change places."""
+    """Measure the increase of the loss of answers when different prompts exchange them."""
     different = list({one.sequence.prompt_ids: one for one in demonstrations}.values())
-    order = shuffled(len(different), seed, "pairing")[:_MOST]
-    chosen = [different[place] for place in order]
+    order = shuffled(len(different), seed, "pairing")[:_MAX_COMPARED]
+    chosen = [different[index] for index in order]
     if len({one.sequence.completion_ids for one in chosen}) < 2:
         return ShuffleGap(gap=0.0, error=0.0, num_rows=0)
     prompts = [one.sequence.prompt_ids for one in chosen]
@@ -131,31 +130,30 @@ def measure_shuffle_gap(
     return ShuffleGap(gap=float(gaps.mean()), error=float(gaps.std()) / math.sqrt(len(gaps)), num_rows=len(gaps))
 
 
-def require_shuffle_gap(pairing: ShuffleGap, least: float) -> None:
-    """The gap may be ``least`` nats per token: four standard errors above what was found reach it; 0: nothing is asked.
+def require_shuffle_gap(measured: ShuffleGap, minimum: float) -> None:
+    """Check that the gap plus four standard errors reaches ``minimum`` nats per token; 0 disables the check.
 
-    By the normal law, a model whose gap is ``least`` is refused once in 30,000 runs. A smaller gap is found out with
-    certainty in practice where its error is an eighth of ``least``.
+    A model whose gap equals ``minimum`` fails once in 30,000 runs (normal law). A gap of 0 always fails in practice if
+    the error is an eighth of ``minimum``.
 
     Raises:
-        DataError: the model tells own from other answers less than a preset asks for, or there are too few to tell.
+        DataError: The gap is smaller than the preset requires, or there are too few demonstrations.
     """
-    if least and pairing.num_rows < _LEAST_ROWS:
+    if minimum and measured.num_rows < _MIN_ROWS:
         raise DataError(
-            f"min_shuffle_gap = {least:g} compares held-out answers of different prompts: {_LEAST_ROWS} at least, and "
-            f"not "
-            "all the same",
-            where=f"{pairing.num_rows} held-out demonstrations",
-            fix="hold out more demonstrations (num_eval), or leave min_shuffle_gap out",
+            f"min_shuffle_gap = {minimum:g} needs at least {_MIN_ROWS} held-out demonstrations with different prompts, "
+            "and different answers",
+            where=f"{measured.num_rows} held-out demonstrations",
+            fix="hold out more demonstrations (num_eval), or remove min_shuffle_gap",
         )
-    most = pairing.gap + _SIGMAS * pairing.error
-    if least and not most >= least:
+    upper = measured.gap + _SIGMAS * measured.error
+    if minimum and not upper >= minimum:
         raise DataError(
-            f"{pairing}; the preset asks for {least:g}, and chance explains {most:.3f}",
-            where=f"{pairing.num_rows} held-out demonstrations",
-            fix="look whether each answer is beside its own prompt; if it is, train longer, or lower min_shuffle_gap",
+            f"{measured}; min_shuffle_gap = {minimum:g} is above the upper bound {upper:.3f}",
+            where=f"{measured.num_rows} held-out demonstrations",
+            fix="check that each answer belongs to its prompt; if it does, train longer, or lower min_shuffle_gap",
         )
 
 
 def _words(text: str) -> Iterator[str]:
-    return iter(set(_WORD.findall(text[:_MOST_LETTERS].casefold())))
+    return iter(set(_WORD.findall(text[:_MAX_CHARS].casefold())))

@@ -1,8 +1,8 @@
-"""The models' side of an audit: plain forward passes of single sequences, and a loss by formula with its gradient.
+"""Slow path of the audit: plain forward passes of single sequences, and a loss by formula with its gradient.
 
-The same samples go through the code of an update (:meth:`rlcore.training.learner.Learner.trial`) twice, and both are
-held against the formula: as they are, in micro-batches of one sequence each; and with advantages, ratios, values and a
-reference that are drawn by chance, so that ratios are not 1, bounds cut, and every term counts.
+The same samples go through the code of an update (:meth:`rlcore.training.learner.Learner.trial`) twice, and both times
+the formula must agree: unchanged, in micro-batches of one sequence; and with random advantages, ratios, values and
+reference log-probabilities, so that ratios are not 1, bounds are active, and every term counts.
 """
 
 from __future__ import annotations
@@ -27,28 +27,29 @@ from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.types import Rollout, TrainingSample
 
-MOST_TOKENS = 256  # of a completion that are looked at: their logits stand in memory, [tokens, vocabulary]
-_MOST_NUMBERS = 1 << 22  # of tensors whose gradients are compared, together
-_TRIES = 8  # to draw numbers of which none stands at a bound
+MAX_TOKENS = 256  # audited tokens per completion, because their logits [tokens, vocabulary] are in memory
+_MAX_NUMBERS = 1 << 22  # entries of all tensors whose gradients are compared
+_TRIES = 8  # draws of random numbers, until none is at a bound
 _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradient:
-    """Norms of a tensor's gradient: the update's, the formula's, their difference's; sum over the samples' norms."""
+    """Gradient norms of a tensor: of the update, of the formula, of their difference, and the sum over samples."""
 
-    found: float
+    actual: float
     expected: float
     distance: float
-    parts: float
+    norm_sum: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A step that was computed twice and not taken.
+    """A step that was computed by the update's code and by formula, and not taken.
 
-    ``losses``: by name, as an update's code has it, by formula, and how far rounding may set them apart.
-    ``gradients``: by the tensor's name.
+    Attributes:
+        losses: Loss of the update, loss by formula, and rounding tolerance, by name.
+        gradients: Gradient norms, by tensor name.
     """
 
     losses: Mapping[str, tuple[float, float, float]]
@@ -56,29 +57,29 @@ class Trial:
 
     @property
     def is_finite(self) -> bool:
-        """True if no gradient has overflowed."""
-        return all(math.isfinite(each.found) and math.isfinite(each.distance) for each in self.gradients.values())
+        """True if no gradient overflowed."""
+        return all(math.isfinite(each.actual) and math.isfinite(each.distance) for each in self.gradients.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SlowPathResult:
-    """What the second pass says of S samples, by places of their completions, and of the tokens of R rollouts.
+    """Results of the slow path for S samples and R rollouts.
 
-    ``places``: which tokens were looked at. ``logprobs``, ``ref_logprobs``, ``values``: of these tokens, empty where
-    there is no such model. ``next_values``: the critic's value beyond each end. ``drawn_places``, ``features``: what
-    :mod:`rlcore.checks.audit.sampling` asks of the rollouts' distributions. ``trial``: of the samples as they are;
-    ``drawn_trial``: at drawn numbers, None where these stood at bounds.
+    ``positions``: audited tokens of each sample; ``logprobs``, ``ref_logprobs``, ``values``: at these positions, empty
+    without such a model; ``next_values``: the critic's value beyond each end. ``sampled_positions``, ``features``:
+    inputs of the sampling test, per rollout. ``trial``: step on the unchanged samples; ``random_trial``: on random
+    numbers, None if these were at bounds.
     """
 
-    places: tuple[tuple[int, ...], ...]
+    positions: tuple[tuple[int, ...], ...]
     logprobs: tuple[Tensor, ...]
     ref_logprobs: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     next_values: tuple[float, ...]
-    drawn_places: tuple[tuple[int, ...], ...]
+    sampled_positions: tuple[tuple[int, ...], ...]
     features: tuple[Features, ...]
     trial: Trial | None
-    drawn_trial: Trial | None
+    random_trial: Trial | None
 
 
 @torch.no_grad()
@@ -91,36 +92,33 @@ def run_slow_path(
     eos_ids: Sequence[int],
     seed: int,
 ) -> SlowPathResult:
-    """Look at ``samples`` before the update that trains on them; no weight moves, and no gradient is left behind.
-
-    ``rollouts``: those whose tokens are held against their distributions.
-    """
+    """Audit samples before the update, and ``rollouts`` for the sampling test. Weights and gradients stay unchanged."""
     temperature, critic = learner.config.sampling.temperature, learner.critic
     sequences = [_sequence(sample) for sample in samples]
-    places = [_drawn(sample.loss_mask.tolist(), seed, number) for number, sample in enumerate(samples)]
-    asked = list(zip(sequences, places, strict=True))
+    positions = [_choose(sample.loss_mask.tolist(), seed, number) for number, sample in enumerate(samples)]
+    pairs = list(zip(sequences, positions, strict=True))
 
-    def scored(model: Any) -> tuple[Tensor, ...]:
-        found = [picked(plain_logprobs(model, *each, temperature), *each) for each in asked]
+    def score(model: Any) -> tuple[Tensor, ...]:
+        found = [picked(plain_logprobs(model, *each, temperature), *each) for each in pairs]
         return tuple(each.float().cpu() for each in found)
 
-    values, beyond = list[Tensor](), list[float]()
-    for sequence, own in asked if critic is not None else ():
+    values, next_values = list[Tensor](), list[float]()
+    for sequence, own in pairs if critic is not None else ():
         found = plain_values(critic, sequence, [*own, len(sequence.completion_ids)]).float().cpu()  # type: ignore[arg-type]
         values.append(found[:-1])
-        beyond.append(float(found[-1]))
-    looked = [(rollout, _drawn(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
+        next_values.append(float(found[-1]))
+    sampled = [(rollout, _choose(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
     row, cut = row_of(learner.config), [_cut(sample) for sample in samples]
     return SlowPathResult(
-        places=tuple(places),
-        logprobs=scored(learner.policy),
-        ref_logprobs=scored(reference) if reference is not None else (),
+        positions=tuple(positions),
+        logprobs=score(learner.policy),
+        ref_logprobs=score(reference) if reference is not None else (),
         values=tuple(values),
-        next_values=tuple(beyond),
-        drawn_places=tuple(chosen for _, chosen in looked),
-        features=tuple(_features(learner.policy, *each, temperature, eos_ids) for each in looked),
-        trial=_tried(learner, row, cut, seed=seed) if row else None,
-        drawn_trial=_tried_at_drawn_numbers(learner, row, cut, seed=seed) if row else None,
+        next_values=tuple(next_values),
+        sampled_positions=tuple(chosen for _, chosen in sampled),
+        features=tuple(_features(learner.policy, *each, temperature, eos_ids) for each in sampled),
+        trial=_trial(learner, row, cut, seed=seed) if row else None,
+        random_trial=_random_trial(learner, row, cut, seed=seed) if row else None,
     )
 
 
@@ -128,32 +126,32 @@ def _sequence(sample: TrainingSample) -> TokenSequence:
     return TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
 
 
-def _drawn(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
-    """The policy's own tokens, and of very many some that are drawn by chance."""
-    own = [place for place, is_own in enumerate(mask) if is_own]
-    order = shuffled(len(own), seed, "places", number)[:MOST_TOKENS]
-    return tuple(sorted(own[place] for place in order))
+def _choose(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
+    """Return the positions of the policy's tokens, or a random choice if there are more than ``MAX_TOKENS``."""
+    own = [index for index, is_own in enumerate(mask) if is_own]
+    order = shuffled(len(own), seed, "places", number)[:MAX_TOKENS]
+    return tuple(sorted(own[index] for index in order))
 
 
 def _features(
-    policy: Any, rollout: Rollout, places: Sequence[int], temperature: float, eos_ids: Sequence[int]
+    policy: Any, rollout: Rollout, positions: Sequence[int], temperature: float, eos_ids: Sequence[int]
 ) -> Features:
     ids, prompt_ids = rollout.completion_ids, rollout.prompt.token_ids
-    logprobs = plain_logprobs(policy, TokenSequence(prompt_ids=prompt_ids, completion_ids=ids), places, temperature)
-    before = [ids[:place] for place in places]
-    return features_of(logprobs, [ids[place] for place in places], eos_ids, before=before, prompt_ids=prompt_ids)
+    logprobs = plain_logprobs(policy, TokenSequence(prompt_ids=prompt_ids, completion_ids=ids), positions, temperature)
+    before = [ids[:place] for place in positions]
+    return features_of(logprobs, [ids[place] for place in positions], eos_ids, before=before, prompt_ids=prompt_ids)
 
 
 def _cut(sample: TrainingSample) -> TrainingSample:
-    """The sample's beginning, of a length whose logits fit into memory: a sample like any other."""
-    cut = {name: getattr(sample, name)[:MOST_TOKENS] for name in _FIELDS}
-    return replace(sample, completion_ids=sample.completion_ids[:MOST_TOKENS], **cut)
+    """Truncate a sample to a length whose logits fit into memory."""
+    cut = {name: getattr(sample, name)[:MAX_TOKENS] for name in _FIELDS}
+    return replace(sample, completion_ids=sample.completion_ids[:MAX_TOKENS], **cut)
 
 
-def _tried_at_drawn_numbers(
+def _random_trial(
     learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int
 ) -> Trial | None:
-    """A later step than the first on samples whose numbers are drawn: about as far from 1 as the bounds, and beyond."""
+    """Try a later step on samples with random numbers, some of them beyond the bounds."""
     temperature, dtype = learner.config.sampling.temperature, compute_dtype(learner.policy)
     own = [_own(sample) for sample in samples]
     found = [
@@ -164,19 +162,19 @@ def _tried_at_drawn_numbers(
     for number in range(_TRIES):
         at = derive_seed(seed, "numbers", number)
         made = [
-            with_drawn_numbers(sample, mine, logprobs, learner.config, row, seed=derive_seed(at, place))
-            for place, (sample, mine, logprobs) in enumerate(zip(samples, own, found, strict=True))
+            with_drawn_numbers(sample, mine, logprobs, learner.config, row, seed=derive_seed(at, index))
+            for index, (sample, mine, logprobs) in enumerate(zip(samples, own, found, strict=True))
         ]
         pieces = zip(made, own, found, strict=True)
         tokens = [_tokens(sample, mine, each, each, moved=True) for sample, mine, each in pieces]
         if not any(is_marginal(row, each, learner.config, dtype) for each in tokens):
-            return _tried(learner, row, made, seed=seed, moved=True)
-    # Rounding decides which side of a bound a token is on: it moves the gradient, and no loss without a jump.
-    return replace(_tried(learner, row, made, seed=seed, moved=True), gradients={}) if is_smooth else None
+            return _trial(learner, row, made, seed=seed, moved=True)
+    # Rounding decides on which side of a bound a token is. This changes gradients, but no loss that is continuous.
+    return replace(_trial(learner, row, made, seed=seed, moved=True), gradients={}) if is_smooth else None
 
 
 def _own(sample: TrainingSample) -> list[int]:
-    return [place for place, is_own in enumerate(sample.loss_mask.tolist()) if is_own]
+    return [index for index, is_own in enumerate(sample.loss_mask.tolist()) if is_own]
 
 
 def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entropy: Tensor, *, moved: bool) -> Tokens:
@@ -186,17 +184,17 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
     return Tokens(logprobs=logprobs, entropy=entropy, old=old, **columns)
 
 
-def _tried(
+def _trial(
     learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int, moved: bool = False
 ) -> Trial:
-    """The losses of a step on ``samples`` and gradients, by the code of an update and by formula.
+    """Compute losses and gradients of a step by the update's code and by formula.
 
-    ``moved``: as in a step after the first. An overflow of float16 is tried again at a smaller scale of the loss, as in
-    an update; the learner keeps its own scale.
+    ``moved``: as in a step after the first. After an overflow of float16 the trial is repeated at a smaller loss scale,
+    as in an update. The learner keeps its own scale.
     """
     kept = learner.loss_scale
     try:
-        while not (made := _tried_once(learner, row, samples, seed=seed, moved=moved)).is_finite:
+        while not (made := _trial_once(learner, row, samples, seed=seed, moved=moved)).is_finite:
             if not learner.loss_scale.can_shrink:
                 break
             learner.loss_scale = learner.loss_scale.after_overflow()
@@ -206,10 +204,10 @@ def _tried(
 
 
 @torch.enable_grad()
-def _tried_once(
+def _trial_once(
     learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int, moved: bool
 ) -> Trial:
-    """The same at one scale. The first step is tried in micro-batches of one sequence each."""
+    """Run :func:`_trial` at one loss scale. The first step uses micro-batches of one sequence."""
     chosen = dict(_compared(learner, derive_seed(seed, "tensors", int(moved))))
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     found = learner.trial(samples, tokens=None if moved else longest, moved=moved)
@@ -220,23 +218,23 @@ def _tried_once(
     weights = token_weights([sample.loss_mask.tolist() for sample in samples], learner.config)
     sums, slacks = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0.0)
     ours = {name: torch.zeros_like(each) for name, each in theirs.items()}
-    parts = dict.fromkeys(theirs, 0.0)
+    norm_sums = dict.fromkeys(theirs, 0.0)
     for sample, weight in zip(samples, weights, strict=True):
         with torch.set_grad_enabled(bool(chosen)):
             made, learned = _losses_of(learner, row, sample, torch.tensor(weight), found.keys(), moved=moved)
         for name, (loss, slack) in made.items():
             sums[name] += float(loss.detach())
             slacks[name] += float(slack)
-        for name, gradient in _gradients(scale * learned, chosen).items():  # as scaled, so that nothing vanishes
+        for name, gradient in _gradients(scale * learned, chosen).items():  # scaled against underflow
             ours[name] += gradient / scale
-            parts[name] += float(gradient.norm()) / scale
+            norm_sums[name] += float(gradient.norm()) / scale
     losses = {name: (found[name], sums[name], slacks[name]) for name in found}
     gradients = {
         name: Gradient(
-            found=float(theirs[name].norm()),
+            actual=float(theirs[name].norm()),
             expected=float(ours[name].norm()),
             distance=float((theirs[name] - ours[name]).norm()),
-            parts=parts[name],
+            norm_sum=norm_sums[name],
         )
         for name in chosen
     }
@@ -253,7 +251,7 @@ def _gradients(learned: Tensor, chosen: Mapping[str, nn.Parameter]) -> dict[str,
 def _losses_of(
     learner: Learner, row: AlgorithmSpec, sample: TrainingSample, weight: Tensor, names: Any, *, moved: bool
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    """Each loss of a sample with its slack, by its name, and the sum that weights learn from."""
+    """Return each loss of a sample with its tolerance, by name, and the sum that is differentiated."""
     config, made, own = learner.config, dict[str, tuple[Tensor, Tensor]](), _own(sample)
     learned, sequence = torch.zeros(()), _sequence(sample)
     if "loss/policy" in names:
@@ -268,8 +266,8 @@ def _losses_of(
         made["loss/policy"] = loss, slack
         learned = learned + loss.cpu()
     if "loss/value" in names and learner.critic is not None:
-        spares = learner.shares_trunk and (config.critic.detach or "loss/policy" not in names)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not spares):
+        is_detached = learner.shares_backbone and (config.critic.detach or "loss/policy" not in names)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_detached):
             values = plain_values(learner.critic, sequence, own)
         counts = weight[own].to(values)
         old, target = (getattr(sample, name)[own].to(values) for name in ("values", "returns"))
@@ -277,19 +275,19 @@ def _losses_of(
         with torch.no_grad():
             dtype = compute_dtype(learner.critic.backbone)
             made["loss/value"] = loss, (counts * value_slack(values, old, target, config.critic, dtype)).sum()
-        learned = learned + (config.critic.coefficient if learner.shares_trunk else 1.0) * loss.cpu()
+        learned = learned + (config.critic.coefficient if learner.shares_backbone else 1.0) * loss.cpu()
     return made, learned
 
 
 def _compared(learner: Learner, seed: int) -> Iterator[tuple[str, nn.Parameter]]:
-    """Tensors that learn, in an order that is drawn, as many as memory has room for; none of a model in shards."""
+    """Yield random trained tensors up to the memory limit; none of a sharded model."""
     learning = [(name, p) for name, p in learner.policy.named_parameters() if p.requires_grad and not is_shard(p)]
-    if learner.critic is not None and not learner.shares_trunk:
+    if learner.critic is not None and not learner.shares_backbone:
         own = learner.critic.named_parameters()
         learning += [(f"critic.{name}", p) for name, p in own if p.requires_grad and not is_shard(p)]
-    left = _MOST_NUMBERS
-    for place in shuffled(len(learning), seed):
-        name, parameter = learning[place]
+    left = _MAX_NUMBERS
+    for index in shuffled(len(learning), seed):
+        name, parameter = learning[index]
         if parameter.numel() <= left:
             left -= parameter.numel()
             yield name, parameter

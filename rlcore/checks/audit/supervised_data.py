@@ -1,9 +1,6 @@
-"""Are the rows that a supervised stage learns from what they should be, and did it learn from them?
+"""Audit of supervised data: tokenization and loss masks before training; reward positions and labels after it.
 
-Before training: each demonstration trains on the assistant's words and the end of each of its turns, and on no others.
-After it: rewards are read at the last token, no more labels look wrong than a bound allows, and pairs whose winners are
-known are told. Whether answers stand
-beside their own prompts is the question of :mod:`rlcore.checks.audit.shuffle_gap`.
+:mod:`rlcore.checks.audit.shuffle_gap` checks that answers belong to their prompts.
 """
 
 from __future__ import annotations
@@ -26,18 +23,18 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 
 _FALSE_ALARMS = 1e-3
-_TOKENIZED = 1024  # demonstrations that are tokenized a second time
+_TOKENIZED = 1024  # demonstrations that are tokenized again
 
 
 def require_demonstrations(
     rows: Sequence[tuple[Sequence[Message], str]], demonstrations: Sequence[Demonstration], tokenizer: ChatTokenizer
 ) -> None:
-    """Every demonstration trains on exactly the assistant's words of its row, and on the end of each turn.
+    """Check that every demonstration trains on exactly the assistant's words of its row, and on the end of each turn.
 
     ``rows``: the conversation before the last answer, and that answer.
 
     Raises:
-        DataError: names the row, with what should be trained on and what is.
+        DataError: Names the row, with the expected and the actual training text.
     """
     if len(rows) != len(demonstrations):
         raise DataError(f"{len(demonstrations)} demonstrations were made of {len(rows)} rows", fix=_FIX)
@@ -51,21 +48,21 @@ def require_demonstrations(
         prompt_ids, answer_ids = tokenizer.render_demonstration(messages, answer)
         start, end = spans[-1]
         if ids[start:end] != answer_ids or (*made.sequence.prompt_ids, *ids[:start]) != prompt_ids:
-            asked, said = (
+            prompt, trained = (
                 tokenizer.decode(list(each))[-60:] for each in ((*made.sequence.prompt_ids,), ids[start:end])
             )
             raise DataError(
-                f"a demonstration trains on {said!r} after {asked!r}; its row says {answer[:60]!r}",
+                f"a demonstration trains on {trained!r} after {prompt!r}; its row has {answer[:60]!r}",
                 where=where,
                 fix=_FIX,
             )
 
 
 def require_last_token(model: ScalarHeadModel, scores: Tensor, sequences: Sequence[TokenSequence]) -> None:
-    """Scores [S] of a few completions are read at their last token, as a plain forward pass of each reads them.
+    """Check that scores [S] are read at the last token of each completion, by plain forward passes.
 
     Raises:
-        TrainingError: they are read elsewhere.
+        TrainingError: They are read elsewhere.
     """
     half = compute_dtype(model.backbone).itemsize < 4
     for number, sequence in enumerate(sequences):
@@ -74,35 +71,41 @@ def require_last_token(model: ScalarHeadModel, scores: Tensor, sequences: Sequen
             raise TrainingError(
                 f"the reward of a completion is {found:.6g}; read at its last token it is {expected:.6g}",
                 where=f"a completion of {len(sequence.completion_ids)} tokens",
-                fix="the reward model's scores are read at another place than they are trained at",
+                fix="the scores must be read at the token at which they are trained",
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelNoise:
-    """Labels by confident learning: of ``num_pairs``, those that judges are sure about, and are sure against."""
+    """Suspect labels by confident learning.
+
+    Attributes:
+        num_pairs: Number of pairs.
+        num_sure: Pairs on which the judges are confident.
+        num_against: Confident judgements against the label.
+    """
 
     num_pairs: int
     num_sure: int
     num_against: int
 
     @property
-    def share(self) -> float:
-        """The estimated share of wrong labels; 0 where no judge is sure."""
+    def fraction(self) -> float:
+        """Estimated fraction of wrong labels; 0 without confident judgements."""
         return self.num_against / max(1, self.num_sure)
 
     def __str__(self) -> str:
-        found = accuracy([place < self.num_against for place in range(max(1, self.num_sure))])
-        text = f"label_noise={self.share:.2f} ci95=[{found.low:.2f},{found.high:.2f}] n={self.num_pairs}"
+        found = accuracy([index < self.num_against for index in range(max(1, self.num_sure))])
+        text = f"label_noise={self.fraction:.2f} ci95=[{found.low:.2f},{found.high:.2f}] n={self.num_pairs}"
         return f"{text}; the audit cannot tell a label from its opposite" if found.high >= 0.5 else text
 
 
 def label_noise(margins: Sequence[float]) -> LabelNoise:
-    """Labels that look wrong, from the cross-fitted margins (log-odds of each label), in a simple form.
+    """Estimate wrong labels from the cross-fitted margins (log-odds of each label).
 
-    A pair counts for the label on which its judges are as sure as they are of labels on average; of those that count,
-    the share that counts against its own label (Northcutt et al. 2021, "Confident Learning", with two classes that
-    are each other's mirror).
+    A pair counts for the label on which its judges are at least as confident as the average for that label. The result
+    is the fraction that counts against its own label (Northcutt et al. 2021, "Confident Learning", with two mirrored
+    classes).
     """
     chances = torch.tensor(list(margins), dtype=torch.float64).sigmoid()
     sure = float(chances[chances > 0.5].mean()) if bool((chances > 0.5).any()) else 1.0
@@ -111,53 +114,53 @@ def label_noise(margins: Sequence[float]) -> LabelNoise:
 
 
 def require_labels(noise: LabelNoise, bound: float) -> None:
-    """At most ``bound`` of the labels look wrong, beyond what chance gives once in a thousand sets (binomial law).
+    """Check that at most the fraction ``bound`` of labels looks wrong (binomial test, level 1/1000).
 
-    Judges that guess are sure of wrong labels as often as of right ones. So no bound is sound for all sets, and 1 asks
-    for nothing.
+    Random judges are confident of wrong labels as often as of right ones, so no bound fits all sets; 1 disables the
+    check.
 
     Raises:
-        DataError: more do, or no judge is sure of any label.
+        DataError: More labels look wrong, or no judgement is confident.
     """
     if bound < 1.0 and not noise.num_sure:
         raise DataError(
-            f"max_label_noise = {bound:g} asks how many labels look wrong, and no judge is sure of any",
+            f"max_label_noise = {bound:g} cannot be checked: no judge is sure of any label",
             where=f"{noise.num_pairs} training pairs",
-            fix="set audit_folds, give more pairs, or leave max_label_noise out",
+            fix="set audit_folds, add pairs, or remove max_label_noise",
         )
     if binom.sf(noise.num_against - 1, noise.num_sure, bound) <= _FALSE_ALARMS:
         raise DataError(
-            f"{noise.share:.0%} of the labels look wrong to judges that never saw them (bound {bound:.0%})",
+            f"{noise.fraction:.0%} of the labels look wrong to judges that never saw them (limit {bound:.0%})",
             where=f"{noise.num_pairs} training pairs",
-            fix="read label_audit.parquet from the top; repair the labels, or raise max_label_noise if they are right",
+            fix="read label_audit.parquet from the top; correct the labels, or raise max_label_noise if they are right",
         )
 
 
 def require_gold_pairs(found: Interval) -> None:
-    """A reward model tells pairs whose winners are known better than a coin: the interval lies above one half.
+    """Check that the reward model's accuracy on gold pairs is above one half.
 
-    Labels that are all swapped agree with each other, on both sides of the split; no other check can see them.
+    No other check finds labels that are all swapped, because they agree with each other in both splits.
 
     Raises:
-        DataError: it does not, or there are too few pairs to show it.
+        DataError: The interval includes or is below one half.
     """
     if found.low > 0.5:
         return
-    swapped, share = found.high < 0.5, f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+    is_swapped = found.high < 0.5
     raise DataError(
-        f"the reward model is right on {share} of the pairs whose winners are known"
-        + (": it prefers the losers" if swapped else ": it may be guessing"),
-        where=f"{found.n} anchors",
-        fix="see which side of the training pairs is chosen: their labels look swapped"
-        if swapped
-        else "give more anchors, train longer, or see whether they ask for what the training pairs teach",
+        f"accuracy on gold pairs is {found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]: "
+        + ("the reward model prefers the losers" if is_swapped else "the reward model may be guessing"),
+        where=f"{found.n} gold pairs",
+        fix="check the labels of the training pairs: they look swapped"
+        if is_swapped
+        else "add gold pairs, train longer, or check that they follow the criteria of the training pairs",
     )
 
 
-_FIX = "a demonstration has to be tokenized as its row says; nothing has been trained"
+_FIX = "the tokens of a demonstration must match its row; nothing was trained"
 
 
 def _spans(mask: Sequence[bool]) -> list[tuple[int, int]]:
-    edges = [place for place in range(1, len(mask)) if mask[place] != mask[place - 1]]
+    edges = [index for index in range(1, len(mask)) if mask[index] != mask[index - 1]]
     runs = list(zip([0, *edges], [*edges, len(mask)], strict=True))
     return [run for run in runs if mask and mask[run[0]]]

@@ -1,4 +1,4 @@
-"""Run-time checks that stop a silently broken run: a reward stuck at one value, stale weights, a masked-out EOS."""
+"""Canaries: run-time checks that stop a run with silent errors, such as stale weights or a masked EOS."""
 
 from rlcore.checks.canaries.known_answers import known_answer
 from rlcore.checks.canaries.masks import mask_canary, sample_canary

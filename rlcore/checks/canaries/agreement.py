@@ -1,15 +1,15 @@
-"""How well an engine's log-probabilities of its own completions agree with the trainer's.
+"""Agreement of the engine's log-probabilities of its own completions with the learner's.
 
-Rounding disturbs logits, all of them about alike. A disturbance δ_v of the logits moves the log-probability of a token
-by δ_x - Σ p_v δ_v, so by about (1 - p)·δ: next to nothing where the policy is sure, everything where it is not. Divided
-by 1 - p the difference is that of the log-odds, and times the temperature, which divides logits, its noise depends on
-neither token nor temperature. (Between one and √2 times the noise of a logit, by how the rest is spread.) Two figures:
+Rounding disturbs all logits about equally. A disturbance δ_v of the logits moves the log-probability of a token by δ_x
+- Σ p_v δ_v, so by about (1 - p)·δ: almost nothing if the policy is confident. Divided by 1 - p the difference is that
+of the log-odds. Multiplied by the temperature, which divides logits, its noise depends on neither token nor temperature
+(between one and √2 times the noise of a logit, depending on the rest of the distribution). Two statistics:
 
-- **spread**: mean and 95 % quantile of |difference| / (1 - p). Against the same figures of a sound engine *before any
-  update*, when both hold the same weights: that is the noise of this model, these kernels and this precision.
-- **temperature**: an engine at temperature T' in place of T differs by (T/T' - 1)·(log p + H), H being the entropy of
-  the trainer's distribution. A regression on log p + H finds T'; its error follows from the residuals, so it needs no
-  table of noise at all.
+- **spread**: mean and 95 % quantile of |difference| / (1 - p), compared with the same statistics *before any update*,
+  when both hold the same weights: the noise of this model, these kernels and this precision.
+- **temperature**: an engine at temperature T' instead of T differs by (T/T' - 1)·(log p + H), where H is the entropy of
+  the learner's distribution. A regression on log p + H estimates T'; its error follows from the residuals, so it needs
+  no measured noise.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ import torch
 
 from rlcore.errors import CanaryError
 
-SLACK = 0.01  # 1 - p is at least this: a float32 log-probability is itself uncertain by 1e-6 nats
+SLACK = 0.01  # lower bound of 1 - p, because a float32 log-probability is uncertain by 1e-6 nats
 QUANTILE = 0.95
-TIMES_NOISE = 4.0  # a spread up to so many times the noise before any update is sound
-TEMPERATURE = 0.025  # an engine's temperature may be off by this share ...
-SIGMAS = 6.0  # ... or by so many standard errors, where the probes are few
+TIMES_NOISE = 4.0  # largest spread, in multiples of the noise before any update
+TEMPERATURE = 0.025  # largest relative error of the temperature ...
+SIGMAS = 6.0  # ... or this number of standard errors, if there are few probes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobAgreement:
-    """What the comparison of N tokens found.
+    """Comparison of N tokens.
 
-    ``max_abs``: largest difference of a log-probability, nats. ``mean_odds``, ``high_odds``: mean and 95 % quantile of
-    the differences of log-odds times the temperature, nats. ``temperature``: the engine's, over the trainer's;
-    ``temperature_error``: its standard error.
+    Attributes:
+        max_abs: Largest difference of a log-probability, nats.
+        mean_odds: Mean difference of log-odds times the temperature, nats.
+        high_odds: Its 95 % quantile.
+        temperature: The engine's temperature, relative to the learner's.
+        temperature_error: Its standard error.
     """
 
     num_tokens: int
@@ -49,7 +52,7 @@ class LogprobAgreement:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Differences of log-odds, nats: their mean and their 95 % quantile."""
+    """Mean and 95 % quantile of differences of log-odds, nats."""
 
     mean: float
     high: float
@@ -57,10 +60,12 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgreementLimits:
-    """Of one precision.
+    """Limits of one precision.
 
-    ``least``: a spread up to this is rounding, however quiet the start was. ``most``: one beyond it is none, before the
-    first update either. ``max_abs``: of the largest difference of a log-probability, nats.
+    Attributes:
+        least: A spread up to this is rounding, whatever the calibration.
+        most: A larger spread is an error, even before the first update.
+        max_abs: Largest difference of a log-probability, nats.
     """
 
     least: Spread
@@ -68,8 +73,8 @@ class AgreementLimits:
     max_abs: float = math.inf
 
 
-# benchmarks/canaries measures them; docs/benchmarks.md has the figures. The least are wide because a policy that grows
-# sharper has larger logits, and rounding grows with them: what is small is the weights' comparison to find.
+# benchmarks/canaries measures them; docs/benchmarks.md has the results. ``least`` is wide because rounding grows with
+# logits, which grow in training. Small differences are found by comparing weights.
 LIMITS: Mapping[torch.dtype, AgreementLimits] = MappingProxyType(
     {
         torch.float64: AgreementLimits(least=Spread(1e-3, 2e-3), most=Spread(1e-2, 2e-2), max_abs=1e-3),
@@ -83,12 +88,12 @@ LIMITS: Mapping[torch.dtype, AgreementLimits] = MappingProxyType(
 def agreement(
     engine: torch.Tensor, learner: torch.Tensor, entropy: torch.Tensor, *, temperature: float = 1.0
 ) -> LogprobAgreement:
-    """Compare log-probabilities of the same tokens, [N] each, at the ``temperature`` that they were sampled at.
+    """Compare log-probabilities [N] of the same tokens at the sampling ``temperature``.
 
-    ``entropy``: of the learner's distributions, nats. NaN in any of them is NaN in what comes out.
+    ``entropy``: of the learner's distributions, nats. NaN in an input gives NaN in the result.
 
     Raises:
-        CanaryError: other numbers of tokens, or none.
+        CanaryError: Different numbers of tokens, or none.
     """
     if not (engine.shape == learner.shape == entropy.shape and len(engine)):
         raise CanaryError(f"the probes have {len(learner)} tokens for the learner and {len(engine)} for the engine")
@@ -108,20 +113,22 @@ def agreement(
 
 
 def check_agreement(found: LogprobAgreement, *, noise: Spread | None, dtype: torch.dtype) -> None:
-    """``found`` is what rounding makes of equal weights.
+    """Check that rounding explains the differences.
 
-    ``noise``: the spread before any update; None where this is the one before any update. ``dtype``: the coarser
-    precision of engine and trainer.
+    Args:
+        found: Comparison of engine and learner.
+        noise: Spread before any update, or None if this is the first comparison.
+        dtype: The lower precision of engine and learner.
 
     Raises:
-        CanaryError: another temperature, or a difference that rounding does not make.
+        CanaryError: Another temperature, or a difference that rounding does not explain.
     """
     off = abs(found.temperature - 1.0)
-    if not off <= max(TEMPERATURE, SIGMAS * found.temperature_error):  # NaN is a error too
+    if not off <= max(TEMPERATURE, SIGMAS * found.temperature_error):  # also if NaN
         raise CanaryError(
             f"the engine samples at {found.temperature:.3f} times the trainer's temperature "
             f"(standard error {found.temperature_error:.3f}, {found.num_tokens} tokens)",
-            fix="compare what the engine does to its logits before it draws: temperature, top-p, penalties",
+            fix="check the engine's logit processors: temperature, top-p, penalties",
         )
     limits = LIMITS[dtype]
     if not found.max_abs <= limits.max_abs:
@@ -133,7 +140,7 @@ def check_agreement(found: LogprobAgreement, *, noise: Spread | None, dtype: tor
 
 
 def tolerance(noise: Spread | None, limits: AgreementLimits) -> Spread:
-    """Up to which spread an engine is sound: a multiple of the noise, within what its precision allows at all."""
+    """Return the largest accepted spread: a multiple of the noise, within the limits of the precision."""
     if noise is None:
         return limits.most
     least, most = limits.least, limits.most
@@ -145,13 +152,13 @@ def tolerance(noise: Spread | None, limits: AgreementLimits) -> Spread:
 
 def _differ(found: str, bound: str) -> CanaryError:
     return CanaryError(
-        f"the engine's log-probabilities differ from the learner's by {found} (bound {bound})",
-        fix="compare precision and weights of the two; a sync may have been partial",
+        f"the engine's log-probabilities differ from the learner's by {found} (limit {bound})",
+        fix="compare precision and weights of both; a sync may have been partial",
     )
 
 
 def _slope(x: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """Least squares through the origin, with White's standard error; nothing is known where every x is 0."""
+    """Return slope and White's standard error of least squares through the origin; (0, inf) if every x is 0."""
     power = float((x * x).sum())
     if power == 0.0:
         return 0.0, math.inf

@@ -1,4 +1,4 @@
-"""Prompts whose right answer is known, drawn by what they are."""
+"""Choice of prompts with known answers, independent of their order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from rlcore.rewards.answers import find_reference
 from rlcore.rewards.references import plain_error
 from rlcore.types import Prompt
 
-NUM_PROMPTS = 4  # whose answers are asked for, of each term
-_MAX_DRAWN = 10_000
+NUM_PROMPTS = 4  # per reward term
+_MAX_CANDIDATES = 10_000
 
 
 def known_answer(prompt: Prompt) -> str | None:
-    """The right answer: a code task's ``solution`` in a fenced block, a procedural problem's ``entry.answer``, else the
-    reference's own answer. None for a code task that states no solution.
+    """Return the right answer of a prompt, or None for a code task without a solution.
+
+    It is a code task's ``solution`` in a fenced block, a procedural problem's ``entry.answer``, or the reference's
+    answer.
     """
     if prompt.reference.startswith("{"):
         try:
@@ -31,7 +33,7 @@ def known_answer(prompt: Prompt) -> str | None:
 
 
 def kind_of(prompt: Prompt) -> str:
-    """The verifier that a prompt's reference is for; empty where there is none."""
+    """Return the verifier of a prompt's reference, or ""."""
     if not prompt.reference.strip():
         return ""
     try:
@@ -44,21 +46,20 @@ def kind_of(prompt: Prompt) -> str:
 
 
 def prompts_for(kind: str, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Prompts to probe a verifier with: of its own kind, else of any that has a reference; of every task one first.
+    """Return prompts to probe a verifier: of its own kind, else any with a reference, and first one of each task.
 
-    They are drawn by what they are, so that the order of the rows decides nothing. One with a reference that grades
-    nobody is passed over.
+    The choice depends on the prompts' content, not on their order. Prompts with an unusable reference are skipped.
     """
     fitting = [prompt for prompt in prompts if kind_of(prompt) == kind] or [p for p in prompts if kind_of(p)]
-    sound = (
+    usable = (
         prompt
-        for prompt in islice(sorted(fitting, key=_ticket), _MAX_DRAWN)
+        for prompt in islice(sorted(fitting, key=_sort_key), _MAX_CANDIDATES)
         if kind_of(prompt) != "math" or not plain_error(prompt.reference)
     )
     open_tasks = {prompt.task for prompt in fitting}
     chosen: list[Prompt] = []
     rest: list[Prompt] = []
-    for prompt in sound:
+    for prompt in usable:
         (chosen if prompt.task in open_tasks else rest).append(prompt)
         open_tasks.discard(prompt.task)
         if len(chosen) >= NUM_PROMPTS or (not open_tasks and len(chosen) + len(rest) >= NUM_PROMPTS):
@@ -66,6 +67,6 @@ def prompts_for(kind: str, prompts: Sequence[Prompt]) -> list[Prompt]:
     return [*chosen, *rest][:NUM_PROMPTS]
 
 
-def _ticket(prompt: Prompt) -> tuple[int, str, str]:
+def _sort_key(prompt: Prompt) -> tuple[int, str, str]:
     text = f"{prompt.prompt_id}\0{prompt.reference}"
     return zlib.crc32(text.encode("utf-8", "surrogatepass")), prompt.prompt_id, prompt.reference

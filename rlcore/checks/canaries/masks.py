@@ -1,4 +1,4 @@
-"""Is every completion whole, and is the end of each turn trained on?"""
+"""Canary of completions and loss masks: completions are complete, and the end of each turn is trained on."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from rlcore.types import Rollout, TrainingSample, turn_spans
 
 
 def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
-    """Every completion is whole: not empty, one entry per token in each field, and the EOS of every turn is trained on.
+    """Check that completions have one entry per token in each field, and that the EOS of every turn is trained on.
 
-    Tool output between two turns is masked out, with whatever EOS it holds; no completion ends with it.
+    Tool output between two turns is masked, including any EOS in it; no completion ends with it.
 
     Raises:
-        CanaryError: names the first error of each rollout.
+        CanaryError: Names the first error of each rollout.
     """
     errors = [f"{r.prompt.prompt_id}: {error}" for r in rollouts if (error := _rollout_error(r, eos_ids))]
     _require_none(errors, len(rollouts), "rollouts")
 
 
 def sample_canary(samples: Sequence[TrainingSample], eos_ids: Collection[int]) -> None:
-    """The same of training samples, whose loss mask is what the update sees.
+    """Apply the checks of :func:`mask_canary` to training samples, whose loss mask the update uses.
 
     Raises:
-        CanaryError: names the first error of each sample.
+        CanaryError: Names the first error of each sample.
     """
     errors = [f"sample {i}: {error}" for i, s in enumerate(samples) if (error := _sample_error(s, eos_ids))]
     _require_none(errors, len(samples), "training samples")
@@ -37,7 +37,7 @@ def _rollout_error(rollout: Rollout, eos_ids: Collection[int]) -> str:
     if not any(rollout.loss_mask):
         return "no token is trained on"
     if rollout.finish_reason == "stop" and rollout.completion_ids[-1] not in eos_ids:
-        return "it ended by itself, but its last token is no EOS"
+        return "finish_reason is stop, but its last token is no EOS"
     return _turns_error(rollout.completion_ids, rollout.loss_mask, eos_ids)
 
 
@@ -60,15 +60,15 @@ def _sample_error(sample: TrainingSample, eos_ids: Collection[int]) -> str:
 
 
 def _turns_error(completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int]) -> str:
-    """What is wrong with the turns that a mask makes: each but the last ends with an EOS, and the last is the end."""
+    """Return an error in the turns of a mask, or "". Each turn ends with EOS, except perhaps the last."""
     if not loss_mask[-1]:
         is_eos = completion_ids[-1] in eos_ids
         return "the EOS token is masked out of the loss" if is_eos else "it ends with tokens that are not the policy's"
     for number, (start, end) in enumerate(turn_spans(loss_mask), start=1):
         if any(token in eos_ids for token in completion_ids[start : end - 1]):
-            return f"turn {number} goes on after its EOS"
+            return f"turn {number} continues after its EOS"
         if end < len(completion_ids) and completion_ids[end - 1] not in eos_ids:
-            return f"turn {number} is followed by tool output, but ends with no EOS"
+            return f"turn {number} precedes tool output, but does not end with EOS"
     return ""
 
 

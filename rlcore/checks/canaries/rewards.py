@@ -1,4 +1,4 @@
-"""Does each term of the reward say what it should? Known answers where there are any, else order and finiteness."""
+"""Canary of rewards: known answers if there are any, else the order of scores and finite values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score, is_correct
 
 WRONG_UP_TO = 0.5
-NUM_SAMPLES = 4  # completions whose order is asked for: a term may be a paid service
+NUM_SAMPLES = 4  # completions for the order check; few, because a term may be a paid service
 VERIFIERS = ("math", "code", "procedural")
 _NO_ANSWER = "this is no answer"
-# Scores that do not depend on the batch come back the same; a reward model's depend on it by rounding, of which a tenth
-# of the standard deviation of its scores is far more than there is.
+# Scores that do not depend on the batch must be equal. A reward model's depend on it by rounding, which is far below a
+# tenth of the standard deviation of its scores.
 _EXACT, _ROUNDED = 1e-6, 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardProbe:
-    """A completion whose verdict is known."""
+    """A completion with a known result."""
 
     rollout: Rollout
     is_right: bool
@@ -39,46 +39,46 @@ class RewardProbe:
 def terms_canary(
     reward: WeightedReward, prompts: Sequence[Prompt], samples: Sequence[Rollout], *, prefill: str = ""
 ) -> list[str]:
-    """Probe every term of the reward that trains by itself; ``prefill`` as in :func:`reward_canary`.
+    """Probe every term of the training reward; ``prefill`` as in :func:`reward_canary`.
 
-    A verifier and a format are asked for known answers, and again in another order. A user's function must not be a
-    verifier upside down. Of every other term, and of a function, ``samples`` are scored: finite values, and the same
-    ones in another order when the samples are. A judge is not asked twice: its order is that of our own requests.
+    A verifier and a format reward score known answers in several orders. A custom function must not be an inverted
+    verifier. Every other term, and functions, score ``samples``: values must be finite, and follow the order of the
+    samples. A judge is not called twice.
 
     Returns:
-        What could not be probed, a sentence for each term.
+        A note on each term that could not be probed.
 
     Raises:
-        CanaryError: a term misjudges a known answer, scores in another order, or returns a value that is not finite.
+        CanaryError: A term is wrong on a known answer, scores in another order, or returns a value that is not finite.
     """
     notes: list[str] = []
     for part in reward.parts:
         own = [prompt for prompt in prompts if part.is_on(prompt)]
         probes = _probes_of(part.reward, own, prefill)
         if isinstance(unwrap_reward(part.reward), FunctionReward):
-            notes += _is_inverted(part.reward, own, prefill)
+            notes += _require_not_inverted(part.reward, own, prefill)
         elif probes:
             check_probes(part.reward, probes)
-            for places in _orders(len(probes)):
-                check_probes(part.reward, [probes[place] for place in places])
+            for order in _orders(len(probes)):
+                check_probes(part.reward, [probes[index] for index in order])
             continue
         elif part.reward.name in VERIFIERS:
             notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
             continue
         elif isinstance(unwrap_reward(part.reward), EnvironmentReward):
-            continue  # it reads what an episode has brought, and no sample here is one
+            continue  # it needs episodes, and no sample is one
         notes += _check_samples(part.reward, [each for each in samples if part.is_on(each.prompt)][:NUM_SAMPLES])
     return notes
 
 
 def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, prefill: str = "") -> list[str]:
-    """The known answers alone, of the terms that have some: cheap enough for every checkpoint.
+    """Probe only terms with known answers, which is cheap enough for every checkpoint.
 
     Returns:
-        The verifiers that could not be probed, a sentence for each.
+        A note on each verifier that could not be probed.
 
     Raises:
-        CanaryError: a term misjudges a known answer.
+        CanaryError: A term is wrong on a known answer.
     """
     notes = []
     for part in reward.parts:
@@ -90,19 +90,19 @@ def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, p
 
 
 def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
-    """Known right answers score right and known wrong ones wrong, or the run stops.
+    """Check that known right answers score right and known wrong ones wrong.
 
-    Right is the reference itself; wrong are no answer at all, a text, and the reference's number plus one. Where the
-    chat template begins the thinking (``prefill``), they end it first.
+    The right answer is the reference answer; wrong ones are an empty text, a sentence, and the reference's number plus
+    one. If the chat template opens the thinking (``prefill``), they close it first.
 
     Raises:
-        CanaryError: names every probe that was judged wrongly or not at all.
+        CanaryError: Names every probe with a wrong score or without a score.
     """
     check_probes(reward, [probe for prompt in prompts for probe in reward_probes(prompt, prefill=prefill)])
 
 
 def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
-    """One right completion of ``prompt``, where its answer is known, and several wrong ones."""
+    """Return one right completion of ``prompt``, if its answer is known, and several wrong ones."""
     answer = known_answer(prompt)
     texts = {} if answer is None else {_tagged(answer): True}
     texts |= {"": False, _tagged(_NO_ANSWER): False}
@@ -116,25 +116,25 @@ def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
 
 
 def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
-    """Right probes score 0.99 or more, wrong ones 0.5 or less.
+    """Check that right probes score at least 0.99 and wrong ones at most 0.5.
 
     Raises:
-        CanaryError: there is no probe, or one was judged wrongly or not at all.
+        CanaryError: There is no probe, or one has a wrong score or no score.
     """
     if not probes:
-        raise CanaryError("the reward canary has no probes", fix="give it prompts with references")
+        raise CanaryError("the reward canary has no probes", fix="use prompts with reference answers")
     scores = reward([probe.rollout for probe in probes])
     errors = [error for probe, score in zip(probes, scores, strict=True) if (error := _is_wrong(probe, score))]
     if errors:
         raise CanaryError(
             f"the reward {reward.name!r} misjudges {len(errors)} of {len(probes)} known answers:\n    "
             + "\n    ".join(errors),
-            fix="check that the reward's kind fits the prompts' references; nothing has been trained",
+            fix="check that the reward's kind matches the prompts' references; nothing was trained",
         )
 
 
 def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
-    """Completions whose verdict by this term is known."""
+    """Return completions for which this term's result is known."""
     known = unwrap_reward(reward)
     if isinstance(known, FunctionReward):
         return []
@@ -150,36 +150,36 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
 
 
 def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
-    """Wrong completions: the answer of another prompt, where both are numbers and these differ."""
+    """Return wrong completions: the answer of another prompt, if both are different numbers."""
     answers = [known_answer(prompt) or "" for prompt in prompts]
     numbers = [parse_number(answer) for answer in answers]
     return [
-        RewardProbe(rollout=_completion(prompts[place], closing(prefill) + _tagged(answers[place - 1])), is_right=False)
-        for place, number in enumerate(numbers)
-        if (other := numbers[place - 1]) is not None and number is not None and number.value != other.value
+        RewardProbe(rollout=_completion(prompts[index], closing(prefill) + _tagged(answers[index - 1])), is_right=False)
+        for index, number in enumerate(numbers)
+        if (other := numbers[index - 1]) is not None and number is not None and number.value != other.value
     ]
 
 
-def _is_inverted(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[str]:
-    """A function may look at anything; one that takes every right answer for wrong and the other way is inverted."""
+def _require_not_inverted(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[str]:
+    """Raise if a function scores every right answer as wrong and every wrong one as right. Return notes."""
     probes = [probe for prompt in prompts_for("math", prompts) for probe in reward_probes(prompt, prefill=prefill)]
     if not any(probe.is_right for probe in probes):
         return []
     try:
         scores = reward([probe.rollout for probe in probes])
     except RlcoreError as error:
-        return [f"the reward {reward.name!r} was not asked for known answers: {error.what}"]
-    turned = [replace(probe, is_right=not probe.is_right) for probe in probes]
-    if not any(_is_wrong(probe, score) for probe, score in zip(turned, scores, strict=True)):
+        return [f"the reward {reward.name!r} was not probed with known answers: {error.what}"]
+    inverted = [replace(probe, is_right=not probe.is_right) for probe in probes]
+    if not any(_is_wrong(probe, score) for probe, score in zip(inverted, scores, strict=True)):
         raise CanaryError(
-            f"the reward {reward.name!r} calls every known right answer wrong and every wrong one right",
-            fix="turn its sign round",
+            f"the reward {reward.name!r} scores every known right answer as wrong and every wrong one as right",
+            fix="invert its sign",
         )
     return []
 
 
 def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
-    """Finite, and in the order of the rollouts; a note where that cannot be told."""
+    """Check that scores are finite and in the order of the rollouts. Return a note if the order cannot be checked."""
     values = _finite(reward, samples)
     if isinstance(unwrap_reward(reward), JudgeReward) or len(samples) < 3:
         return []
@@ -190,56 +190,56 @@ def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
         if sorted(values) == sorted(again):
             raise _shuffled(reward)
         return [f"the reward {reward.name!r} scores the same completions differently: its order was not checked"]
-    for places in _orders(len(samples)):
-        if not _alike(_finite(reward, [samples[p] for p in places]), [values[p] for p in places], tolerance):
+    for order in _orders(len(samples)):
+        if not _alike(_finite(reward, [samples[i] for i in order]), [values[i] for i in order], tolerance):
             raise _shuffled(reward)
     return []
 
 
 def _finite(reward: RewardFn, samples: Sequence[Rollout]) -> list[float]:
-    """The scores; NaN where a completion was not scored.
+    """Return the scores; NaN for unscored completions.
 
     Raises:
-        CanaryError: none was scored, or a score is not finite.
+        CanaryError: No completion was scored, or a score is not finite.
     """
     scores = scores_of(reward, samples)
     values = [score.value for score in scores if score.value is not None]
     if not all(map(math.isfinite, values)):
         text = f"the reward {reward.name!r} returned a value that is not finite"
-        raise CanaryError(text, fix="bound it, or return None")
+        raise CanaryError(text, fix="limit its range, or return None")
     if scores and not values:
         raise CanaryError(f"the reward {reward.name!r} scores none of {len(scores)} completions: {scores[0].error}")
     return [math.nan if score.value is None else score.value for score in scores]
 
 
 def _alike(found: Sequence[float], expected: Sequence[float], tolerance: float) -> bool:
-    # A completion that was not scored once says nothing of the order.
+    # Unscored completions give NaN, which counts as equal.
     return not any(abs(a - b) > tolerance for a, b in zip(found, expected, strict=True))
 
 
 def _orders(count: int) -> list[list[int]]:
-    """Two ways to order ``count`` items: the first two exchanged, and all moved on by one.
+    """Return two permutations: the first two items exchanged, and all items rotated by one.
 
-    Together they make every permutation, so that no fixed shuffle of different scores commutes with both: each is seen.
+    They generate every permutation, so no fixed shuffle of different scores commutes with both.
     """
-    places = list(range(count))
-    return [[1, 0, *places[2:]], [*places[1:], 0]] if count > 1 else []
+    indices = list(range(count))
+    return [[1, 0, *indices[2:]], [*indices[1:], 0]] if count > 1 else []
 
 
 def _shuffled(reward: RewardFn) -> CanaryError:
     return CanaryError(
         f"the scores of the reward {reward.name!r} are not in the order of the rollouts",
-        fix="return one score for each rollout, in the order that they came in",
+        fix="return one score per rollout, in the order of the rollouts",
     )
 
 
 def _is_wrong(probe: RewardProbe, score: Score) -> str:
     reference, text = probe.rollout.prompt.reference[:80], probe.rollout.text[:80]
-    said = f"scored {score.value}" if score.value is not None else f"was not scored: {score.error}"
+    result = f"scored {score.value}" if score.value is not None else f"was not scored: {score.error}"
     is_wrong = score.value is not None and score.value <= WRONG_UP_TO
     if is_correct(score) if probe.is_right else is_wrong:  # NaN is neither
         return ""
-    return f"{'right' if probe.is_right else 'wrong'} answer {text!r} for {reference!r} {said}"
+    return f"{'right' if probe.is_right else 'wrong'} answer {text!r} for {reference!r} {result}"
 
 
 def _tagged(answer: str) -> str:

@@ -1,4 +1,4 @@
-"""Does an engine serve the model that lies in a folder? Asked before it samples for an evaluation."""
+"""Canary of an evaluation's engine: it serves the model of a folder."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _TOKENS_PER_MICROBATCH = 2048
 def verify_served_weights(
     engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int
 ) -> None:
-    """Every engine serves the weights that lie in ``model``, in its own precision.
+    """Verify that every engine serves the weights in ``model``, in its own precision.
 
-    An engine may keep some parts in a form that cannot be compared. Where all other parts agree, log-probabilities
-    decide: those that it reports for completions of the first ``prompts`` have to be the model's, up to rounding.
+    An engine may store some modules in a form that cannot be compared. If all others agree, log-probabilities decide:
+    those that it reports for completions of the first ``prompts`` must be the model's, up to rounding.
 
     Raises:
-        StorageError: names the parts that differ.
+        StorageError: Names the modules that differ.
     """
     state = _stored(model)
     for member in replicas_of(engine):
@@ -39,20 +39,20 @@ def verify_served_weights(
             continue
         try:
             if differing >= {part_of(name) for name, tensor in state.items() if tensor.ndim > 1}:
-                raise CanaryError("no part is the same")
+                raise CanaryError("no module is equal")
             _compare(member, model, prompts, runtime, seed=seed)
         except CanaryError as error:
             raise StorageError(
                 f"the engine serves other weights than the model's in {', '.join(sorted(differing)[:4])}: {error.what}",
                 where=str(model),
-                fix="nothing has been evaluated; see the engine's log",
+                fix="nothing was evaluated; see the engine's log",
             ) from error
 
 
 def differing_parts(engine: Sampler, state: Mapping[str, Tensor]) -> set[str]:
-    """The parts of the engine's weights that are not known to be those of ``state``, a model's files.
+    """Return the modules of the engine whose weights may differ from ``state``, the weights of a model's files.
 
-    A tied head is in no file. Some engines have it as a matrix of its own, others as their embedding.
+    A tied head is in no file. Some engines store it as a matrix of its own, others as their embedding.
     """
     found = set(engine.differing_parts(_with_head(state)) or ())
     if found == {"head"} and _HEAD not in state:
@@ -61,7 +61,7 @@ def differing_parts(engine: Sampler, state: Mapping[str, Tensor]) -> set[str]:
 
 
 def _stored(model: Path) -> dict[str, Tensor]:
-    """The weights of a model's files."""
+    """Load the weights of a model's files."""
     state: dict[str, Tensor] = {}
     for path in sorted(model.glob("*.safetensors")):
         with safe_open(path, framework="pt") as stored:
@@ -70,15 +70,16 @@ def _stored(model: Path) -> dict[str, Tensor]:
 
 
 def _with_head(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Weights of files, with a tied head beside the embedding."""
+    """Add a tied head to the weights of files."""
     embeddings = [tensor for name, tensor in state.items() if "embed" in name or "wte" in name]
     return state if _HEAD in state or not embeddings else {**state, _HEAD: embeddings[0]}
 
 
 def _compare(engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int) -> None:
-    """
+    """Compare the engine's log-probabilities of its completions with the model's.
+
     Raises:
-        CanaryError: the engine reports other log-probabilities than the model's.
+        CanaryError: They differ by more than rounding.
     """
     params = SamplingParams(temperature=_TEMPERATURE, max_new_tokens=PROBE_TOKENS, num_samples=1)
     probes = sample_probes(engine, prompts, params, seed=seed)

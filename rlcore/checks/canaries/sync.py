@@ -1,12 +1,12 @@
-"""Does the engine serve the learner's weights, as the learner would? Asked before the first update and after each sync.
+"""Sync canary: the engine serves the learner's weights, before the first update and after each sync.
 
-Three proofs, of which none can do the others' work:
+Three checks, none of which replaces another:
 
-1. the version that the engine names;
-2. its weights, part by part: they are the learner's in the engine's precision, last bits included. This sees a stale
-   part however small the step was, and is silent where a step vanished in rounding;
-3. completions that it samples now, at the run's temperature: the log-probabilities that it reports are the learner's,
-   up to rounding. This sees what is computed otherwise from the right weights. See ``agreement``.
+1. the policy version that the engine reports;
+2. its weights, module by module, equal the learner's in the engine's precision, bit for bit. This finds a stale module
+   after any step, except steps that vanish in rounding;
+3. the log-probabilities that it reports for new completions at the run's temperature equal the learner's, up to
+   rounding. This finds wrong computations with right weights. See ``agreement``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 
 NUM_PROBES = 8  # completions
-PROBE_TOKENS = 32  # of one at most: 256 tokens find a temperature to 0.3 % in bfloat16
+PROBE_TOKENS = 32  # per completion; 256 tokens estimate the temperature to 0.3 % in bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ExpectedWeights:
-    """What an engine has to agree with.
+    """Weights and scores that an engine must agree with.
 
-    ``state``: the learner's weights, under ``policy_version``. ``score``: from N completions the learner's
-    log-probability and entropy of each of their tokens at ``temperature``, nats, one after another, [T] each.
-    ``dtype``: the coarser precision of engine and learner.
+    Attributes:
+        state: The learner's weights.
+        policy_version: Their version.
+        score: Return the learner's log-probability and entropy (nats, [T] each) of all tokens of N completions.
+        temperature: Sampling temperature.
+        dtype: The lower precision of engine and learner.
     """
 
     state: Mapping[str, torch.Tensor]
@@ -49,10 +52,11 @@ class ExpectedWeights:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCalibration:
-    """What a sound engine showed before any update.
+    """Measurement of a working engine before any update.
 
-    ``noise``: how far rounding alone sets it apart from the learner. ``hidden``: parts of the model whose weights it
-    keeps in a form that cannot be compared.
+    Attributes:
+        noise: Differences to the learner by rounding.
+        unverified: Modules whose weights the engine stores in a form that cannot be compared.
     """
 
     noise: Spread
@@ -60,10 +64,10 @@ class EngineCalibration:
 
 
 def sample_probes(engine: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int) -> list[Rollout]:
-    """One completion of each of the first ``NUM_PROBES`` prompts, as the engine samples them now.
+    """Sample one completion of each of the first ``NUM_PROBES`` prompts.
 
     Raises:
-        CanaryError: the engine completes none of them.
+        CanaryError: The engine completes none of them.
     """
     short = SamplingParams(
         temperature=params.temperature, max_new_tokens=min(params.max_new_tokens, PROBE_TOKENS), num_samples=1
@@ -80,7 +84,7 @@ def sample_probes(engine: Sampler, prompts: Sequence[Prompt], params: SamplingPa
 def token_scores(
     model: PreTrainedModel, rollouts: Sequence[Rollout], *, temperature: float, tokens_per_microbatch: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability and entropy of every token of the completions, one after another, float32 [T] on the CPU."""
+    """Return log-probability and entropy of every token of the completions, concatenated, float32 [T] on the CPU."""
     texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
     logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
     for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
@@ -91,65 +95,66 @@ def token_scores(
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def calibrate_engine(engine: Sampler, probes: Sequence[Rollout], truth: ExpectedWeights) -> EngineCalibration:
-    """Before any update engine and learner hold the same weights: what sets them apart now is rounding, or a error.
+def calibrate_engine(engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights) -> EngineCalibration:
+    """Measure an engine before any update, when differences to the learner are only rounding.
 
     Raises:
-        StaleSamplerError, CanaryError: as :func:`sync_canary`.
+        StaleSamplerError, CanaryError: As in :func:`sync_canary`.
     """
-    found = _compare(engine, probes, truth)
-    check_agreement(found, noise=None, dtype=truth.dtype)
-    hidden = frozenset(engine.differing_parts(truth.state) or ())
-    return EngineCalibration(noise=Spread(found.mean_odds, found.high_odds), unverified=hidden)
+    found = _compare(engine, probes, expected)
+    check_agreement(found, noise=None, dtype=expected.dtype)
+    unverified = frozenset(engine.differing_parts(expected.state) or ())
+    return EngineCalibration(noise=Spread(found.mean_odds, found.high_odds), unverified=unverified)
 
 
 def sync_canary(
-    engine: Sampler, probes: Sequence[Rollout], truth: ExpectedWeights, baseline: EngineCalibration
+    engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights, calibration: EngineCalibration
 ) -> dict[str, float]:
-    """After a sync: the version, the weights, and the log-probabilities of ``probes``, which were sampled after it.
+    """Check version, weights and log-probabilities after a sync; ``probes`` were sampled after it.
 
     Returns:
         ``sync/logprob_max_diff``, ``sync/log_odds_mean_diff``, ``sync/temperature_ratio`` and
-        ``sync/unverified_modules``; see the glossary.
+        ``sync/unverified_modules``.
 
     Raises:
-        StaleSamplerError: another policy version, or other weights than the learner's.
-        CanaryError: log-probabilities that rounding does not explain, or another temperature.
+        StaleSamplerError: Another policy version, or other weights than the learner's.
+        CanaryError: Log-probabilities that rounding does not explain, or another temperature.
     """
-    _require_version(truth.policy_version, engine, probes)
-    weights_canary(engine, truth.state, baseline, policy_version=truth.policy_version)
-    found = _compare(engine, probes, truth)
-    check_agreement(found, noise=baseline.noise, dtype=truth.dtype)
+    _require_version(expected.policy_version, engine, probes)
+    weights_canary(engine, expected.state, calibration, policy_version=expected.policy_version)
+    found = _compare(engine, probes, expected)
+    check_agreement(found, noise=calibration.noise, dtype=expected.dtype)
     return {
         "sync/logprob_max_diff": found.max_abs,
         "sync/log_odds_mean_diff": found.mean_odds,
         "sync/temperature_ratio": found.temperature,
-        "sync/unverified_modules": float(len(baseline.unverified)),
+        "sync/unverified_modules": float(len(calibration.unverified)),
     }
 
 
 def weights_canary(
-    engine: Sampler, state: Mapping[str, torch.Tensor], baseline: EngineCalibration, *, policy_version: int
+    engine: Sampler, state: Mapping[str, torch.Tensor], calibration: EngineCalibration, *, policy_version: int
 ) -> None:
-    """The version and the weights alone: of a learner that is elsewhere by now, nothing else can be asked.
+    """Check only version and weights, because the learner has newer weights by now.
 
     Raises:
-        StaleSamplerError: another policy version, or other weights than ``state``.
+        StaleSamplerError: Another policy version, or other weights than ``state``.
     """
     _require_version(policy_version, engine)
-    differing = set(engine.differing_parts(state) or ()) - baseline.unverified
+    differing = set(engine.differing_parts(state) or ()) - calibration.unverified
     if differing:
         raise StaleSamplerError(
-            f"the engine's weights are not the learner's in {len(differing)} parts: {', '.join(sorted(differing)[:8])}",
+            f"the engine's weights are not the learner's in {len(differing)} modules: "
+            f"{', '.join(sorted(differing)[:8])}",
             where=f"policy version {policy_version}",
             fix="the new weights did not arrive completely; see the engine's log",
         )
 
 
-def _compare(engine: Sampler, probes: Sequence[Rollout], truth: ExpectedWeights) -> LogprobAgreement:
-    _require_version(truth.policy_version, engine, probes)
+def _compare(engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights) -> LogprobAgreement:
+    _require_version(expected.policy_version, engine, probes)
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])
-    return agreement(reported, *truth.score(probes), temperature=truth.temperature)
+    return agreement(reported, *expected.score(probes), temperature=expected.temperature)
 
 
 def _require_version(policy_version: int, engine: Sampler, probes: Sequence[Rollout] = ()) -> None:

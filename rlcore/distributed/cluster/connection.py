@@ -1,4 +1,4 @@
-"""This process as a driver of a Ray cluster that runs, or of one on this machine that ends with it."""
+"""Connection to a running Ray cluster, or to a local one that ends with this process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.distributed import DistributedConfig
 from rlcore.errors import ServiceError
 
 
 @contextmanager
-def connected(ray: ModuleType, placement: PlacementConfig, bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
-    """Join the cluster that is named, or start one with room for ``bundles``, unless the caller has joined one.
+def connected(ray: ModuleType, config: DistributedConfig, bundles: Sequence[Mapping[str, float]]) -> Iterator[None]:
+    """Join the configured cluster, or start one with room for ``bundles``, unless the caller has joined one.
 
     Raises:
-        ServiceError: there is no cluster at the address.
+        ServiceError: There is no cluster at the address.
     """
-    if ray.is_initialized():  # the caller's own
+    if ray.is_initialized():  # by the caller
         yield
         return
-    address = placement.ray.address or os.environ.get("RAY_ADDRESS", "")
+    address = config.ray.address or os.environ.get("RAY_ADDRESS", "")
     settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "error"}
     if address:
         settings |= {"address": address}
-    else:  # a machine with fewer processors than that is shared, not refused
+    else:  # a machine with fewer processors is oversubscribed
         processors = max(os.cpu_count() or 1, int(sum(bundle["CPU"] for bundle in bundles)))
         settings |= {"address": "local", "num_cpus": processors, "include_dashboard": False}
     try:
@@ -48,10 +48,10 @@ def connected(ray: ModuleType, placement: PlacementConfig, bundles: Sequence[Map
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep what this process does at SIGTERM, where it does something: Ray puts a handler of its own in its place.
+    """Restore this process's SIGTERM handler, which Ray replaces.
 
-    Ray's ends the cluster's processes first and then raises ``SystemExit``, wherever the main thread is. That may be
-    swallowed; then the run misses its processes, starts them again and goes on, cancelled or not.
+    Ray's handler ends the cluster's processes and then raises ``SystemExit`` anywhere in the main thread. If that is
+    swallowed, the run restarts its processes and continues although it was cancelled.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:

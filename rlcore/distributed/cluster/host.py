@@ -1,4 +1,4 @@
-"""What runs in a process of a cluster: one rank, one sampler or one scorer, which answers requests of bytes."""
+"""Host process of a cluster: one rank, one sampler or one scorer, which answers requests as bytes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Role = Literal["rank", "sampler", "scorer"]
 
 
 class ActorRole(Protocol):
-    """What a host hosts. ``exported``: what it has left to be taken."""
+    """Protocol of a hosted object. ``exported``: bytes to be taken."""
 
     exported: bytes
 
     def facts(self) -> dict[str, Any]:
-        """What is said of it when it is there."""
+        """Return its properties after it was opened."""
         ...
 
     def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """A table with ``result``, or a error."""
+        """Return a table with ``result``, or an error."""
         ...
 
 
@@ -37,29 +37,29 @@ OPEN: Mapping[Role, Callable[[Mapping[str, Any]], AbstractContextManager[ActorRo
 
 
 class Host:
-    """A process of the cluster. What fails while it is made is told to whoever asks.
+    """A process of the cluster. If opening fails, later requests get the error.
 
-    With a setup it is ready when it is made, and again when it was made anew in place of one that died.
+    With a setup it opens on creation, also if Ray recreates it after it died.
     """
 
     def __init__(self, role: Role, setup: bytes = b"") -> None:
         self._role, self._stack = role, ExitStack()
         self._served: ActorRole | None = None
-        self._error: dict[str, Any] = {"crash": "it was given no setup"}
+        self._error: dict[str, Any] = {"crash": "it has no setup"}
         if setup:
             self.begin(setup)
 
     def begin(self, setup: bytes) -> bytes:
-        """Be what the setup describes; says its facts, or what failed."""
+        """Open the object of the setup, and return its facts or the error."""
         try:
             self._served = self._stack.enter_context(OPEN[self._role](decode(setup)))
             return encode(self._served.facts())
-        except Exception as error:  # noqa: BLE001 - told to who asks
+        except Exception as error:  # noqa: BLE001 - sent to the caller
             self._error = encode_error(error)
             return encode(self._error)
 
     def ask(self, request: bytes, weights: bytes | None = None) -> bytes:
-        """The answer to a request (method, arguments, settings); ``weights``: a safetensors file that goes with it."""
+        """Answer a request (method, arguments, settings); ``weights``: a safetensors file that belongs to it."""
         if self._served is None:
             return encode(self._error)
         method, arguments, settings = decode(request)
@@ -68,7 +68,7 @@ class Host:
         return encode(self._served.answer(method, arguments, settings))
 
     def take(self) -> bytes:
-        """What was exported; it is kept no longer."""
+        """Return the exported bytes and drop them."""
         assert self._served is not None
         found, self._served.exported = self._served.exported, b""
         return found

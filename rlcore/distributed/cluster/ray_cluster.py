@@ -1,7 +1,7 @@
-"""Processes on a Ray cluster: Ray finds a place for each, restarts it when it died, and says when it is gone for good.
+"""Processes on a Ray cluster: Ray places each one, restarts it if it died, and reports if it is lost.
 
-Nothing else imports Ray, and nothing imports it before a run asks for a cluster. What crosses over is bytes of our own
-(:mod:`rlcore.distributed.serialization`), and weights as a safetensors file, which each machine fetches once.
+Only this module imports Ray, and only if a run uses a cluster. Messages are bytes
+(:mod:`rlcore.distributed.serialization`), and weights a safetensors file, which each machine fetches once.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from rlcore.config.placement import PlacementConfig
+from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.cluster.connection import connected
 from rlcore.distributed.cluster.host import Host, Role
 from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import ConfigError, RlcoreError, ServiceError
 
-_WAIT_SECONDS = 10.0  # between two looks at a cluster that has no room yet
+_WAIT_SECONDS = 10.0  # polling interval while the cluster has no room
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteBytes:
-    """Bytes that lie on the cluster."""
+    """Reference to bytes on the cluster."""
 
     reference: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An answer that is on its way."""
+    """Reference to an answer that may not be there yet."""
 
     ray: ModuleType
     reference: Any
 
     def data(self) -> Any:
-        """The answer, waited for; None where the process died."""
+        """Wait for the answer and return it, or None if the process died."""
         try:
             return self.ray.get(self.reference)
         except self.ray.exceptions.RayActorError:
@@ -46,24 +46,23 @@ class Pending:
 
 
 class RemoteProcess:
-    """One process of a cluster, called ``name``, in which a :class:`~rlcore.distributed.cluster.host.Host` answers."""
+    """One process of a cluster, called ``name``, which runs a :class:`~rlcore.distributed.cluster.host.Host`."""
 
     def __init__(self, cluster: Cluster, actor: Any, name: str, lost: type[RlcoreError]) -> None:
         self.name = name
         self._cluster, self._actor, self._lost = cluster, actor, lost
 
     def begin(self, method: str, *arguments: Any) -> Pending:
-        """Ask the host itself to do something."""
+        """Call a method of the host without waiting."""
         return Pending(self._cluster.ray, getattr(self._actor, method).remote(*arguments))
 
     def ask(self, method: str, *arguments: Any, weights: RemoteBytes | None = None, **settings: Any) -> dict[str, Any]:
-        """The answer of what is hosted, from whichever process stands in its place by then.
+        """Return the answer of the hosted object, or of its replacement.
 
-        One that dies is started anew by Ray, which asks it once more. One that is silent for too long is taken to be
-        dead.
+        Ray recreates a process that dies and repeats the call once. A process that times out counts as dead.
 
         Raises:
-            RlcoreError: what was raised there; or the process died more often than it may.
+            RlcoreError: Raised there; or the process died more often than it may.
         """
         sent = (encode((method, arguments, settings)), *([weights.reference] if weights else []))
         answer: dict[str, Any] = decode(self._wait(self._actor.ask.remote(*sent), method))
@@ -74,11 +73,11 @@ class RemoteProcess:
         return answer
 
     def keep(self) -> RemoteBytes:
-        """What the process has exported, left where it is."""
+        """Return a reference to the exported bytes, which stay on the cluster."""
         return RemoteBytes(self._actor.take.remote())
 
     def reason(self) -> str:
-        """Why the process is gone, in Ray's words."""
+        """Return Ray's reason why the process is gone."""
         errors = self._cluster.ray.exceptions
         try:
             self._cluster.ray.get(self._actor.address.remote(), timeout=_WAIT_SECONDS)
@@ -86,10 +85,10 @@ class RemoteProcess:
             return _short(error)
         except errors.GetTimeoutError:
             pass
-        return "Ray does not say why"
+        return "Ray gives no reason"
 
     def end(self) -> None:
-        """Kill it; Ray starts no other."""
+        """Kill the process; Ray does not recreate it."""
         self._cluster.ray.kill(self._actor)
 
     def _wait(self, reference: Any, method: str) -> bytes:
@@ -99,7 +98,7 @@ class RemoteProcess:
                 found: bytes = ray.get(reference, timeout=seconds)
                 return found
             except ray.exceptions.GetTimeoutError:
-                self._cluster.log(f"{self.name} did not answer within {seconds / 60.0:g} minutes: it is replaced")
+                self._cluster.log(f"{self.name} timed out after {seconds / 60.0:g} minutes: replaced")
                 ray.kill(self._actor, no_restart=False)
             except ray.exceptions.RayError as error:
                 raise self._gone(f"is gone, in {method!r}: {_short(error)}") from None
@@ -109,36 +108,36 @@ class RemoteProcess:
 
 
 class Cluster:
-    """A cluster with room for every process of a run. ``log`` shows a sentence to people.
+    """A cluster with room for every process of a run. ``log`` shows a human-readable sentence.
 
-    ``seconds``: how long a process may take for an answer.
+    ``seconds``: timeout of an answer.
     """
 
-    def __init__(self, ray: ModuleType, placement: PlacementConfig, group: Any, *, log: Callable[[str], None]) -> None:
-        self.ray, self.placement, self.log = ray, placement, log
-        self.seconds = 60.0 * placement.timeout_minutes
+    def __init__(self, ray: ModuleType, config: DistributedConfig, group: Any, *, log: Callable[[str], None]) -> None:
+        self.ray, self.config, self.log = ray, config, log
+        self.seconds = 60.0 * config.timeout_minutes
         self._group = group
 
     @property
     def advice(self) -> str:
-        """Where to look, and what to do."""
+        """Text with the location of Ray's logs, and with the next step."""
         logs = self.ray.get_runtime_context().get_session_name()
-        return f"Ray's logs of {logs} (/tmp/ray) say more; the same command goes on from the newest checkpoint"
+        return f"read Ray's logs of {logs} (/tmp/ray); the same command resumes from the newest checkpoint"
 
     def launch(
         self, role: Role, number: int, *, setup: Mapping[str, Any] | None = None, restarts: int, lost: type[RlcoreError]
     ) -> RemoteProcess:
-        """Process ``number`` of a role in the room that was kept for it; with a ``setup``, Ray may start it anew.
+        """Start process ``number`` of a role in its reserved room; with a ``setup``, Ray may recreate it.
 
-        ``lost``: what is raised when it is gone for good.
+        ``lost``: error class if it is lost.
         """
-        place, gpus = sum(_counts(self.placement)[: _ROLES.index(role)]) + number, self._group.bundle_specs
+        index, gpus = sum(_counts(self.config)[: _ROLES.index(role)]) + number, self._group.bundle_specs
         strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=place
+            self._group, placement_group_bundle_index=index
         )
         kind = self.ray.remote(_ACTORS[role]).options(
-            num_cpus=self.placement.ray.cpus,
-            num_gpus=gpus[place].get("GPU", 0),
+            num_cpus=self.config.ray.cpus,
+            num_gpus=gpus[index].get("GPU", 0),
             max_restarts=restarts,
             max_task_retries=-1 if restarts else 0,
             scheduling_strategy=strategy,
@@ -147,13 +146,13 @@ class Cluster:
         return RemoteProcess(self, actor, f"{role} {number}", lost)
 
     def first_of(self, pending: Sequence[Pending], seconds: float) -> list[int]:
-        """The places of those that are there, after waiting for one of them."""
+        """Wait for one of the answers, and return the indices of those that are ready."""
         references = [each.reference for each in pending]
         ready, _ = self.ray.wait(references, num_returns=1, timeout=seconds)
         return [references.index(each) for each in ready]
 
     def fetch(self, blob: RemoteBytes) -> bytes:
-        """The bytes of a blob."""
+        """Return the bytes of a reference."""
         found: bytes = self.ray.get(blob.reference)
         return found
 
@@ -162,28 +161,28 @@ _ROLES: tuple[Role, ...] = ("rank", "sampler", "scorer")
 
 
 @contextmanager
-def open_cluster(placement: PlacementConfig, *, gpus: bool, log: Callable[[str], None]) -> Iterator[Cluster]:
-    """A cluster with room for the processes of ``placement``, all of which end on the way out.
+def open_cluster(config: DistributedConfig, *, gpus: bool, log: Callable[[str], None]) -> Iterator[Cluster]:
+    """Open a cluster with room for all processes of ``config``, and end them on exit.
 
     ``gpus``: each rank and each sampler has one.
 
     Raises:
         ConfigError: Ray is not installed.
-        ServiceError: there is no cluster at the address, or it has no room within the deadline.
+        ServiceError: There is no cluster at the address, or it has no room before the timeout.
     """
     ray = _import_ray()
-    bundles = _bundles(placement, gpus=gpus)
-    with connected(ray, placement, bundles):
+    bundles = _bundles(config, gpus=gpus)
+    with connected(ray, config, bundles):
         group = ray.util.placement_group(bundles, strategy="PACK")
         try:
-            _wait_for_room(ray, group, bundles, placement, log)
-            yield Cluster(ray, placement, group, log=log)
+            _wait_for_room(ray, group, bundles, config, log)
+            yield Cluster(ray, config, group, log=log)
         finally:
             ray.util.remove_placement_group(group)  # ends what runs in it
 
 
 def _import_ray() -> ModuleType:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # tells nobody outside
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     try:
         import ray
         import ray.util.scheduling_strategies
@@ -201,54 +200,54 @@ def _wait_for_room(
     ray: ModuleType,
     group: Any,
     bundles: Sequence[Mapping[str, float]],
-    placement: PlacementConfig,
+    config: DistributedConfig,
     log: Callable[[str], None],
 ) -> None:
-    """Return when Ray has kept room for every process; a cluster that grows may take its time."""
+    """Return when Ray has reserved room for every process; an autoscaling cluster may take time."""
     wanted = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU")}
-    left = 60.0 * placement.timeout_minutes
+    left = 60.0 * config.timeout_minutes
     while not group.wait(min(_WAIT_SECONDS, left)):
         there = ray.cluster_resources()
         has = ", ".join(f"{there.get(kind, 0.0):g} of {count:g} {kind}s" for kind, count in wanted.items() if count)
         left -= _WAIT_SECONDS
         if left <= 0.0:
             raise ServiceError(
-                f"the Ray cluster has no room for the run within {placement.timeout_minutes:g} minutes: it has {has}",
+                f"the Ray cluster had no room for the run after {config.timeout_minutes:g} minutes: it has {has}",
                 where="distributed",
                 fix="add machines, lower learner_ranks, ray.num_rollout_workers, ray.num_reward_workers or ray.cpus; "
-                "`ray status` says more",
+                "see `ray status`",
             )
-        log(f"waits for room on the Ray cluster: it has {has}")
+        log(f"waiting for room on the Ray cluster: it has {has}")
 
 
-def _bundles(placement: PlacementConfig, *, gpus: bool) -> list[dict[str, float]]:
-    """What each process needs, ranks first: together they are placed, or none of them."""
-    ray = placement.ray
+def _bundles(config: DistributedConfig, *, gpus: bool) -> list[dict[str, float]]:
+    """Return the resources of each process, ranks first. Ray places all of them or none."""
+    ray = config.ray
     own = [1.0 if gpus else 0.0, 1.0 if gpus else 0.0, ray.reward_worker_gpus]
     return [
         {"CPU": float(ray.cpus)} | ({"GPU": share} if share else {})
-        for share, count in zip(own, _counts(placement), strict=True)
+        for share, count in zip(own, _counts(config), strict=True)
         for _ in range(count)
     ]
 
 
-def _counts(placement: PlacementConfig) -> tuple[int, int, int]:
-    """How many processes each role has."""
-    return placement.learner_ranks, placement.ray.num_rollout_workers, placement.ray.num_reward_workers
+def _counts(config: DistributedConfig) -> tuple[int, int, int]:
+    """Return the number of processes of each role."""
+    return config.learner_ranks, config.ray.num_rollout_workers, config.ray.num_reward_workers
 
 
 def _short(error: Exception) -> str:
-    """What an error of Ray's says beyond the actor's numbers, in one line."""
+    """Return the cause in an error of Ray as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("The actor ")][-1:] or lines[:1]
     return " ".join(causes)[:300]
 
 
 class _Actor(Host):
-    """A host that says where it is."""
+    """A host that reports its address."""
 
     def address(self) -> str:
-        """An address and a free port of this machine, as the cluster reaches it."""
+        """Return an address and a free port of this machine, as seen from the cluster."""
         import ray
 
         with socket.socket() as found:
@@ -257,15 +256,15 @@ class _Actor(Host):
 
 
 class Rank(_Actor):
-    """A rank under this name in Ray's lists and in the machine's: ``ray::Rank``."""
+    """A rank, named ``ray::Rank`` in Ray's and in the machine's process lists."""
 
 
 class Sampler(_Actor):
-    """A sampler, likewise."""
+    """A sampler, named ``ray::Sampler``."""
 
 
 class Scorer(_Actor):
-    """A scorer, likewise."""
+    """A scorer, named ``ray::Scorer``."""
 
 
 _ACTORS: Mapping[Role, type[_Actor]] = MappingProxyType({"rank": Rank, "sampler": Sampler, "scorer": Scorer})

@@ -1,4 +1,4 @@
-"""The ranks of a learner as processes of a cluster."""
+"""Learner ranks as processes of a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcore.errors import LearnerLostError
 
 
 class RemoteWeights(Mapping[str, torch.Tensor]):
-    """Weights on a cluster. Who samples there fetches the ``blob``; here they are read when one is asked for."""
+    """Mapping of weights on a cluster. Samplers there fetch ``blob``; here tensors are loaded on access."""
 
     def __init__(self, cluster: Cluster, blob: RemoteBytes) -> None:
         self.blob, self._cluster = blob, cluster
@@ -36,9 +36,9 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
 
 
 class RemoteRanks:
-    """A :class:`~rlcore.distributed.rank_pool.RankTransport` whose ranks Ray has placed. ``device``: that of each rank.
+    """A :class:`~rlcore.distributed.rank_pool.RankTransport` of Ray processes. ``device``: that of each rank.
 
-    They meet at the first one's machine. A dead one is not restarted alone: what it had, the others had parts of.
+    They connect at the first one's machine. A dead rank is not restarted alone, because others may hold its shards.
     """
 
     def __init__(self, cluster: Cluster, device: torch.device) -> None:
@@ -54,26 +54,26 @@ class RemoteRanks:
         self.processes = [
             self._cluster.launch("rank", number, restarts=0, lost=LearnerLostError) for number in range(len(setups))
         ]
-        address: str | None = self.processes[0].begin("address").data()  # of one that is gone, it is heard
-        place = {
+        address: str | None = self.processes[0].begin("address").data()  # None if it died, which receive() reports
+        local = {
             "store": f"tcp://{address}",
             "folder": None,
-            "threads": self._cluster.placement.ray.cpus,
+            "threads": self._cluster.config.ray.cpus,
             "device": str(self._device),
         }
         self._pending = [
-            process.begin("begin", encode({**setup, **place}))
+            process.begin("begin", encode({**setup, **local}))
             for process, setup in zip(self.processes, setups, strict=True)
         ]
 
     def send(self, request: bytes) -> set[int]:
         self._pending = [process.begin("ask", request) for process in self.processes]
-        return set()  # of one that is gone, it is heard
+        return set()  # receive() reports dead ranks
 
     def receive(self, silent: Collection[int], seconds: float) -> dict[int, bytes | None]:
-        asked = sorted(silent)
-        ready = self._cluster.first_of([self._pending[rank] for rank in asked], seconds)
-        return {asked[place]: self._pending[asked[place]].data() for place in ready}
+        waiting = sorted(silent)
+        ready = self._cluster.first_of([self._pending[rank] for rank in waiting], seconds)
+        return {waiting[index]: self._pending[waiting[index]].data() for index in ready}
 
     def exit_reason(self, rank: int) -> str:
         return f"is gone ({self.processes[rank].reason()})"
@@ -87,9 +87,9 @@ class RemoteRanks:
         self.processes, self._pending = [], []
 
     def close(self) -> None:
-        """Nothing is left when the ranks have ended."""
+        """Do nothing, because ended ranks leave no resources."""
 
 
 def cluster_ranks(cluster: Cluster, device: torch.device) -> RankPool:
-    """Ranks on a cluster, on devices of the kind of ``device``."""
+    """Return a pool of ranks on a cluster, on devices of the kind of ``device``."""
     return RankPool(RemoteRanks(cluster, torch.device(device.type)), cluster.seconds)

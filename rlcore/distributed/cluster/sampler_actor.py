@@ -1,4 +1,4 @@
-"""A sampler as a process of a cluster has it: the built-in engine, which knows which version it is asked for."""
+"""Rollout worker in a process of a cluster: the built-in engine with a version check."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _METHODS = ("sample", "logprobs", "differing_parts")
 
 
 class Sampler:
-    """An engine that serves one version of the weights, and computes nothing for who asks of another one."""
+    """Engine that serves one version of the weights, and computes nothing for requests of another version."""
 
     exported = b""
 
@@ -30,9 +30,9 @@ class Sampler:
         return {"policy_version": self._engine.policy_version}
 
     def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What the engine gives, and the version that it serves: where that is not the one asked for, nothing.
+        """Return the engine's result and version; the result is None if the request is for another version.
 
-        An engine that was started in place of a dead one serves the first weights again.
+        An engine that replaced a dead one serves the first weights again.
         """
         given = dict(settings)
         wanted, result = given.pop("policy_version"), None
@@ -44,15 +44,15 @@ class Sampler:
             elif method in _METHODS and self._engine.policy_version == wanted:
                 result = getattr(self._engine, method)(*arguments, **given)
             elif method not in (*_METHODS, "describe"):
-                raise ValueError(f"a sampler does no {method}")
-        except Exception as error:  # noqa: BLE001 - told to who asked
+                raise ValueError(f"a sampler has no method {method}")
+        except Exception as error:  # noqa: BLE001 - sent to the caller
             return encode_error(error)
         return {"result": result, **self.facts()}
 
 
 @contextmanager
 def open_sampler(setup: Mapping[str, Any]) -> Iterator[Sampler]:
-    """The sampler that a setup describes."""
+    """Open the sampler of a setup."""
     torch.set_num_threads(setup["threads"])
     runtime = Runtime(device=torch.device(setup["device"]), compute_dtype=PRECISIONS[setup["dtype"]])
     model: Path = setup["model"]

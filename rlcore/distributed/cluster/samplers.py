@@ -1,4 +1,4 @@
-"""Samplers on a cluster, behind the protocol of one: a dead one is replaced, and its prompts are sampled again."""
+"""Rollout workers on a cluster as one sampler. Dead ones are replaced, and their prompts sampled again."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 class RemoteSampler:
     """A :class:`~rlcore.sampling.base.Sampler` in a process of a cluster.
 
-    Ray starts it anew when it died, and asks again what it was asked. It serves the first weights then, says so, and is
-    given the newest before it computes anything. Draws are decided by seed, place and number: nothing is sampled twice
-    to other ends.
+    Ray recreates it after it died, and repeats the call. It then serves the first weights, reports so, and gets the
+    newest ones before it computes anything. Draws depend only on seed, index and number, so a repeated call samples the
+    same.
     """
 
     def __init__(self, process: RemoteProcess, log: Callable[[str], None]) -> None:
@@ -43,7 +43,7 @@ class RemoteSampler:
         return [list(group) for group in answer["result"]]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        assert isinstance(state, RemoteWeights)  # ranks of the same cluster have exported them
+        assert isinstance(state, RemoteWeights)  # exported by ranks of the same cluster
         self._process.ask("load", policy_version=policy_version, weights=state.blob)
         self._version, self._newest = policy_version, state
 
@@ -55,47 +55,47 @@ class RemoteSampler:
         return list(self._ask("differing_parts", weights=state.blob)["result"])
 
     def _ask(self, method: str, *arguments: Any, weights: RemoteBytes | None = None, **settings: Any) -> dict[str, Any]:
-        """The answer of a sampler that serves the newest version."""
+        """Return the answer of a sampler that serves the newest version."""
         while True:
             answer = self._process.ask(method, *arguments, weights=weights, policy_version=self._version, **settings)
             if self._newest is None or answer["policy_version"] == self._version:
                 return answer
-            self._log(f"{self._process.name} was replaced: it gets version {self._version}, and is asked again")
+            self._log(f"{self._process.name} was replaced: reload policy_version={self._version} and retry")
             self.load_weights(self._newest, policy_version=self._version)
 
 
 def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concurrent: int) -> Sampler:
-    """The samplers of a cluster, which serve the checkpoint ``model`` as version 0.
+    """Open the rollout workers of a cluster, which serve the checkpoint ``model`` as version 0.
 
-    ``runtime``: what they compute in; ``max_concurrent``: sequences that are decoded at the same time, of all of them.
+    ``runtime``: device and precision; ``max_concurrent``: sequences decoded at the same time by all workers together.
     """
-    count = cluster.placement.ray.num_rollout_workers
+    count = cluster.config.ray.num_rollout_workers
     setup = {
         "model": model.absolute(),
         "device": runtime.device.type,
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
-        "threads": cluster.placement.ray.cpus,
+        "threads": cluster.config.ray.cpus,
         "max_concurrent": -(-max_concurrent // count),
     }
-    restarts = cluster.placement.max_restarts
-    members = [
+    restarts = cluster.config.max_restarts
+    samplers = [
         RemoteSampler(
             cluster.launch("sampler", number, setup=setup, restarts=restarts, lost=SamplingError), cluster.log
         )
         for number in range(count)
     ]
-    return ReplicatedSampler(members, _Send(members)) if count > 1 else members[0]
+    return ReplicatedSampler(samplers, _WeightSender(samplers)) if count > 1 else samplers[0]
 
 
-class _Send:
-    """Hands weights to every sampler at the same time."""
+class _WeightSender:
+    """Sends weights to every sampler in parallel."""
 
-    def __init__(self, members: Sequence[RemoteSampler]) -> None:
-        self._members = members
+    def __init__(self, samplers: Sequence[RemoteSampler]) -> None:
+        self._samplers = samplers
 
     def __call__(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        def load(member: RemoteSampler) -> None:
-            member.load_weights(state, policy_version=policy_version)
+        def load(sampler: RemoteSampler) -> None:
+            sampler.load_weights(state, policy_version=policy_version)
 
-        with ThreadPoolExecutor(len(self._members)) as threads:
-            list(threads.map(load, self._members))
+        with ThreadPoolExecutor(len(self._samplers)) as threads:
+            list(threads.map(load, self._samplers))

@@ -1,4 +1,4 @@
-"""A scorer as a process of a cluster has it: the rewards of a run, reward models among them, asked part by part."""
+"""Reward worker in a process of a cluster: the reward of a run, including reward models, term by term."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.rewards.mix import WeightedReward, scores_of
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
-from rlcore.strict import build
+from rlcore.strict_config import build
 
 
 class Scorer:
-    """The parts of a reward."""
+    """Reward of a run."""
 
     exported = b""
 
@@ -32,19 +32,19 @@ class Scorer:
         return {}
 
     def answer(self, method: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The scores that a part, by its number, gives rollouts."""
+        """Return the scores of rollouts by a term, given by its number."""
         try:
             if method != "score":
-                raise ValueError(f"a scorer does no {method}")
-            part, rollouts = arguments
-            return {"result": scores_of(self._reward.parts[part].reward, rollouts)}
-        except Exception as error:  # noqa: BLE001 - told to who asked
+                raise ValueError(f"a scorer has no method {method}")
+            number, rollouts = arguments
+            return {"result": scores_of(self._reward.parts[number].reward, rollouts)}
+        except Exception as error:  # noqa: BLE001 - sent to the caller
             return encode_error(error)
 
 
 @contextmanager
 def open_scorer(setup: Mapping[str, Any]) -> Iterator[Scorer]:
-    """The scorer that a setup describes."""
+    """Open the scorer of a setup."""
     torch.set_num_threads(setup["threads"])
     runtime = Runtime(device=torch.device(setup["device"]), compute_dtype=PRECISIONS[setup["dtype"]])
     scorers = {

@@ -1,4 +1,4 @@
-"""Scorers on a cluster, behind the reward of a run: each part of it is asked of whichever scorer is free."""
+"""Reward workers on a cluster, behind the reward of a run: any free worker scores a term."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.table import RewardResources, build_rewards, untrained
 from rlcore.types import Rollout, Score
 
-_NUM_CHUNKS = 4  # of rollouts for each scorer, so that who is done early takes more
+_NUM_CHUNKS = 4  # chunks of rollouts per worker, which balance the load
 
 
 class RemoteReward:
-    """Part ``number`` of a reward, computed by ``scorers``; ``known_as``: the same part, of this process.
+    """Term ``number`` of a reward, computed by ``scorers``; ``known_as``: the same term in this process.
 
-    Rollouts are dealt in lots that the number of scorers alone decides. A scorer that died is replaced by Ray, which
-    asks it again.
+    The number of workers alone decides the chunks. Ray replaces a worker that died and repeats its call.
     """
 
     def __init__(self, known_as: RewardFn, number: int, scorers: Sequence[RemoteProcess]) -> None:
@@ -36,19 +35,20 @@ class RemoteReward:
             self._free.put(scorer)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """
+        """Score the rollouts.
+
         Raises:
-            RewardError: a scorer is gone for good.
+            RewardError: A worker is lost.
         """
         size = -(-len(rollouts) // (_NUM_CHUNKS * self._count))
-        lots = [rollouts[start : start + size] for start in range(0, len(rollouts), max(1, size))]
+        chunks = [rollouts[start : start + size] for start in range(0, len(rollouts), max(1, size))]
         with ThreadPoolExecutor(self._count) as threads:
-            return [score for scores in threads.map(self._score, lots) for score in scores]
+            return [score for scores in threads.map(self._score, chunks) for score in scores]
 
-    def _score(self, lot: Sequence[Rollout]) -> Sequence[Score]:
+    def _score(self, chunk: Sequence[Rollout]) -> Sequence[Score]:
         scorer = self._free.get()
         try:
-            found: Sequence[Score] = scorer.ask("score", self._number, lot)["result"]
+            found: Sequence[Score] = scorer.ask("score", self._number, chunk)["result"]
             return found
         finally:
             self._free.put(scorer)
@@ -64,31 +64,39 @@ def open_scorers(
     tokens_per_microbatch: int,
     prefill: str,
 ) -> Iterator[WeightedReward]:
-    """The reward of ``terms``, whose parts the scorers of a cluster compute; ``models``: trained ones by their stage.
+    """Open the reward of ``terms`` on a cluster.
 
-    ``tokens_per_microbatch``: of reward models; ``prefill``: what the chat template writes before each completion.
+    Args:
+        cluster: Cluster with room for the workers.
+        terms: Terms of the reward.
+        models: Trained reward models, by stage.
+        runtime: Device and precision.
+        tokens_per_microbatch: Of reward models.
+        prefill: Text that the chat template writes before each completion.
 
     Raises:
-        ConfigError: as :func:`rlcore.rewards.table.build_rewards`.
+        ConfigError: As in :func:`rlcore.rewards.table.build_rewards`.
     """
-    has_card = runtime.device.type == "cuda" and cluster.placement.ray.reward_worker_gpus > 0.0
+    has_gpu = runtime.device.type == "cuda" and cluster.config.ray.reward_worker_gpus > 0.0
     setup = {
         "terms": [to_dict(term) for term in terms],
         "models": {name: folder.absolute() for name, folder in models.items()},
-        "device": "cuda" if has_card else "cpu",
+        "device": "cuda" if has_gpu else "cpu",
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
-        "threads": cluster.placement.ray.cpus,
+        "threads": cluster.config.ray.cpus,
         "tokens_per_microbatch": tokens_per_microbatch,
         "prefill": prefill,
     }
-    restarts = cluster.placement.max_restarts
+    restarts = cluster.config.max_restarts
     scorers = [
         cluster.launch("scorer", number, setup=setup, restarts=restarts, lost=RewardError)
-        for number in range(cluster.placement.ray.num_reward_workers)
+        for number in range(cluster.config.ray.num_reward_workers)
     ]
     resources = RewardResources(score_tokens=dict.fromkeys(models, untrained), prefill=prefill)
-    with build_rewards(terms, resources=resources) as here:  # says what the parts are, and scores nothing
-        parts = [
-            replace(part, reward=RemoteReward(part.reward, number, scorers)) for number, part in enumerate(here.parts)
-        ]
-        yield WeightedReward(parts)
+    with build_rewards(terms, resources=resources) as local:  # defines the terms, scores nothing
+        yield WeightedReward(
+            [
+                replace(each, reward=RemoteReward(each.reward, number, scorers))
+                for number, each in enumerate(local.parts)
+            ]
+        )

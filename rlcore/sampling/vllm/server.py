@@ -117,7 +117,7 @@ class VllmSampler:
         """
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
         payload = self._named() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
-        seconds = self._spec.config.timeouts.of_request(1)
+        seconds = self._spec.config.timeouts.for_request(1)
         answer = self._asked("/inference/v1/generate", payload, seconds=seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
         return rescored(rows, completion_ids, temperature=temperature)
@@ -167,7 +167,7 @@ class VllmSampler:
             "token_ids": list(request.prompt.token_ids),
             "sampling_params": settings_of(params, request.seed, self._tokenizer),
         }
-        seconds = self._spec.config.timeouts.of_request(params.max_new_tokens)
+        seconds = self._spec.config.timeouts.for_request(params.max_new_tokens)
         try:
             status, answer = call(self.control.address, "/inference/v1/generate", payload, seconds=seconds)
         except EngineUnreachableError as error:

@@ -14,7 +14,7 @@ from rlcore.checks.audit.integrity import verify_model
 from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.errors import ConfigError, DataError
-from rlcore.evaluation.intervals import accuracy, mean_share
+from rlcore.evaluation.intervals import accuracy, mean_fraction
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
@@ -65,7 +65,7 @@ def summarize(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict
         interval = (
             accuracy([value == 1.0 for value in values], confidence=confidence)
             if is_share
-            else mean_share(values, seed=seed, confidence=confidence)
+            else mean_fraction(values, seed=seed, confidence=confidence)
         )
         found.append({"task": task, "metric": metric, "is_share": is_share, **dataclasses.asdict(interval)})
     return found

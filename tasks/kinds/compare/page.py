@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.drawing import plots
 from rlcore.tasks.drawing.artifact_kinds import benchmarks, rejections, reward_models, rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import History, eval_points, head_to_head_curves, head_to_head_table

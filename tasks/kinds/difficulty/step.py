@@ -13,7 +13,7 @@ import pandas as pd
 
 from rlcore.config import AnswersConfig
 from rlcore.data_contracts.contracts.difficulties import NAME, check_difficulties
-from rlcore.evaluation.intervals import Interval, accuracy, mean_share
+from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.steps.base import StageContext, StageResult
@@ -81,7 +81,7 @@ def summarize(table: pd.DataFrame, *, asked: int, seed: int, confidence: float) 
         "prompts": len(table),
         "unscored": asked - len(table),
         "answers": int(table["answers"].sum()),
-        "pass_rate": dataclasses.asdict(mean_share(rates, seed=seed, confidence=confidence)),
+        "pass_rate": dataclasses.asdict(mean_fraction(rates, seed=seed, confidence=confidence)),
         "never": counts[0.0],
         "always": counts[1.0],
         "histogram": [[rate, counts[rate]] for rate in sorted(counts)],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from rlcore.config.training import DpoConfig
-from rlcore.strict import INLINE
+from rlcore.strict_config import INLINE
 from rlcore.tasks.kinds.facts import Product, Rows
 
 

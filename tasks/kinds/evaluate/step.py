@@ -12,7 +12,7 @@ import pandas as pd
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.data_contracts.contracts import evaluations as contract
-from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_share, pass_at_k
+from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -146,7 +146,7 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
         right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
         for k in sorted({1, config.num_samples}):
             values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
-            mean = mean_share(values, confidence=config.confidence, seed=seed)
+            mean = mean_fraction(values, confidence=config.confidence, seed=seed)
             summary |= {
                 f"eval/pass_at_{k}": mean.mean,
                 f"eval/pass_at_{k}_low": mean.low,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.promotion import PromotionDecision
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.compare.step import greedy_answers

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlcore.sampling.rejection import RejectionStats
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.store.markdown import plain

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from rlcore.evaluation.promotion import PromotionDecision
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.promote.page import check_table
 from rlcore.tasks.store.markdown import excerpt, plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.drawing import plots
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result

@@ -32,7 +32,7 @@ from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
-from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_members, reward_trunk
+from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_backbone, reward_members
 from rlcore.training.reward_model import Report
 
 TABLES = ("reliability.json", "label_audit.parquet")
@@ -86,8 +86,8 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
 def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[RewardHandle]:
     def here() -> RewardLearner:
         config, seed = context.config.stage.settings, context.seed
-        trunk = reward_trunk(checkpoint, config.backbone, runtime, seed=seed)
-        return RewardLearner(reward_members(trunk, config, seed=seed), config)
+        backbone = reward_backbone(checkpoint, config.backbone, runtime, seed=seed)
+        return RewardLearner(reward_members(backbone, config, seed=seed), config)
 
     return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
 
@@ -132,7 +132,7 @@ def _audit_metrics(suspects: tuple[SuspectLabel, ...]) -> dict[str, float]:
     return {
         "rm/audit_accuracy": sum(one.margin > 0.0 for one in suspects) / len(suspects),
         "rm/suspect_labels": doubted / len(suspects),
-        "rm/label_noise": label_noise([one.margin for one in suspects]).share,
+        "rm/label_noise": label_noise([one.margin for one in suspects]).fraction,
     }
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from rlcore.config.bounds import Fraction, PositiveFloat
 from rlcore.config.rl import RlConfig
 from rlcore.errors import ConfigError
-from rlcore.strict import INLINE
+from rlcore.strict_config import INLINE
 from rlcore.tasks.kinds.facts import Product, Rows
 
 

@@ -50,24 +50,24 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
     rl: RlConfig = context.config.stage.settings
     recorder = StageRecorder(context, rl.num_iterations)
     try:
-        with open_components(context, evaluated, runtime) as parts, open_run(parts, recorder) as run:
+        with open_components(context, evaluated, runtime) as components, open_run(components, recorder) as run:
             while not run.is_over:
                 context.run_task("iteration", run.iterations_done + 1, partial(iterate, run))
                 context.report_progress(f"{stage} iterations", run.iterations_done, rl.num_iterations, run.history[-1])
             outcome = finish(run)
             recorder.flush()
             recorder.keeper.require_intact()
-            return _artifact(context, parts, outcome, runtime)
+            return _artifact(context, components, outcome, runtime)
     except RewardError as error:
         raise type(error)(error.what, where=error.where or str(recorder.keeper.folder), fix=error.fix) from error
     finally:
         recorder.keeper.write()  # also after a failure: rollouts may show its cause
 
 
-def _artifact(context: StageContext, parts: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
+def _artifact(context: StageContext, components: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
     """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
-    parts.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
+    components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
     write_model_digest(folder, stage=context.stage, model=folder / MODEL)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():

@@ -25,7 +25,7 @@ from rlcore.rewards.pair_judge import BothOrders, PairJudge, judge_both_orders
 from rlcore.rewards.pairs import Pair
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed, shuffled
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, prepare_stage_name

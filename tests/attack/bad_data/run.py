@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import RlcoreError
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import Use, prepare_dataset

@@ -18,11 +18,11 @@ from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import completion_ratio
 from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 from tests.reference.table_policy import TablePolicy, Tokens
 
-ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=MismatchConfig(mode="off"))
+ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 SURE = 1.0 - 1e-9
 #: rows whose expected gradient is not that of the expected reward, where completions differ in length and reward
 BIASED: Mapping[str, str] = MappingProxyType(

@@ -17,7 +17,7 @@ from rlcore.algorithms.ratios import clamped_difference, sequence_ratio, token_r
 from rlcore.algorithms.surrogates import SurrogateFn, dppo_tv, ppo_clip, reinforce, sapo
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.algorithms.values import explained_variance, value_loss
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 
 law = settings(max_examples=min(30, settings.default.max_examples), deadline=None)
 seeds = st.integers(0, 10_000)
@@ -293,7 +293,7 @@ levels = st.sampled_from(["token", "sequence"])
 @law
 @given(seed=seeds, mode=modes, level=levels)
 def test_where_engine_and_trainer_agree_every_weight_is_one(seed: int, mode: str, level: str) -> None:
-    config = MismatchConfig(mode=mode, level=level)  # type: ignore[arg-type]
+    config = RolloutCorrectionConfig(mode=mode, level=level)  # type: ignore[arg-type]
     correction, sums, maxima = mismatch_correction(mismatch_inputs(seed, differ=False), config)
     assert correction.tolist() == [1.0] * 12
     assert [float(sums[f"mismatch/{name}"]) for name in ("mean_abs", "kl", "rejected")] == [0.0] * 3
@@ -306,7 +306,7 @@ def test_weights_stay_within_their_bounds_and_the_rest_are_rejected_and_counted(
     seed: int, mode: str, level: str, low: float, high: float
 ) -> None:
     inputs = mismatch_inputs(seed)
-    config = MismatchConfig(mode=mode, level=level, low=low, high=high)  # type: ignore[arg-type]
+    config = RolloutCorrectionConfig(mode=mode, level=level, low=low, high=high)  # type: ignore[arg-type]
     correction, sums, _ = mismatch_correction(inputs, config)
     kept = correction[inputs.loss_mask]
     if mode == "off":
@@ -323,7 +323,7 @@ def test_weights_stay_within_their_bounds_and_the_rest_are_rejected_and_counted(
 def test_within_the_band_truncating_and_masking_are_the_same(seed: int, level: str) -> None:
     bounds = {"low": 0.0, "high": 1e6}
     truncated, masked = (
-        mismatch_correction(mismatch_inputs(seed), MismatchConfig(mode=mode, level=level, **bounds))[0]  # type: ignore[arg-type]
+        mismatch_correction(mismatch_inputs(seed), RolloutCorrectionConfig(mode=mode, level=level, **bounds))[0]  # type: ignore[arg-type]
         for mode in ("truncate", "mask")
     )
     assert torch.equal(truncated, masked)
@@ -345,7 +345,7 @@ def test_the_expectation_of_a_token_weight_is_one_for_any_two_distributions(seed
         loss_mask=torch.ones(size, dtype=torch.bool),
         sequence_index=torch.arange(size),
     )
-    correction, sums, _ = mismatch_correction(inputs, MismatchConfig(high=1e9))
+    correction, sums, _ = mismatch_correction(inputs, RolloutCorrectionConfig(high=1e9))
     assert float((sampler.exp() * correction).sum()) == pytest.approx(1.0, abs=1e-12)
     effective = float(sums["mismatch/weight"]) ** 2 / (size * float(sums["mismatch/weight_squared"]))
     assert 0.0 < effective <= 1.0 + 1e-12

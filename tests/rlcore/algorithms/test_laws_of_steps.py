@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.algorithms.weighting import WEIGHTINGS
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 
 EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
-COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=MismatchConfig(high=3.0))
-BARE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=MismatchConfig(mode="off"))
+COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=RolloutCorrectionConfig(high=3.0))
+BARE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 VOCABULARY = 5
 law = settings(max_examples=min(12, settings.default.max_examples), deadline=None)
 
@@ -270,7 +270,7 @@ def test_a_mismatch_weight_of_a_sequence_does_not_shrink_or_grow_with_its_length
         [column.repeat(repeats) for column in step.masks],
         {key: [column.repeat(repeats) for column in columns] for key, columns in step.fields.items()},
     )
-    coefficients = dataclasses.replace(BARE, mismatch=MismatchConfig(level="sequence", high=1e6))
+    coefficients = dataclasses.replace(BARE, mismatch=RolloutCorrectionConfig(level="sequence", high=1e6))
     losses = []
     for data in (step, longer):
         inputs = flat(data, weights_of(data, "grpo"), list(range(len(data))))

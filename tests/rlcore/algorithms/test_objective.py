@@ -11,10 +11,10 @@ import torch
 
 from rlcore.algorithms.objective import Coefficients, LossInputs, mismatch_correction, policy_loss
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 from tests.reference import losses
 
-OFF = MismatchConfig(mode="off")
+OFF = RolloutCorrectionConfig(mode="off")
 PLAIN = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=OFF)
 
 
@@ -104,7 +104,7 @@ def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_diff
     inputs = loss_inputs(
         policy_logprobs=policy, old_logprobs=old, ref_logprobs=ref, sampler_logprobs=sampler, weights=sampler.exp()
     )
-    mismatch = MismatchConfig(mode="truncate", high=1e6)
+    mismatch = RolloutCorrectionConfig(mode="truncate", high=1e6)
     coefficients = Coefficients(kl=0.3, kl_estimator=name, entropy=0.0, mismatch=mismatch)
     (ours,) = torch.autograd.grad(policy_loss(inputs, ALGORITHMS["grpo"], coefficients).loss, logits, retain_graph=True)
     (exact,) = torch.autograd.grad((policy.exp() * (policy - ref)).sum(), logits)
@@ -122,7 +122,7 @@ def test_the_entropy_bonus_lowers_the_loss() -> None:
 
 def test_nan_in_masked_places_changes_neither_loss_nor_gradient_nor_metrics() -> None:
     mask = torch.tensor([True, False, True])
-    coefficients = Coefficients(kl=0.1, kl_estimator="k3_ratio", entropy=0.1, mismatch=MismatchConfig())
+    coefficients = Coefficients(kl=0.1, kl_estimator="k3_ratio", entropy=0.1, mismatch=RolloutCorrectionConfig())
     results = []
     for hole in (-1.0, math.nan):
         policy = torch.tensor([-1.0, hole, -2.0], dtype=torch.float64, requires_grad=True)
@@ -157,7 +157,7 @@ def test_an_unmasked_nan_shows_in_the_loss() -> None:
         fields["sampler_logprobs"] = [-1.0, -2.0]
         fields[name] = [math.nan, -2.0]
         output = policy_loss(
-            loss_inputs(**fields), ALGORITHMS["grpo"], dataclasses.replace(PLAIN, mismatch=MismatchConfig())
+            loss_inputs(**fields), ALGORITHMS["grpo"], dataclasses.replace(PLAIN, mismatch=RolloutCorrectionConfig())
         )
         assert math.isnan(output.loss), name
 
@@ -199,7 +199,7 @@ def test_the_reported_divergences_are_the_exact_ones_in_expectation() -> None:
     assert mismatch == pytest.approx(exact(sampler, trainer), rel=1e-9)
 
 
-def corrections(old: list[float], sampler: list[float], config: MismatchConfig, **fields: Any) -> list[float]:
+def corrections(old: list[float], sampler: list[float], config: RolloutCorrectionConfig, **fields: Any) -> list[float]:
     """The correction of each token, and that the metrics agree with it."""
     inputs = loss_inputs(policy_logprobs=old, old_logprobs=old, sampler_logprobs=sampler, **fields)
     result: list[float] = mismatch_correction(inputs, config)[0].tolist()
@@ -208,12 +208,12 @@ def corrections(old: list[float], sampler: list[float], config: MismatchConfig, 
 
 def test_token_weights_are_truncated_at_the_bound() -> None:
     # e^0.1 = 1.1052; e^1 = 2.718 is cut to 2; e^-3 = 0.0498 stays.
-    result = corrections([-1.0, -1.0, -4.0], [-1.1, -2.0, -1.0], MismatchConfig(mode="truncate", high=2.0))
+    result = corrections([-1.0, -1.0, -4.0], [-1.1, -2.0, -1.0], RolloutCorrectionConfig(mode="truncate", high=2.0))
     assert result == pytest.approx([1.1052, 2.0, 0.0498], abs=5e-5)
 
 
 def test_token_weights_outside_the_band_are_zero_in_mask_mode() -> None:
-    config = MismatchConfig(mode="mask", low=0.5, high=5.0)
+    config = RolloutCorrectionConfig(mode="mask", low=0.5, high=5.0)
     inputs = loss_inputs(policy_logprobs=[-1.0, -1.0, -4.0], sampler_logprobs=[-1.1, -3.0, -1.0])
     correction, sums, _ = mismatch_correction(inputs, config)
     assert correction.tolist() == pytest.approx([1.1052, 0.0, 0.0], abs=5e-5)
@@ -222,9 +222,9 @@ def test_token_weights_outside_the_band_are_zero_in_mask_mode() -> None:
 
 def test_the_correction_is_on_by_default_and_each_mode_has_its_own_upper_bound() -> None:
     # e^1.5 = 4.48 is cut to 2 when truncated, kept within the band [0.5, 5] when masked; e^1.7 = 5.47 is outside.
-    assert MismatchConfig().mode == "truncate"
-    assert corrections([-1.0], [-2.5], MismatchConfig()) == [2.0]
-    assert corrections([-1.0, -1.0], [-2.5, -2.7], MismatchConfig(mode="mask")) == pytest.approx(
+    assert RolloutCorrectionConfig().mode == "truncate"
+    assert corrections([-1.0], [-2.5], RolloutCorrectionConfig()) == [2.0]
+    assert corrections([-1.0, -1.0], [-2.5, -2.7], RolloutCorrectionConfig(mode="mask")) == pytest.approx(
         [4.4817, 0.0], abs=5e-5
     )
 
@@ -235,7 +235,7 @@ def test_at_sequence_level_every_token_of_a_sequence_shares_its_fate(mode: Any) 
     result = corrections(
         [-1.0] * 5,
         [-4.0, -1.0, 0.5, -0.5, -1.1],
-        MismatchConfig(mode=mode, level="sequence", low=0.5, high=2.0),
+        RolloutCorrectionConfig(mode=mode, level="sequence", low=0.5, high=2.0),
         sequence_index=[0, 0, 1, 1, 2],
     )
     expected = {
@@ -249,7 +249,7 @@ def test_at_sequence_level_every_token_of_a_sequence_shares_its_fate(mode: Any) 
 def test_a_weight_at_a_bound_of_the_mask_is_kept() -> None:
     inputs = loss_inputs(policy_logprobs=[-1.0], old_logprobs=[-1.0], sampler_logprobs=[-1.0], advantages=[1.0])
     for bounds in ({"low": 1.0, "high": 2.0}, {"low": 0.5, "high": 1.0}):
-        weights, _, _ = mismatch_correction(inputs, MismatchConfig(mode="mask", **bounds))
+        weights, _, _ = mismatch_correction(inputs, RolloutCorrectionConfig(mode="mask", **bounds))
         assert weights.tolist() == [1.0]
 
 
@@ -270,7 +270,7 @@ def test_what_has_no_coefficient_is_not_looked_at() -> None:
 
 def test_rejected_tokens_stay_in_the_denominator() -> None:
     # Two tokens of weight 1/2, advantage 1, ratio 1: loss -1. With the second rejected: -1/2, not -1.
-    config = dataclasses.replace(PLAIN, mismatch=MismatchConfig(mode="mask", low=0.5, high=2.0))
+    config = dataclasses.replace(PLAIN, mismatch=RolloutCorrectionConfig(mode="mask", low=0.5, high=2.0))
     inputs = loss_inputs(policy_logprobs=[-1.0, -1.0], sampler_logprobs=[-1.0, -9.0], advantages=[1.0, 1.0])
     assert float(policy_loss(inputs, ALGORITHMS["grpo"], config).loss) == pytest.approx(-0.5)
 
@@ -284,7 +284,7 @@ def test_the_sequence_weight_is_the_geometric_mean() -> None:
     result = corrections(
         [-1.0, -1.0, -1.0, -1.0],
         [-1.4, -0.9, -8.0, -1.2],
-        MismatchConfig(mode="truncate", level="sequence", high=2.0),
+        RolloutCorrectionConfig(mode="truncate", level="sequence", high=2.0),
         loss_mask=[True, True, False, True],
         sequence_index=[0, 0, 0, 1],
     )
@@ -296,7 +296,7 @@ def test_the_expectation_of_a_token_weight_is_one() -> None:
     generator = torch.Generator().manual_seed(0)
     old, sampler = (torch.randn(2, 8, generator=generator, dtype=torch.float64) * 0.2).log_softmax(1)
     inputs = loss_inputs(policy_logprobs=old, sampler_logprobs=sampler)
-    correction, _, _ = mismatch_correction(inputs, MismatchConfig(mode="truncate", high=100.0))
+    correction, _, _ = mismatch_correction(inputs, RolloutCorrectionConfig(mode="truncate", high=100.0))
     assert float((sampler.exp() * correction).sum()) == pytest.approx(1.0, abs=1e-12)
 
 
@@ -319,7 +319,7 @@ def noisy_sequences(length: int, num_sequences: int = 128) -> LossInputs:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_without_staleness_the_mean_weight_is_one_at_any_length(length: int, level: Any) -> None:
     correction, _, _ = mismatch_correction(
-        noisy_sequences(length), MismatchConfig(mode="truncate", level=level, high=2.0)
+        noisy_sequences(length), RolloutCorrectionConfig(mode="truncate", level=level, high=2.0)
     )
     assert float(correction.mean()) == pytest.approx(1.0, abs=0.003)
 
@@ -344,7 +344,9 @@ def test_the_effective_sample_size_comes_from_the_sums_of_weights_and_squares() 
 def test_a_micro_batch_without_tokens_has_loss_and_figures_of_zero() -> None:
     empty = torch.empty(0, dtype=torch.float64)
     inputs = loss_inputs(policy_logprobs=empty, weights=empty)
-    output = policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, kl=0.1, mismatch=MismatchConfig()))
+    output = policy_loss(
+        inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, kl=0.1, mismatch=RolloutCorrectionConfig())
+    )
     assert (float(output.loss), output.num_tokens) == (0.0, 0)
     assert {float(value) for value in (*output.sums.values(), *output.maxima.values())} == {0.0}
 
@@ -392,6 +394,6 @@ def test_without_a_reference_there_is_no_kl_to_it() -> None:
 def test_the_mismatch_is_measured_by_its_size_whatever_its_sign() -> None:
     # old - sampler = -0.5 and +0.1: mean size 0.3 over two tokens, largest 0.5.
     inputs = loss_inputs(policy_logprobs=[-1.5, -1.0], old_logprobs=[-1.5, -1.0], sampler_logprobs=[-1.0, -1.1])
-    output = policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, mismatch=MismatchConfig()))
+    output = policy_loss(inputs, ALGORITHMS["grpo"], dataclasses.replace(PLAIN, mismatch=RolloutCorrectionConfig()))
     assert float(output.sums["mismatch/mean_abs"]) == pytest.approx(0.6)
     assert float(output.maxima["mismatch/max_abs"]) == pytest.approx(0.5)

@@ -15,12 +15,12 @@ from rlcore.algorithms import advantages
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.algorithms.values import value_loss
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 from tests.reference import iteration
 from tests.reference.advantages import gae as plain_gae
 
-OFF = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=MismatchConfig(mode="off"))
+OFF = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
 
 law = settings(max_examples=min(60, settings.default.max_examples), deadline=None)
@@ -145,7 +145,7 @@ def test_ppo_from_rewards_to_both_losses_equals_the_plain_loops(
 @given(batch=ragged(), beta=st.sampled_from([0.0, 0.04]))
 def test_grpo_from_rewards_to_loss_equals_the_plain_loops(batch: Ragged, beta: float) -> None:
     expected = iteration.grpo(completions(batch), beta=beta, clip=0.2, cap=2.0, epsilon=advantages.STD_EPSILON)
-    coefficients: Any = dataclasses.replace(OFF, kl=beta, mismatch=MismatchConfig())
+    coefficients: Any = dataclasses.replace(OFF, kl=beta, mismatch=RolloutCorrectionConfig())
     with strategies.double_precision():
         row = ALGORITHMS["grpo"]
         inputs = loss_inputs(batch, row.advantage(episodes(batch, beta=0.0)), row.weighting(batch.own))

@@ -12,12 +12,12 @@ from rlcore.algorithms.advantages import gae, length_adaptive_gae
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
 from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import MismatchConfig
+from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 
 EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
-COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=MismatchConfig(high=3.0))
-SURROGATE_ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=MismatchConfig(mode="off"))
+COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=RolloutCorrectionConfig(high=3.0))
+SURROGATE_ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 LENGTHS = (3, 5, 1, 4, 2, 6)
 VOCABULARY = 9
 

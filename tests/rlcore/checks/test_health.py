@@ -14,7 +14,7 @@ from rlcore.config import LIMITS, HealthConfig, LimitConfig
 from rlcore.errors import ConfigError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.metrics import METRICS, render
-from rlcore.strict import build
+from rlcore.strict_config import build
 
 Curves = Mapping[str, Sequence[float | None]]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RlConfig, SamplingConfig
+from rlcore.config import CheckpointConfig, DistributedConfig, KlConfig, RlConfig, SamplingConfig
 from rlcore.distributed import local_ranks, rank
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.distributed_learner import DistributedLearner
@@ -27,9 +27,9 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.loop import TrainResult, train
 from tests import strategies
 from tests.ranks import Forks
-from tests.rlcore.loop.conftest import MakeParts, Tape, make_parts, start
+from tests.rlcore.loop.conftest import MakeComponents, Tape, make_components, start
 
-__all__ = ["make_parts", "start"]  # fixtures
+__all__ = ["make_components", "start"]  # fixtures
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 SETTINGS: dict[str, Any] = {"num_iterations": 3, "kl": KlConfig(coefficient=0.1), "learning_rate": 1e-4}
 SAMPLES = strategies.random_samples(0, dtype=torch.float32)
@@ -37,7 +37,7 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
 
 def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> DistributedLearner:
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
-    settings = PlacementConfig(**({"backend": "processes", "learner_ranks": 2, "timeout_minutes": 1.0} | placement))
+    settings = DistributedConfig(**({"backend": "processes", "learner_ranks": 2, "timeout_minutes": 1.0} | placement))
     ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.timeout_minutes)
     return DistributedLearner(plan, settings, RUNTIME, log=notes.append, ranks=ranks)
 
@@ -81,26 +81,26 @@ class Killer(Tape):
 
 @pytest.mark.parametrize("killed_in", [*(pytest.param(n, marks=pytest.mark.scale) for n in (0, 1)), 2])
 def test_a_run_on_ranks_is_that_of_one_process_and_one_that_loses_a_rank_goes_on(
-    killed_in: int, make_parts: MakeParts, opened: Any
+    killed_in: int, make_components: MakeComponents, opened: Any
 ) -> None:
-    expected = train(make_parts(config=SETTINGS, folder="one"), Tape())
-    parts = make_parts(config=SETTINGS | {"checkpoints": CheckpointConfig(every_iterations=1)}, folder="two")
-    learner = opened(parts.config)
+    expected = train(make_components(config=SETTINGS, folder="one"), Tape())
+    components = make_components(config=SETTINGS | {"checkpoints": CheckpointConfig(every_iterations=1)}, folder="two")
+    learner = opened(components.config)
     tape = Killer(learner, killed_in)
-    outcome = train(dataclasses.replace(parts, learner=learner), tape)
+    outcome = train(dataclasses.replace(components, learner=learner), tape)
     assert_same_course(outcome, expected)
     assert learner._starts == (2 if killed_in else 1)
     assert any("rank 1 was ended by SIGKILL" in note for note in tape.notes) == bool(killed_in)
 
 
 def test_what_ranks_have_trained_is_saved_as_one_model(
-    make_parts: MakeParts, opened: Any, start: Path, tmp_path: Path
+    make_components: MakeComponents, opened: Any, start: Path, tmp_path: Path
 ) -> None:
-    parts = make_parts(config=SETTINGS)
-    learner = opened(parts.config)
+    components = make_components(config=SETTINGS)
+    learner = opened(components.config)
     learner.update(SAMPLES, seed=0)
-    parts.learner.update(SAMPLES, seed=0)
-    for name, each in (("ranks", learner), ("one", parts.learner)):
+    components.learner.update(SAMPLES, seed=0)
+    for name, each in (("ranks", learner), ("one", components.learner)):
         each.save_model(start, tmp_path / name)
     ours, theirs = (dict(stored(tmp_path / name)) for name in ("one", "ranks"))
     assert ours.keys() == theirs.keys()
@@ -131,7 +131,7 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
 def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
     learner = opened(timeout_minutes=0.05)
     os.kill(learner.ranks.crew.processes[0].pid, signal.SIGSTOP)
-    with pytest.raises(LearnerLostError, match=r"rank 0 did not answer within 0\.05 minutes|rank 1 failed"):
+    with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.05 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)
     with pytest.raises(LearnerLostError, match="the ranks are gone"):  # never the first weights without a word
         learner.observe_kl(0.1, 3)
@@ -177,7 +177,7 @@ def test_a_plan_arrives_as_it_was(start: Path) -> None:
 
 def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_ranks.torch.cuda, "device_count", lambda: 2)
-    two = PlacementConfig(backend="processes", learner_ranks=2)
+    two = DistributedConfig(backend="processes", learner_ranks=2)
     cuda = torch.device("cuda")
     assert [device.index for device in rank_devices(two, cuda)] == [0, 1]
     with pytest.raises(ConfigError, match="only 2 visible"):

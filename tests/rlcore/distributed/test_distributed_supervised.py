@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from rlcore.config import (
+    BackboneConfig,
+    DistributedConfig,
     DpoConfig,
     LoraConfig,
     OptimConfig,
-    PlacementConfig,
     RewardModelConfig,
     SftConfig,
-    TrunkConfig,
 )
 from rlcore.distributed.build import shard_models
 from rlcore.distributed.distributed_supervised import DistributedDpo, DistributedReward, DistributedSft, SupervisedPlan
@@ -38,7 +38,7 @@ from rlcore.text.packing import TokenSequence
 from rlcore.training.dpo import DpoLearner, dpo_policy, run_dpo_steps
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model
-from rlcore.training.reward_learner import RewardLearner, reward_members, reward_trunk
+from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
 from rlcore.training.sft import SftLearner, run_sft_steps
 from tests import strategies
 from tests.ranks import Forks, on_ranks
@@ -122,7 +122,7 @@ def test_ranks_take_the_steps_of_one_process(
 
 
 def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -> tuple[Any, Forks]:
-    placement = PlacementConfig(backend="processes", learner_ranks=2, timeout_minutes=5.0)
+    placement = DistributedConfig(backend="processes", learner_ranks=2, timeout_minutes=5.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
     kind: Any = {SftConfig: DistributedSft, DpoConfig: DistributedDpo, RewardModelConfig: DistributedReward}[
@@ -196,10 +196,10 @@ def fitted(
 
     def work(ranks: Ranks) -> tuple[list[Any], Any, torch.Tensor, torch.Tensor]:
         with strategies.double_precision() if dtype == torch.float64 else nullcontext():
-            trunk: Any = strategies.tiny_llama(dtype=dtype)
+            backbone: Any = strategies.tiny_llama(dtype=dtype)
             if config.backbone.lora.rank:
-                trunk = add_lora(trunk, config.backbone.lora, "reward_model", seed=0)
-            members = [member.to(dtype) for member in reward_members(trunk, config, seed=0)]
+                backbone = add_lora(backbone, config.backbone.lora, "reward_model", seed=0)
+            members = [member.to(dtype) for member in reward_members(backbone, config, seed=0)]
             if ranks.size > 1:
                 roots = {id(member.backbone): member for member in reversed(members)}
                 shard_models(roots.values(), ranks, ShardConfig() if held == "full" else None, device=CPU)
@@ -237,9 +237,9 @@ def test_ranks_fit_the_reward_model_of_one_process(tmp_path: Path) -> None:
         ("replicate", 2, torch.float64, {}),
         ("full", 2, torch.float32, {"num_epochs": 1}),
         ("full", 4, torch.float32, {"num_epochs": 1}),
-        ("full", 2, torch.float64, {"ensemble": 2, "backbone": TrunkConfig(trainable_layers=1)}),
-        ("full", 2, torch.float32, {"ensemble": 2, "backbone": TrunkConfig(trainable_layers=0)}),
-        ("replicate", 4, torch.float64, {"backbone": TrunkConfig(lora=LoraConfig(rank=2))}),
+        ("full", 2, torch.float64, {"ensemble": 2, "backbone": BackboneConfig(trainable_layers=1)}),
+        ("full", 2, torch.float32, {"ensemble": 2, "backbone": BackboneConfig(trainable_layers=0)}),
+        ("replicate", 4, torch.float64, {"backbone": BackboneConfig(lora=LoraConfig(rank=2))}),
         ("full", 4, torch.float64, {"audit_folds": 3, "tokens_per_microbatch": 1000}),
     ],
 )
@@ -251,19 +251,22 @@ def test_every_kind_of_reward_model_is_fitted_alike(
 
 
 @pytest.mark.parametrize(
-    "trunk",
+    "backbone",
     [
-        TrunkConfig(trainable_layers=1),
-        *(pytest.param(each, marks=pytest.mark.scale) for each in (TrunkConfig(), TrunkConfig(trainable_layers=0))),
+        BackboneConfig(trainable_layers=1),
+        *(
+            pytest.param(each, marks=pytest.mark.scale)
+            for each in (BackboneConfig(), BackboneConfig(trainable_layers=0))
+        ),
     ],
 )
 def test_a_reward_model_of_ranks_is_saved_as_one_process_saves_it(
-    trunk: TrunkConfig, start: Path, tmp_path: Path
+    backbone: BackboneConfig, start: Path, tmp_path: Path
 ) -> None:
-    config, pairs, found = replace(REWARDS, num_epochs=1, ensemble=2, backbone=trunk), preferences(8), {}
+    config, pairs, found = replace(REWARDS, num_epochs=1, ensemble=2, backbone=backbone), preferences(8), {}
     group, _ = open_group(start, config)
     with closing(group):
-        members = reward_members(reward_trunk(start, trunk, RUNTIME, seed=0), config, seed=0)
+        members = reward_members(reward_backbone(start, backbone, RUNTIME, seed=0), config, seed=0)
         for name, learner in (("ranks", group), ("one", RewardLearner(members, config))):
             fit_reward_model(learner, pairs, config, seed=0, report=lambda *_: None)
             learner.save_model(start, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Where the critic is: a head on the policy's trunk, an adapter beside the policy's; what learns, and what does not."""
+"""Architectures of the critic: a head on the policy's backbone, a LoRA next to the policy's; what learns in each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def adapted_learner(**settings: Any) -> Learner:
     """PPO with policy and critic as adapters on one base."""
     base = strategies.tiny_llama()
     policy = add_lora(base, ADAPTER, "policy", seed=0)
-    critic = ScalarHeadModel.on_trunk(add_lora(base, ADAPTER, "critic", seed=0))
+    critic = ScalarHeadModel.on_backbone(add_lora(base, ADAPTER, "critic", seed=0))
     update = update_config(lora=ADAPTER)
     critic_config = CriticConfig(architecture="lora", learning_rate=1e-2)
     config = strategies.rl_config("ppo", **({"update": update, "critic": critic_config} | settings))
@@ -50,7 +50,7 @@ def step_gradients(learner: Learner, samples: list[TrainingSample]) -> tuple[tor
 
 
 def separate_gradients(samples: list[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same losses with a trunk for each: gradient of the policy, of the critic's trunk, of its head."""
+    """The same losses with a backbone for each: gradient of the policy, of the critic's backbone, of its head."""
     shared = shared_learner()
     assert shared.critic is not None
     critic = ScalarHeadModel(strategies.tiny_llama(dtype=torch.float64), shared.critic.head)
@@ -65,22 +65,22 @@ def separate_gradients(samples: list[TrainingSample]) -> tuple[torch.Tensor, tor
     learner.critic_optimizer.register_step_pre_hook(remember(critic.backbone))
     learner.critic_optimizer.register_step_pre_hook(remember(critic.head))
     learner.update(samples, seed=0)
-    trunk, head, policy = seen  # the critic steps first
-    return policy, trunk, head
+    backbone, head, policy = seen  # the critic steps first
+    return policy, backbone, head
 
 
-def test_the_gradient_of_a_shared_trunk_is_that_of_both_losses_with_the_coefficient() -> None:
+def test_the_gradient_of_a_shared_backbone_is_that_of_both_losses_with_the_coefficient() -> None:
     samples = strategies.random_samples(1)
-    policy, trunk, head = separate_gradients(samples)
+    policy, backbone, head = separate_gradients(samples)
     for coefficient in (0.5, 2.0):
         learner = shared_learner(critic=CriticConfig(architecture="shared", coefficient=coefficient))
         ours, ours_of_head = step_gradients(learner, samples)
-        assert_same(ours, policy + coefficient * trunk, 1e-9)
+        assert_same(ours, policy + coefficient * backbone, 1e-9)
         assert_same(ours_of_head, coefficient * head, 1e-9)
     assert CriticConfig().coefficient == 0.5
 
 
-def test_a_detached_head_leaves_the_trunk_to_the_policy() -> None:
+def test_a_detached_head_leaves_the_backbone_to_the_policy() -> None:
     samples = strategies.random_samples(1)
     policy, _, head = separate_gradients(samples)
     ours, ours_of_head = step_gradients(
@@ -91,7 +91,7 @@ def test_a_detached_head_leaves_the_trunk_to_the_policy() -> None:
 
 
 def count_passes(model: torch.nn.Module) -> list[int]:
-    """A list that grows by one with each forward pass of a trunk."""
+    """A list that grows by one with each forward pass of a backbone."""
     passes: list[int] = []
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     return passes
@@ -125,7 +125,7 @@ def test_experience_too_takes_one_pass_and_has_the_values_of_two() -> None:
         assert bool(shared.values.any())
 
 
-def test_while_a_shared_head_warms_up_the_trunk_stays_as_it_is() -> None:
+def test_while_a_shared_head_warms_up_the_backbone_stays_as_it_is() -> None:
     critic = CriticConfig(architecture="shared", warmup_iterations=2, learning_rate=1e-3)
     learner = shared_learner(critic=critic)
     assert learner.critic is not None
@@ -151,7 +151,7 @@ def test_without_any_signal_a_detached_head_learns_and_no_momentum_moves_the_pol
     assert not torch.equal(weights_of(learner.critic.head), head)
 
 
-def test_the_shared_head_has_a_rate_of_its_own_in_the_schedule_of_the_trunk() -> None:
+def test_the_shared_head_has_a_rate_of_its_own_in_the_schedule_of_the_backbone() -> None:
     optim = OptimConfig(warmup_steps=4, schedule="linear")
     critic = CriticConfig(architecture="shared", learning_rate=1e-3)
     learner = shared_learner(critic=critic, update=update_config(optim=optim), learning_rate=1e-2)
@@ -161,7 +161,7 @@ def test_the_shared_head_has_a_rate_of_its_own_in_the_schedule_of_the_trunk() ->
     assert len(parameters) == len(list(learner.policy.parameters())) + 1
 
 
-def test_a_gradient_that_overflows_moves_neither_trunk_nor_head() -> None:
+def test_a_gradient_that_overflows_moves_neither_backbone_nor_head() -> None:
     samples = [
         dataclasses.replace(sample, returns=sample.returns.sign() * 1e30)
         for sample in strategies.random_samples(0, dtype=torch.float32)
@@ -234,8 +234,8 @@ def test_what_makes_no_sense_is_refused_in_the_configuration(settings: dict[str,
         strategies.rl_config("ppo", critic=CriticConfig(**settings))
 
 
-def test_by_default_the_critic_has_a_trunk_and_an_optimizer_of_its_own() -> None:
+def test_by_default_the_critic_has_a_backbone_and_an_optimizer_of_its_own() -> None:
     learner = make_learner("ppo")
     assert CriticConfig().architecture == "separate"
-    assert not learner.shares_trunk
+    assert not learner.shares_backbone
     assert learner.value_module is learner.critic

@@ -48,13 +48,13 @@ SMALL = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 16, "num_atte
         GPT2Config(vocab_size=29, n_embd=16, n_layer=3, n_head=2),
     ],
 )
-def test_the_blocks_of_a_trunk_are_its_layers(config: PretrainedConfig) -> None:
+def test_the_blocks_of_a_backbone_are_its_layers(config: PretrainedConfig) -> None:
     assert len(_layers(AutoModelForCausalLM.from_config(config))) == 3
 
 
 def test_a_model_is_of_one_rank_until_it_joins_others_with_all_that_stands_on_it() -> None:
     model = strategies.tiny_llama()
-    critic = ScalarHeadModel.on_trunk(model)
+    critic = ScalarHeadModel.on_backbone(model)
     assert ranks_of(model) is ranks_of(critic) is ONE
     attach_ranks(critic, Ranks(1, 2))
     assert ranks_of(model) == ranks_of(critic) == Ranks(1, 2)

@@ -15,7 +15,7 @@ from rlcore.evaluation.intervals import (
     accuracy,
     effective_sample_size,
     expected_calibration_error,
-    mean_share,
+    mean_fraction,
     pair_accuracy,
     pass_at_k,
 )
@@ -87,8 +87,8 @@ def test_an_undefined_pass_at_k_is_refused(case: tuple[int, int, int]) -> None:
 
 def test_the_bootstrap_is_repeatable_and_narrows_with_more_values() -> None:
     values = np.random.default_rng(3).random(400)
-    assert mean_share(values, seed=5) == mean_share(values, seed=5)
-    few, many = mean_share(values[:25], seed=5), mean_share(values, seed=5)
+    assert mean_fraction(values, seed=5) == mean_fraction(values, seed=5)
+    few, many = mean_fraction(values[:25], seed=5), mean_fraction(values, seed=5)
     assert (few.high - few.low) > 2.5 * (many.high - many.low)  # about 4 = sqrt(400 / 25)
 
 
@@ -96,12 +96,12 @@ def test_equal_shares_are_no_certainty() -> None:
     """All 1, with a 0 and a 1 imagined: the number of zeros in a resample of N + 2 is about Poisson(1), 3 at most in
     97.5 %: the interval begins at about 1 - 3 / (N + 2)."""
     for n in (5, 100):
-        interval = mean_share([1.0] * n, seed=0)
+        interval = mean_fraction([1.0] * n, seed=0)
         assert (interval.mean, interval.high) == (1.0, 1.0)
         assert interval.low == pytest.approx(1 - 3 / (n + 2), abs=1.01 / (n + 2))
-    assert mean_share([0.0], seed=0).high > 0.5
+    assert mean_fraction([0.0], seed=0).high > 0.5
     with pytest.raises(DataError, match=r"outside 0\.\.1"):
-        mean_share([0.5, 1.5], seed=0)
+        mean_fraction([0.5, 1.5], seed=0)
 
 
 def test_intervals_of_shares_near_the_edge_cover_the_truth() -> None:
@@ -109,13 +109,13 @@ def test_intervals_of_shares_near_the_edge_cover_the_truth() -> None:
     generator = np.random.default_rng(2)
     chances = np.where(generator.random((400, 30)) < 0.9, 1.0, 0.5)
     shares = generator.binomial(8, chances) / 8
-    intervals = [mean_share(row, seed=number) for number, row in enumerate(shares)]
+    intervals = [mean_fraction(row, seed=number) for number, row in enumerate(shares)]
     assert sum(each.low <= 0.95 <= each.high for each in intervals) / 400 > 0.92
 
 
 def test_the_bootstrap_agrees_with_the_normal_interval() -> None:
     """n = 10,000 uniform values: half width 1.96 · 0.288675 / 100; more values than fit in one chunk of resamples."""
-    interval = mean_share(np.random.default_rng(0).random(10_000), seed=0)
+    interval = mean_fraction(np.random.default_rng(0).random(10_000), seed=0)
     assert interval.high - interval.low == pytest.approx(2 * 0.005658, rel=0.1)
 
 

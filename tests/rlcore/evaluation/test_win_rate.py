@@ -7,7 +7,7 @@ import pytest
 
 from rlcore.config import JudgeBounds
 from rlcore.errors import DataError
-from rlcore.evaluation.intervals import mean_share
+from rlcore.evaluation.intervals import mean_fraction
 from rlcore.evaluation.win_rate import Floats, PairResults, audit_judge, length_controlled, win_rate
 
 NAN = float("nan")
@@ -105,7 +105,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty(theta: float, slope: 
     raw = controlled = 0
     for number in range(300):
         values, gaps = draw(60)
-        interval = mean_share(values, seed=number)
+        interval = mean_fraction(values, seed=number)
         raw += interval.low <= truth <= interval.high
         interval = length_controlled(values, gaps, np.zeros(60))
         controlled += interval.low <= at_equal <= interval.high

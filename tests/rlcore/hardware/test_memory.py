@@ -80,9 +80,9 @@ def learner_of(placement: str, rank: int) -> Learner:
         policy = add_lora(policy, adapter, "policy", seed=0)
     critic = None
     if placement:
-        trunks = {"separate": strategies.tiny_llama, "shared": lambda: policy}
-        trunks["lora"] = lambda: add_lora(policy, adapter, "critic", seed=0)
-        critic = ScalarHeadModel.on_trunk(trunks[placement]())
+        backbones = {"separate": strategies.tiny_llama, "shared": lambda: policy}
+        backbones["lora"] = lambda: add_lora(policy, adapter, "critic", seed=0)
+        critic = ScalarHeadModel.on_backbone(backbones[placement]())
     name = "ppo" if placement else "grpo"
     settings = {"critic": CriticConfig(architecture=placement)} if placement else {}
     config = strategies.rl_config(name, update=UpdateConfig(lora=adapter), **settings)
@@ -107,7 +107,7 @@ def test_a_measured_update_holds_what_the_plan_says(placement: str, rank: int) -
     buffers = weight_bytes([learner.policy, learner.critic]) - (wanted.weights - 4 * size) - heads
     assert 0 <= buffers < 1000  # the inverse frequencies of the rotary positions
     assert meter.weights == weight_bytes([learner.policy, learner.critic])
-    # A gradient that is zero, as that of a trunk below a zero head, is there all the same.
+    # A gradient that is zero, as that of a backbone below a zero head, is there all the same.
     assert meter.gradients == wanted.gradients + heads
     steps = 4 * sum(len(group["params"]) for optimizer in learner.optimizers for group in optimizer.param_groups)
     assert optimizer_bytes(learner.optimizers) == wanted.optimizer + 2 * heads + steps
@@ -151,7 +151,7 @@ def test_a_shared_base_is_counted_once() -> None:
     base = strategies.tiny_llama()
     before = weight_bytes([base])
     policy, critic = (add_lora(base, LoraConfig(rank=2), name, seed=0) for name in ("policy", "critic"))
-    judge = ScalarHeadModel.on_trunk(critic)
+    judge = ScalarHeadModel.on_backbone(critic)
     added = sum(p.numel() * 4 for model in (policy, judge) for p in model.parameters())
     assert weight_bytes([policy, judge, AdaptedModel(base, ""), None]) == before + added
     assert num_parameters(policy) == num_parameters(strategies.tiny_llama())

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import (
+    BackboneConfig,
     CriticConfig,
     DpoConfig,
     EngineConfig,
@@ -19,7 +20,6 @@ from rlcore.config import (
     RewardModelConfig,
     SamplingConfig,
     SftConfig,
-    TrunkConfig,
     UpdateConfig,
 )
 from rlcore.hardware.memory import measure_peak, num_parameters, optimizer_bytes
@@ -100,12 +100,12 @@ def test_activations_are_within_a_quarter_of_what_autograd_keeps(
 ) -> None:
     size, tokens = ModelSize.of(SHAPES[name]), 512
     conditions = Conditions(compute_bytes=dtype.itemsize, recompute=recompute, tokens=tokens)
-    head = conditions.activations(size) - conditions.trunk(size)
+    head = conditions.activations(size) - conditions.backbone(size)
     found = measured_activations(made(name, recompute=recompute, dtype=dtype), tokens)
     if recompute:  # the meter does not see the one layer that is there again in the backward pass
         assert found < conditions.activations(size) < 6 * found + head
         return
-    assert conditions.trunk(size) == pytest.approx(found, rel=0.25)
+    assert conditions.backbone(size) == pytest.approx(found, rel=0.25)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -175,15 +175,15 @@ def reward(**settings: Any) -> RewardModelConfig:
     return RewardModelConfig(num_epochs=1, batch_size=1, learning_rate=1.0, head_learning_rate=1.0, **settings)
 
 
-def test_a_frozen_trunk_of_a_reward_model_is_held_once_and_has_no_gradients() -> None:
+def test_a_frozen_backbone_of_a_reward_model_is_held_once_and_has_no_gradients() -> None:
     heads = reward_model_footprint(
-        SIZE, reward(ensemble=3, backbone=TrunkConfig(trainable_layers=0)), compute_bytes=4, recompute=False
+        SIZE, reward(ensemble=3, backbone=BackboneConfig(trainable_layers=0)), compute_bytes=4, recompute=False
     )
     assert (heads.weights, heads.gradients, heads.activations) == (4 * (24 + 20), 0, 0)
     whole = reward_model_footprint(SIZE, reward(ensemble=3), compute_bytes=4, recompute=False)
     assert (whole.weights, whole.gradients) == (3 * 4 * (24 + 20), 4 * (24 + 20))
     adapted = reward_model_footprint(
-        SIZE, reward(backbone=TrunkConfig(lora=LoraConfig(rank=2))), compute_bytes=2, recompute=False
+        SIZE, reward(backbone=BackboneConfig(lora=LoraConfig(rank=2))), compute_bytes=2, recompute=False
     )
     assert (adapted.weights, adapted.gradients) == (200 + 80, 80)
 
@@ -191,7 +191,7 @@ def test_a_frozen_trunk_of_a_reward_model_is_held_once_and_has_no_gradients() ->
 def test_the_plan_of_a_run_is_what_a_learner_then_holds() -> None:
     config = rl("ppo", kl=KlConfig())
     policy, critic = strategies.tiny_llama(), strategies.tiny_llama(seed=1)
-    learner = Learner(policy, ScalarHeadModel.on_trunk(critic), algorithm=ALGORITHMS["ppo"], config=config)
+    learner = Learner(policy, ScalarHeadModel.on_backbone(critic), algorithm=ALGORITHMS["ppo"], config=config)
     size = ModelSize.of(policy.config)
     plan = rl_footprint(
         size, config, uses_critic=True, reward_model=None, compute_bytes=4, recompute=False, num_tokens=16

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from rlcore.config import (
+    BackboneConfig,
     CriticConfig,
     KlConfig,
     LoraConfig,
     OptimConfig,
     RewardModelConfig,
     SftConfig,
-    TrunkConfig,
     UpdateConfig,
 )
 from rlcore.distributed.ranks import Ranks
@@ -166,8 +166,8 @@ def test_a_reward_model_goes_on_in_smaller_micro_batches(
 
     def trained(tokens: int, limit: int) -> tuple[list[Any], list[int]]:
         adapter = LoraConfig(rank=2) if is_adapter else LoraConfig()
-        trunk = strategies.tiny_llama()
-        base = add_lora(trunk, adapter, "reward_model", seed=0) if is_adapter else trunk
+        backbone = strategies.tiny_llama()
+        base = add_lora(backbone, adapter, "reward_model", seed=0) if is_adapter else backbone
         model = ScalarHeadModel.with_random_head(base, torch.Generator().manual_seed(0))
         config = RewardModelConfig(
             num_epochs=1,
@@ -175,10 +175,10 @@ def test_a_reward_model_goes_on_in_smaller_micro_batches(
             learning_rate=1e-2,
             head_learning_rate=1e-2,
             tokens_per_microbatch=tokens,
-            backbone=TrunkConfig(lora=adapter),
+            backbone=BackboneConfig(lora=adapter),
         )
         reports: list[Any] = []
-        with room_for(trunk, limit, fails=fails) as tried:
+        with room_for(backbone, limit, fails=fails) as tried:
             train_reward_model(model, pairs, config, seed=0, report=lambda step, m: reports.append((step, dict(m))))
         return [*reports, weights_of(model).tolist()], tried
 

@@ -27,7 +27,7 @@ QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3),
 ANSWERS = ("right", "wrong", "no")
 
 Script = Mapping[str, Sequence[str]]
-MakeParts = Callable[..., Components]
+MakeComponents = Callable[..., Components]
 
 
 class KilledError(Exception):
@@ -76,8 +76,8 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_parts(start: Path, tmp_path: Path) -> MakeParts:
-    """Parts of a run of four iterations whose completions are a script's; ``changes``: of the parts."""
+def make_components(start: Path, tmp_path: Path) -> MakeComponents:
+    """Parts of a run of four iterations whose completions are a script's; ``changes``: of the components."""
 
     def make(
         *, script: Script | None = None, config: Mapping[str, Any] | None = None, folder: str = "run", **changes: Any
@@ -88,7 +88,7 @@ def make_parts(start: Path, tmp_path: Path) -> MakeParts:
             "checkpoints": CheckpointConfig(every_iterations=1),
         }
         prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
-        parts = native_components(
+        components = native_components(
             start,
             strategies.rl_config(**{**required, **(config or {})}),
             prompts=prompts,
@@ -96,14 +96,14 @@ def make_parts(start: Path, tmp_path: Path) -> MakeParts:
             folder=tmp_path / folder,
         )
         texts = dict.fromkeys(QUESTIONS, ANSWERS) if script is None else script
-        engine = ScriptedSampler.from_texts(texts, parts.tokenizer, scorer=parts.engine)
-        return dataclasses.replace(parts, **{"engine": engine, "sampler": engine, **changes})
+        engine = ScriptedSampler.from_texts(texts, components.tokenizer, scorer=components.engine)
+        return dataclasses.replace(components, **{"engine": engine, "sampler": engine, **changes})
 
     return make
 
 
-def weights(parts: Components) -> torch.Tensor:
+def weights(components: Components) -> torch.Tensor:
     """A copy of all weights that learn, flat."""
-    learner = parts.learner.learner
+    learner = components.learner.learner
     modules = [learner.policy, *([learner.critic] if learner.critic else [])]
     return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()]).clone()

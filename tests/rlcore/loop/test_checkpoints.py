@@ -39,7 +39,7 @@ def written(tmp_path: Path, seconds_per_iteration: float, **settings: Any) -> li
         for iteration in range(1, 21):
             clock.seconds += seconds_per_iteration
             if checkpoints.is_due(iteration):
-                checkpoints.save(iteration, run_state={}, spared=[iteration])
+                checkpoints.save(iteration, run_state={}, protected=[iteration])
                 done.append(iteration)
     return done
 
@@ -65,7 +65,7 @@ def test_what_was_saved_last_is_loaded_and_another_run_may_not(tmp_path: Path) -
     learner = make_learner(num_iterations=3)
     checkpoints = Checkpoints(tmp_path, learner, identity=IDENTITY)
     for iteration in (1, 2):
-        checkpoints.save(iteration, run_state={"history": [iteration]}, spared=[1])
+        checkpoints.save(iteration, run_state={"history": [iteration]}, protected=[1])
     state = checkpoints.load()  # waits for what is being written
     assert state is not None and (state["iteration"], state["history"]) == (2, [2])
     state = checkpoints.load(up_to=1)

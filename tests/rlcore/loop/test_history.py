@@ -12,7 +12,7 @@ from rlcore.config import HealthConfig
 from rlcore.errors import CheckpointError
 from rlcore.loop import train
 from rlcore.loop.history import NAME, History
-from tests.rlcore.loop.conftest import KilledError, MakeParts, Tape
+from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape
 
 
 def with_rows(folder: Path, count: int) -> History:
@@ -44,11 +44,11 @@ def test_nothing_is_left_of_iterations_after_the_seal(tmp_path: Path) -> None:
 
 
 def test_the_size_of_a_checkpoint_does_not_depend_on_the_number_of_iterations(
-    make_parts: MakeParts, tmp_path: Path
+    make_components: MakeComponents, tmp_path: Path
 ) -> None:
     sizes = {}
     for iterations in (2, 12):
-        train(make_parts(config={"num_iterations": iterations}, folder=f"run-{iterations}"), Tape())
+        train(make_components(config={"num_iterations": iterations}, folder=f"run-{iterations}"), Tape())
         newest = max((tmp_path / f"run-{iterations}").glob("step-*"))
         sizes[iterations] = sum(path.stat().st_size for path in newest.iterdir())
         assert len((tmp_path / f"run-{iterations}" / NAME).read_text().splitlines()) == iterations
@@ -56,26 +56,26 @@ def test_the_size_of_a_checkpoint_does_not_depend_on_the_number_of_iterations(
 
 
 def test_a_run_whose_history_was_changed_goes_on_from_the_newest_checkpoint_that_it_agrees_with(
-    make_parts: MakeParts, tmp_path: Path
+    make_components: MakeComponents, tmp_path: Path
 ) -> None:
-    whole = train(make_parts(folder="whole"), Tape())
+    whole = train(make_components(folder="whole"), Tape())
     with pytest.raises(KilledError):
-        train(make_parts(), Tape(killed_in=4))
+        train(make_components(), Tape(killed_in=4))
     path = tmp_path / "run" / NAME
     path.write_bytes(path.read_bytes()[:-5])  # within the row of iteration 3
     tape = Tape()
-    outcome = train(make_parts(), tape)
+    outcome = train(make_components(), tape)
     assert [row["iteration"] for row in tape.rows] == [3, 4]
     assert [row["reward/mean"] for row in outcome.history] == [row["reward/mean"] for row in whole.history]
     assert (tmp_path / "run" / "damaged-step-000003").is_dir()
 
 
-def test_a_history_that_is_gone_is_never_replaced_in_silence(make_parts: MakeParts, tmp_path: Path) -> None:
+def test_a_history_that_is_gone_is_never_replaced_in_silence(make_components: MakeComponents, tmp_path: Path) -> None:
     with pytest.raises(KilledError):
-        train(make_parts(), Tape(killed_in=4))
+        train(make_components(), Tape(killed_in=4))
     (tmp_path / "run" / NAME).unlink()
     with pytest.raises(CheckpointError, match="checkpoints were damaged"):
-        train(make_parts(), Tape())
+        train(make_components(), Tape())
 
 
 class Counted(list[dict[str, float]]):

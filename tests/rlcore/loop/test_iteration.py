@@ -21,33 +21,33 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.training.experience import Experience, build_experience
 from rlcore.types import Rollout, TrainingSample
-from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeParts, Tape, right_answers, weights
+from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeComponents, Tape, right_answers, weights
 
 SCRIPT = dict.fromkeys(QUESTIONS, ANSWERS)
 
 
-def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_parts: MakeParts) -> None:
-    parts, tape = make_parts(), Tape()
-    before = weights(parts)
-    outcome = train(parts, tape)
+def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_components: MakeComponents) -> None:
+    components, tape = make_components(), Tape()
+    before = weights(components)
+    outcome = train(components, tape)
     assert [row["iteration"] for row in tape.rows] == [1, 2, 3, 4]
     assert [row["policy_version"] for row in outcome.history] == [1, 2, 3, 4]
     assert outcome.stop is None
-    assert not torch.equal(before, weights(parts))
-    assert parts.engine.policy_version == parts.learner.policy_version == 4
-    assert parts.engine.differing_parts(parts.learner.weights()) == []
+    assert not torch.equal(before, weights(components))
+    assert components.engine.policy_version == components.learner.policy_version == 4
+    assert components.engine.differing_parts(components.learner.weights()) == []
 
 
-def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_parts: MakeParts) -> None:
+def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_components: MakeComponents) -> None:
     config = {
         "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=1),
         "eval_every": 2,
         "algorithm": "dapo",
     }
-    parts = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)})
-    held_out = HeldOut(prompts=parts.prompts[:3], verifier=math_verifier())
-    parts, tape = make_parts(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
-    outcome = train(parts, tape)
+    components = make_components(config=config | {"kl": KlConfig(coefficient=0.1)})
+    held_out = HeldOut(prompts=components.prompts[:3], verifier=math_verifier())
+    components, tape = make_components(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
+    outcome = train(components, tape)
     for recorded, kept in zip(tape.rows, outcome.history, strict=True):
         watched = {name: value for name, value in recorded.items() if name.startswith(("health/", "audit/"))}
         assert recorded == kept | watched
@@ -61,15 +61,17 @@ def math_verifier() -> Any:
     return build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
 
 
-def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apart(make_parts: MakeParts) -> None:
-    plain = make_parts()
+def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apart(
+    make_components: MakeComponents,
+) -> None:
+    plain = make_components()
     prompts = [replace(each, dataset="a" if place < 3 else "b") for place, each in enumerate(plain.prompts)]
     paid = WeightedReward([WeightedTerm(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
     free = WeightedReward([*paid.parts, WeightedTerm(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
     held_out = HeldOut(prompts=prompts, verifier=free)
     mix = {"prompts": prompts, "mixture_weights": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
     tape = Tape()
-    train(make_parts(config={"eval_every": 4}, **mix), tape)
+    train(make_components(config={"eval_every": 4}, **mix), tape)
     for drawn in tape.drawn:
         assert sorted(group[0].rollout.prompt.dataset for group in drawn.groups) == ["a", "b"]
     assert [row["reward/data/a"] for row in tape.rows] == [0.0] * 4
@@ -84,72 +86,78 @@ def nothing(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]
     return [0.0 for _ in rollouts]
 
 
-def test_rollouts_reach_the_recorder_with_their_scores_and_the_version_that_sampled_them(make_parts: MakeParts) -> None:
+def test_rollouts_reach_the_recorder_with_their_scores_and_the_version_that_sampled_them(
+    make_components: MakeComponents,
+) -> None:
     tape = Tape()
-    train(make_parts(), tape)
+    train(make_components(), tape)
     for number, drawn in enumerate(tape.drawn):
         assert [[item.rollout.text for item in group] for group in drawn.groups] == [list(ANSWERS)] * 2
         assert [[item.score.value for item in group] for group in drawn.groups] == [[1.0, 0.0, 0.0]] * 2
         assert {item.rollout.policy_version for group in drawn.groups for item in group} == {number}
 
 
-def test_groups_without_signal_move_nothing_and_the_version_goes_on(make_parts: MakeParts) -> None:
-    parts = make_parts(script={question: ["right"] for question in QUESTIONS})
-    before = weights(parts)
-    outcome = train(parts, Tape())
-    assert torch.equal(before, weights(parts))
+def test_groups_without_signal_move_nothing_and_the_version_goes_on(make_components: MakeComponents) -> None:
+    components = make_components(script={question: ["right"] for question in QUESTIONS})
+    before = weights(components)
+    outcome = train(components, Tape())
+    assert torch.equal(before, weights(components))
     assert [row["groups/zero_signal"] for row in outcome.history] == [1.0] * 4
-    assert parts.learner.policy_version == 4
+    assert components.learner.policy_version == 4
 
 
-def test_failed_rollouts_are_counted_and_not_trained_on(make_parts: MakeParts) -> None:
+def test_failed_rollouts_are_counted_and_not_trained_on(make_components: MakeComponents) -> None:
     failing = set(list(QUESTIONS)[:2])
     script = {question: ANSWERS for question in QUESTIONS if question not in failing}
-    parts, tape = make_parts(script=script, config={"num_iterations": 3}), Tape()
-    train(parts, tape)  # three iterations of two prompts: each prompt once
+    components, tape = make_components(script=script, config={"num_iterations": 3}), Tape()
+    train(components, tape)  # three iterations of two prompts: each prompt once
     trained = [item.rollout.prompt.prompt_id for drawn in tape.drawn for group in drawn.groups for item in group]
     assert sorted(set(trained)) == sorted(set(QUESTIONS) - failing)
     assert sum(row["rollouts/count"] for row in tape.rows) == 3 * (6 - 2)
-    failures = [int(note.split()[0]) for note in tape.notes if "rollouts failed" in note]
+    failures = [int(note.split("=")[1].split(",")[0]) for note in tape.notes if "rollouts: failed" in note]
     assert sum(failures) == 3 * 2
 
 
-def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_parts: MakeParts) -> None:
-    first = make_parts().prompt_schedule().prompts_for(1)
+def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_components: MakeComponents) -> None:
+    first = make_components().prompt_schedule().prompts_for(1)
     script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
-    parts = make_parts(script=script)
-    before = weights(parts)
+    components = make_components(script=script)
+    before = weights(components)
     with pytest.raises(TrainingError, match="none of the iteration's rollouts can be trained on"):
-        train(parts, Tape())
-    assert torch.equal(before, weights(parts))
+        train(components, Tape())
+    assert torch.equal(before, weights(components))
 
 
-def test_a_grader_that_fails_on_more_than_a_tenth_ends_the_run(make_parts: MakeParts) -> None:
+def test_a_grader_that_fails_on_more_than_a_tenth_ends_the_run(make_components: MakeComponents) -> None:
     def judge(rollouts: Sequence[Rollout]) -> list[Any]:
         return [None if rollout.text == "no" else 1.0 for rollout in rollouts]
 
     with pytest.raises(RewardError, match="2 of 6 rollouts could not be scored"):
-        train(make_parts(reward=function_reward(judge)), Tape())
+        train(make_components(reward=function_reward(judge)), Tape())
 
 
-def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_training(make_parts: MakeParts) -> None:
+def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_training(
+    make_components: MakeComponents,
+) -> None:
     def backwards(rollouts: Sequence[Rollout]) -> list[Any]:
         return [float(sum(map(ord, rollout.prompt.prompt_id))) for rollout in reversed(rollouts)]
 
-    parts, tape = make_parts(reward=function_reward(backwards)), Tape()
-    before = weights(parts)
+    components, tape = make_components(reward=function_reward(backwards)), Tape()
+    before = weights(components)
     with pytest.raises(CanaryError, match="not in the order of the rollouts"):
-        train(parts, tape)
+        train(components, tape)
     assert tape.rows == []
-    assert torch.equal(before, weights(parts))
+    assert torch.equal(before, weights(components))
 
 
-def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(make_parts: MakeParts) -> None:
-    solved = {p.prompt_id for p in make_parts().prompt_schedule().prompts_for(1)[:1]}
+def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(
+    make_components: MakeComponents,
+) -> None:
+    solved = {p.prompt_id for p in make_components().prompt_schedule().prompts_for(1)[:1]}
     script = {question: ["right"] if question in solved else ANSWERS for question in QUESTIONS}
     config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=2)}
     tape = Tape()
-    train(make_parts(script=script, config=config), tape)
+    train(make_components(script=script, config=config), tape)
     assert [group[0].rollout.prompt.prompt_id for group in tape.drawn[0].replaced] == list(solved)
     assert tape.rows[0]["groups/replaced"] == 1.0
     for drawn in tape.drawn:
@@ -159,47 +167,49 @@ def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_one
 
 @pytest.mark.parametrize(("staleness", "versions"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (9, [0, 0, 0, 0, 0])])
 def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
-    staleness: int, versions: list[int], make_parts: MakeParts
+    staleness: int, versions: list[int], make_components: MakeComponents
 ) -> None:
     config = {"num_iterations": 5, "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness)}
     warn = HealthConfig(action="warn")  # a script's policy moves far in each step
-    parts, tape = make_parts(config=config, health=warn), Tape()
-    train(parts, tape)
+    components, tape = make_components(config=config, health=warn), Tape()
+    train(components, tape)
     sampled = [{item.rollout.policy_version for group in drawn.groups for item in group} for drawn in tape.drawn]
     assert sampled == [{version} for version in versions]
     assert [row["staleness"] for row in tape.rows] == [float(n - version) for n, version in enumerate(versions)]
     met = [place for place, row in enumerate(tape.rows) if "sync/log_odds_mean_diff" in row]
     assert met == ([0, 1, 2, 3, 4] if staleness == 1 else [4])
-    assert parts.engine.policy_version == 5
+    assert components.engine.policy_version == 5
     prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
-    turns = parts.prompt_schedule()
+    turns = components.prompt_schedule()
     assert prompts == [[p.prompt_id for p in turns.prompts_for(n)] for n in range(1, 6)]
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(staleness: int, make_parts: MakeParts) -> None:
+def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(
+    staleness: int, make_components: MakeComponents
+) -> None:
     class Deaf(NativeSampler):
         def load_weights(self, state: Any, *, policy_version: int) -> None:
             self.policy_version = policy_version
 
     config = {"num_iterations": 6, "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness)}
-    parts = make_parts()
-    scorer = Deaf(parts.learner.learner.policy, parts.tokenizer)
-    engine = ScriptedSampler.from_texts(SCRIPT, parts.tokenizer, scorer=scorer)
+    components = make_components()
+    scorer = Deaf(components.learner.learner.policy, components.tokenizer)
+    engine = ScriptedSampler.from_texts(SCRIPT, components.tokenizer, scorer=scorer)
     with pytest.raises(StaleSamplerError, match="the engine's weights are not the learner's"):
-        train(make_parts(engine=engine, sampler=engine, config=config), Tape())
+        train(make_components(engine=engine, sampler=engine, config=config), Tape())
 
 
-def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_parts: MakeParts) -> None:
-    engine = ScriptedSampler.from_texts(SCRIPT, make_parts().tokenizer)  # a uniform policy's
+def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_components: MakeComponents) -> None:
+    engine = ScriptedSampler.from_texts(SCRIPT, make_components().tokenizer)  # a uniform policy's
     tape = Tape()
-    with pytest.raises(CanaryError), open_run(make_parts(engine=engine, sampler=engine), tape):
+    with pytest.raises(CanaryError), open_run(make_components(engine=engine, sampler=engine), tape):
         pass
     assert tape.rows == []
 
 
 def test_samples_that_lose_their_end_on_the_way_from_the_rollouts_end_the_run_before_a_weight_moves(
-    make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without_end(sample: TrainingSample) -> TrainingSample:
         mask = sample.loss_mask.clone()
@@ -210,24 +220,24 @@ def test_samples_that_lose_their_end_on_the_way_from_the_rollouts_end_the_run_be
         made = build_experience(*arguments, **settings)
         return dataclasses.replace(made, samples=[without_end(sample) for sample in made.samples])
 
-    parts = make_parts()
-    before = weights(parts)
+    components = make_components()
+    before = weights(components)
     monkeypatch.setattr(update, "build_experience", build)
     with pytest.raises(CanaryError, match="the EOS token is masked out of the loss"):
-        train(parts, Tape())
-    assert torch.equal(weights(parts), before)
+        train(components, Tape())
+    assert torch.equal(weights(components), before)
 
 
-def test_an_evaluation_needs_held_out_problems(make_parts: MakeParts) -> None:
+def test_an_evaluation_needs_held_out_problems(make_components: MakeComponents) -> None:
     with pytest.raises(ConfigError, match="held-out"):
-        train(make_parts(config={"eval_every": 1}), Tape())
+        train(make_components(config={"eval_every": 1}), Tape())
 
 
-def test_without_a_recorder_a_run_is_logged(make_parts: MakeParts, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_recorder_a_run_is_logged(make_components: MakeComponents, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="rlcore"):
-        train(make_parts(config={"num_iterations": 2}))
+        train(make_components(config={"num_iterations": 2}))
     lines = [record.getMessage() for record in caplog.records]
-    assert [line.partition(":")[0] for line in lines if line.startswith("iteration")] == [
+    assert [" ".join(line.split()[:2]) for line in lines if line.startswith("iteration")] == [
         "iteration 1/2",
         "iteration 2/2",
     ]
@@ -245,20 +255,20 @@ def kl_limit(history: Sequence[Any], iteration: int) -> HealthConfig:
     return HealthConfig(kl=LimitConfig(warn=bound * 0.99, stop=bound, patience=1), mismatch=any_mismatch)
 
 
-def course_of(parts: Components) -> tuple[list[torch.Tensor], Sequence[Mapping[str, float]]]:
+def course_of(components: Components) -> tuple[list[torch.Tensor], Sequence[Mapping[str, float]]]:
     """The weights before the first iteration and after each, and the metrics of each."""
-    with open_run(parts, Tape()) as run:
-        course = [weights(parts)]
+    with open_run(components, Tape()) as run:
+        course = [weights(components)]
         while not run.is_over:
             iterate(run)
-            course.append(weights(parts))
+            course.append(weights(components))
         return course, finish(run).history
 
 
-def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_parts: MakeParts) -> None:
-    free = make_parts(config=KL, folder="free", health=HealthConfig(action="warn"))
+def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_components: MakeComponents) -> None:
+    free = make_components(config=KL, folder="free", health=HealthConfig(action="warn"))
     course, history = course_of(free)
-    stopping, tape = make_parts(config=KL, health=kl_limit(history, 5)), Tape()
+    stopping, tape = make_components(config=KL, health=kl_limit(history, 5)), Tape()
     outcome = train(stopping, tape)
     # The reading of iteration 4, the last within the bound, is of rollouts that the weights of iteration 3 sampled.
     assert outcome.stop is not None and (outcome.stop.iteration, outcome.stop.restored_iteration) == (5, 3)
@@ -272,31 +282,31 @@ def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_more(
-    staleness: Any, make_parts: MakeParts
+    staleness: Any, make_components: MakeComponents
 ) -> None:
     config = KL | {
         "checkpoints": CheckpointConfig(every_iterations=100),  # after the first and the last alone
         "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness),
     }
-    free = make_parts(config=config, folder="free", health=HealthConfig(action="warn"))
+    free = make_components(config=config, folder="free", health=HealthConfig(action="warn"))
     course, history = course_of(free)
-    stopping, tape = make_parts(config=config, health=kl_limit(history, 6)), Tape()
+    stopping, tape = make_components(config=config, health=kl_limit(history, 6)), Tape()
     outcome = train(stopping, tape)
     assert outcome.stop is not None and outcome.stop.restored_iteration == 4 - staleness
     assert torch.equal(weights(stopping), course[outcome.stop.restored_iteration])
     assert any("from_checkpoint=1 " in note for note in tape.notes)
 
 
-def test_a_run_that_is_unhealthy_from_the_start_has_no_result(make_parts: MakeParts) -> None:
+def test_a_run_that_is_unhealthy_from_the_start_has_no_result(make_components: MakeComponents) -> None:
     health = HealthConfig(kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
     with pytest.raises(TrainingError, match="no healthy checkpoint exists"):
-        train(make_parts(config=KL, health=health), Tape())
+        train(make_components(config=KL, health=health), Tape())
 
 
-def test_a_rule_that_may_only_warn_ends_no_run(make_parts: MakeParts) -> None:
+def test_a_rule_that_may_only_warn_ends_no_run(make_components: MakeComponents) -> None:
     health = HealthConfig(action="warn", kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
     tape = Tape()
-    outcome = train(make_parts(config=KL, health=health), tape)
+    outcome = train(make_components(config=KL, health=health), tape)
     assert (outcome.stop, len(outcome.history)) == (None, 6)
     assert [row["health/alarms"] for row in tape.rows] == [1.0] * 6
     assert sum("health stop: kl" in note for note in tape.notes) == 1  # once, not after every iteration

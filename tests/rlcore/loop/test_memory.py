@@ -24,13 +24,13 @@ WITHOUT_SIGNAL = [dataclasses.replace(sample, advantages=torch.zeros_like(sample
 def make_run(name: str = "grpo") -> Any:
     """What the measurement reads of a run of a tiny policy."""
     learner = make_learner(name, dtype=torch.float32)
-    parts = SimpleNamespace(
+    components = SimpleNamespace(
         learner=LocalLearner(learner),
         engine_dtype=torch.float32,
         config=learner.config,
         prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
     )
-    return SimpleNamespace(components=parts, history=History(Path("nowhere")))
+    return SimpleNamespace(components=components, history=History(Path("nowhere")))
 
 
 def size_of(run: Any) -> int:

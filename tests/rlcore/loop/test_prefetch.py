@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.config import MismatchConfig, SamplingConfig, UpdateConfig
+from rlcore.config import RolloutCorrectionConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.loop.prefetch import Groups, RolloutPrefetcher, from_json, mean_staleness, to_json
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
@@ -191,7 +191,7 @@ def test_stale_rollouts_are_refused_without_correction_and_with_dynamic_sampling
         strategies.rl_config(
             "grpo",
             sampling=SamplingConfig(max_new_tokens=8, staleness=1),
-            update=UpdateConfig(rollout_correction=MismatchConfig(mode="off")),
+            update=UpdateConfig(rollout_correction=RolloutCorrectionConfig(mode="off")),
         )
     with pytest.raises(ConfigError, match="dynamic_sampling_rounds"):
         SamplingConfig(max_new_tokens=8, staleness=1, dynamic_sampling_rounds=1)

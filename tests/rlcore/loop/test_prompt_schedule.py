@@ -65,8 +65,8 @@ def test_a_run_that_goes_on_from_a_checkpoint_has_the_same_prompts_also_of_itera
             found += drawn(turns, range(iteration, iteration + 1), gone)
         return found
 
-    straight = run(1, 9, PromptSchedule(pool, 3, seed=1, shares=mix, revisit=revisit))
-    before, after = (PromptSchedule(pool, 3, seed=1, shares=mix, revisit=revisit) for _ in range(2))
+    straight = run(1, 9, PromptSchedule(pool, 3, seed=1, weights=mix, keep_prob=revisit))
+    before, after = (PromptSchedule(pool, 3, seed=1, weights=mix, keep_prob=revisit) for _ in range(2))
     run(1, killed_after, before)
     after.restore(json.loads(json.dumps(before.state())))
     assert run(killed_after + 1, 9, after) == straight[killed_after:]
@@ -76,7 +76,7 @@ def test_a_prompt_keeps_its_turn_as_often_as_its_groups_without_signal_say() -> 
     """One of ten prompts never has a signal. Expected: 1/2, then 1/4, 1/8, and never below 1/16."""
     hits, tries = Counter[int](), Counter[int]()
     for seed in range(400):
-        turns, times = PromptSchedule(prompts(10), 1, seed=seed, revisit=0.5), 0
+        turns, times = PromptSchedule(prompts(10), 1, seed=seed, keep_prob=0.5), 0
         passed_before = passed = iteration = 0
         while times < 7:
             iteration += 1
@@ -94,18 +94,18 @@ def test_a_prompt_keeps_its_turn_as_often_as_its_groups_without_signal_say() -> 
 
 
 def test_a_prompt_that_has_a_signal_again_has_every_turn_again() -> None:
-    turns = PromptSchedule(prompts(4), 4, seed=0, revisit=0.0)
+    turns = PromptSchedule(prompts(4), 4, seed=0, keep_prob=0.0)
     drawn(turns, range(1, 2), frozenset("0123"))
-    assert turns.state()["silent"] == {"0": 1, "1": 1, "2": 1, "3": 1}
+    assert turns.state()["zero_signal_streak"] == {"0": 1, "1": 1, "2": 1, "3": 1}
     turns.record_signals(2, [(prompt.prompt_id, True) for prompt in turns.prompts_for(2)])
-    seen = set(turns.state()["silent"])
+    seen = set(turns.state()["zero_signal_streak"])
     third = [prompt.prompt_id for prompt in turns.prompts_for(3)]
     assert set("0123") - seen <= set(third)
 
 
 def test_passing_over_leaves_the_shares_of_data_sets_as_they_are() -> None:
     pool, shares = [*of("a", 5), *of("b", 5)], {"a": 2.0, "b": 1.0}
-    turns = PromptSchedule(pool, 6, seed=0, shares=shares, revisit=0.0)
+    turns = PromptSchedule(pool, 6, seed=0, weights=shares, keep_prob=0.0)
     found = drawn(turns, range(1, 30), frozenset(f"a/{i}" for i in range(4)))
     assert all(Counter(name[0] for name in names) == {"a": 4, "b": 2} for names in found)
     late = Counter(name for names in found[10:] for name in names)
@@ -115,13 +115,13 @@ def test_passing_over_leaves_the_shares_of_data_sets_as_they_are() -> None:
 def test_a_revisit_of_one_keeps_no_account_and_what_is_closed_is_forgotten() -> None:
     turns = PromptSchedule(prompts(10), 2, seed=0)
     drawn(turns, range(1, 6), frozenset("0123456789"))
-    assert turns.state() == {"begun": 5, "places": {"": 10}, "open": {}, "silent": {}}
+    assert turns.state() == {"num_started": 5, "cursors": {"": 10}, "pending": {}, "zero_signal_streak": {}}
 
 
 def test_an_iteration_that_is_closed_has_no_prompts_any_more() -> None:
     turns = PromptSchedule(prompts(10), 2, seed=0)
     drawn(turns, range(1, 4))
-    with pytest.raises(CheckpointError, match="iteration 2 has had its prompts: 3 iterations have been begun"):
+    with pytest.raises(CheckpointError, match="iteration 2 was already recorded: .* started 3"):
         turns.prompts_for(2)
 
 
@@ -149,7 +149,7 @@ def test_where_groups_of_equal_rewards_teach_nothing_is_passed_over(
 def test_each_data_set_has_its_share_of_any_stretch_to_within_one_prompt(weights: list[int], first: int) -> None:
     shares = {f"d{place}": float(weight) for place, weight in enumerate(weights)}
     pool = [prompt for name in shares for prompt in of(name, 5)]
-    turns = PromptSchedule(pool, 40, seed=0, shares=shares)
+    turns = PromptSchedule(pool, 40, seed=0, weights=shares)
     found = [prompt.dataset for prompt in turns.prompts_for(first)]
     for name, share in shares.items():
         assert abs(found.count(name) - 40 * share / sum(weights)) <= 2.0
@@ -158,7 +158,7 @@ def test_each_data_set_has_its_share_of_any_stretch_to_within_one_prompt(weights
 def test_a_data_set_in_a_mix_shows_every_prompt_once_an_epoch() -> None:
     pool, shares = [*of("a", 6), *of("b", 3)], {"a": 3.0, "b": 1.0}
     straight = [
-        prompt for prompt in PromptSchedule(pool, 24, seed=1, shares=shares).prompts_for(1) if prompt.dataset == "a"
+        prompt for prompt in PromptSchedule(pool, 24, seed=1, weights=shares).prompts_for(1) if prompt.dataset == "a"
     ]
     first, second = [[prompt.prompt_id for prompt in straight][place : place + 6] for place in (0, 6)]
     assert sorted(first) == sorted(second) == [f"a/{i}" for i in range(6)]

@@ -13,7 +13,7 @@ from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig,
 from rlcore.errors import CheckpointError
 from rlcore.loop import TrainResult, iteration, open_run, train
 from rlcore.loop.history import NAME
-from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeParts, Tape, weights
+from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, KilledError, MakeComponents, Tape, weights
 
 HALF_SOLVED = {question: ["right"] if number % 2 else ANSWERS for number, question in enumerate(QUESTIONS)}
 TWICE = UpdateConfig(num_epochs=2, num_minibatches=2)
@@ -50,16 +50,16 @@ def without_costs(outcome: TrainResult) -> list[dict[str, float]]:
     ],
 )
 def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
-    path: str, every: int, make_parts: MakeParts
+    path: str, every: int, make_components: MakeComponents
 ) -> None:
     config = PATHS[path] | {"checkpoints": CheckpointConfig(every_iterations=every)}
-    whole = make_parts(config=config, script=HALF_SOLVED, folder="whole")
+    whole = make_components(config=config, script=HALF_SOLVED, folder="whole")
     expected = without_costs(train(whole, Tape()))
     for killed_in in (1, 2, 3, 4):
         folder = f"killed-{killed_in}"
         with pytest.raises(KilledError):
-            train(make_parts(config=config, script=HALF_SOLVED, folder=folder), Tape(killed_in=killed_in))
-        again, tape = make_parts(config=config, script=HALF_SOLVED, folder=folder), Tape()
+            train(make_components(config=config, script=HALF_SOLVED, folder=folder), Tape(killed_in=killed_in))
+        again, tape = make_components(config=config, script=HALF_SOLVED, folder=folder), Tape()
         outcome = train(again, tape)
         assert torch.equal(weights(again), weights(whole))
         assert without_costs(outcome) == expected
@@ -68,17 +68,17 @@ def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
 
 
 def test_a_resumed_run_finds_again_what_the_health_rules_had_found_which_no_checkpoint_keeps(
-    make_parts: MakeParts,
+    make_components: MakeComponents,
 ) -> None:
-    free = make_parts(config=PATHS["plain"], script=HALF_SOLVED, folder="free")
+    free = make_components(config=PATHS["plain"], script=HALF_SOLVED, folder="free")
     readings = sorted(row["kl/ref"] for row in train(free, Tape()).history)
     warns = HealthConfig(action="warn", kl=LimitConfig(warn=sum(readings[1:3]) / 2.0, stop=99.0))
     config = PATHS["plain"] | {"checkpoints": CheckpointConfig(every_iterations=1)}
-    expected = train(make_parts(config=config, script=HALF_SOLVED, folder="whole", health=warns), Tape()).findings
+    expected = train(make_components(config=config, script=HALF_SOLVED, folder="whole", health=warns), Tape()).findings
     assert expected
     with pytest.raises(KilledError):
-        train(make_parts(config=config, script=HALF_SOLVED, health=warns), Tape(killed_in=4))
-    with open_run(make_parts(config=config, script=HALF_SOLVED, health=warns), Tape()) as run:
+        train(make_components(config=config, script=HALF_SOLVED, health=warns), Tape(killed_in=4))
+    with open_run(make_components(config=config, script=HALF_SOLVED, health=warns), Tape()) as run:
         assert run.iterations_done == 3
         assert run.findings == [dict(each) for each in expected if each["iteration"] <= 3]
         assert "findings" not in run.state()
@@ -86,10 +86,10 @@ def test_a_resumed_run_finds_again_what_the_health_rules_had_found_which_no_chec
 
 @pytest.mark.parametrize(("place", "kept"), [("collect_groups", 3), ("update_policy", 1)])
 def test_an_interrupted_run_keeps_its_last_iteration_unless_the_learner_was_changing(
-    make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch, place: str, kept: int
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch, place: str, kept: int
 ) -> None:
     config = PATHS["plain"] | {"checkpoints": CheckpointConfig()}  # by the clock: after the first iteration, then later
-    whole = make_parts(config=config, script=HALF_SOLVED, folder="whole")
+    whole = make_components(config=config, script=HALF_SOLVED, folder="whole")
     expected = without_costs(train(whole, Tape()))
     original, calls = getattr(iteration, place), count(1)
 
@@ -100,32 +100,32 @@ def test_an_interrupted_run_keeps_its_last_iteration_unless_the_learner_was_chan
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(iteration, place, interrupted)
-        train(make_parts(config=config, script=HALF_SOLVED), Tape())
-    again, tape = make_parts(config=config, script=HALF_SOLVED), Tape()
+        train(make_components(config=config, script=HALF_SOLVED), Tape())
+    again, tape = make_components(config=config, script=HALF_SOLVED), Tape()
     assert without_costs(train(again, tape)) == expected
     assert torch.equal(weights(again), weights(whole))
     assert [row["iteration"] for row in tape.rows] == list(range(kept + 1, 5))
 
 
-def test_a_run_that_is_done_does_nothing_when_it_is_started_again(make_parts: MakeParts) -> None:
-    first = make_parts()
+def test_a_run_that_is_done_does_nothing_when_it_is_started_again(make_components: MakeComponents) -> None:
+    first = make_components()
     expected, tape = train(first, Tape()), Tape()
-    again = make_parts()
+    again = make_components()
     assert train(again, tape) == expected
     assert tape.rows == []
     assert torch.equal(weights(first), weights(again))
 
 
-def test_what_was_recorded_is_flushed_before_every_checkpoint(make_parts: MakeParts, tmp_path: Path) -> None:
+def test_what_was_recorded_is_flushed_before_every_checkpoint(make_components: MakeComponents, tmp_path: Path) -> None:
     tape = Tape()
-    train(make_parts(config={"checkpoints": CheckpointConfig(every_iterations=2)}), tape)
+    train(make_components(config={"checkpoints": CheckpointConfig(every_iterations=2)}), tape)
     assert tape.num_flushes == 3  # after the first, the second and the fourth
     assert [path.name for path in sorted((tmp_path / "run").iterdir())] == [NAME, "step-000002", "step-000004"]
 
 
-def test_a_checkpoint_of_another_run_is_refused(make_parts: MakeParts) -> None:
-    train(make_parts(config={"num_iterations": 1}), Tape())
+def test_a_checkpoint_of_another_run_is_refused(make_components: MakeComponents) -> None:
+    train(make_components(config={"num_iterations": 1}), Tape())
     with pytest.raises(CheckpointError, match="configuration"):
-        train(make_parts(config={"num_iterations": 2}), Tape())
+        train(make_components(config={"num_iterations": 2}), Tape())
     with pytest.raises(CheckpointError, match="reward"):
-        train(make_parts(config={"num_iterations": 1}, identity={"reward": "other"}), Tape())
+        train(make_components(config={"num_iterations": 1}, identity={"reward": "other"}), Tape())

@@ -64,7 +64,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         sampling=SamplingConfig(max_new_tokens=8, dynamic_sampling_rounds=max_replacements),
     )
     prompts = [prompt(number) for number in range(NUM_PROMPTS)]
-    parts = SimpleNamespace(
+    components = SimpleNamespace(
         config=rl,
         seed=7,
         prompts=prompts,
@@ -74,7 +74,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         tokenizer=SimpleNamespace(eos_ids=(2,)),
     )
     return SimpleNamespace(
-        components=parts, recorder=SimpleNamespace(log=print), prompt_schedule=PromptSchedule(prompts, 4, seed=7)
+        components=components, recorder=SimpleNamespace(log=print), prompt_schedule=PromptSchedule(prompts, 4, seed=7)
     )
 
 

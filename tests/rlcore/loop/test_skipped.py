@@ -15,7 +15,7 @@ from rlcore.loop import iterate, open_run, train
 from rlcore.loop.update import SAMPLES, SKIPPED, save_skipped_batch
 from rlcore.training.local_learner import LocalLearner
 from tests import strategies
-from tests.rlcore.loop.conftest import MakeParts, Tape, weights
+from tests.rlcore.loop.conftest import MakeComponents, Tape, weights
 
 UNAUDITED = HealthConfig(audit=AuditConfig(action="off"))  # which would find the gradient first, where it looks
 
@@ -38,29 +38,31 @@ def test_a_batch_is_kept_once_with_what_was_met(tmp_path: Path) -> None:
     assert found["samples"][0]["advantages"] == samples[0].advantages.tolist()
 
 
-def test_a_run_skips_a_step_keeps_its_batch_counts_it_and_goes_on(make_parts: MakeParts, tmp_path: Path) -> None:
-    parts, tape = make_parts(health=UNAUDITED), Tape()
-    overflowing(parts.learner, {1})
-    with open_run(parts, tape) as run:
+def test_a_run_skips_a_step_keeps_its_batch_counts_it_and_goes_on(
+    make_components: MakeComponents, tmp_path: Path
+) -> None:
+    components, tape = make_components(health=UNAUDITED), Tape()
+    overflowing(components.learner, {1})
+    with open_run(components, tape) as run:
         iterate(run)
-        before = weights(parts)
+        before = weights(components)
         iterate(run)
-        assert torch.equal(weights(parts), before)
+        assert torch.equal(weights(components), before)
         iterate(run)
-        assert not torch.equal(weights(parts), before)
+        assert not torch.equal(weights(components), before)
     assert [row.get("update/skipped_steps") for row in tape.rows] == [None, 1.0, None]
     assert len(json.loads((tmp_path / "run" / SKIPPED / "iteration-00002" / SAMPLES).read_text())["samples"]) == 6
     assert any("the gradient norm is" in note and SKIPPED in note for note in tape.notes)
 
 
 def test_a_run_ends_after_too_many_in_a_row_and_the_row_survives_a_resume(
-    make_parts: MakeParts, tmp_path: Path
+    make_components: MakeComponents, tmp_path: Path
 ) -> None:
-    first = make_parts(health=UNAUDITED)
+    first = make_components(health=UNAUDITED)
     overflowing(first.learner, {1, 2, 3})
     with pytest.raises(NonFiniteError, match="the gradient norm is"):
         train(first, Tape())
-    again, tape = make_parts(health=UNAUDITED), Tape()
+    again, tape = make_components(health=UNAUDITED), Tape()
     overflowing(again.learner, {1, 2, 3})
     with pytest.raises(NonFiniteError):
         train(again, tape)

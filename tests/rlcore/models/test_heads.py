@@ -14,7 +14,7 @@ from tests import strategies
 
 
 def random_head(seed: int = 0) -> ScalarHeadModel:
-    """A reward model on a tiny trunk."""
+    """A reward model on a tiny backbone."""
     return ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(seed))
 
 
@@ -46,7 +46,7 @@ def test_a_score_is_read_at_the_last_token_in_the_order_of_the_caller(budget: in
 
 
 def test_a_fresh_critic_predicts_exactly_zero() -> None:
-    critic = ScalarHeadModel.on_trunk(strategies.tiny_llama())
+    critic = ScalarHeadModel.on_backbone(strategies.tiny_llama())
     values = score_values(critic, strategies.random_sequences(0), tokens_per_microbatch=100)
     assert all(not bool(value.any()) for value in values)
 
@@ -71,21 +71,21 @@ def test_only_the_last_layers_and_the_head_learn_when_asked() -> None:
 
 
 @pytest.mark.parametrize(("count", "is_learning"), [(-1, True), (0, False)])
-def test_the_trunk_learns_as_a_whole_or_not_at_all(count: int, is_learning: bool) -> None:
+def test_the_backbone_learns_as_a_whole_or_not_at_all(count: int, is_learning: bool) -> None:
     model = random_head()
     model.train_last_layers(count)
     assert {parameter.requires_grad for parameter in model.backbone.parameters()} == {is_learning}
     assert model.head.weight.requires_grad
 
 
-def test_a_trunk_without_a_list_of_layers_cannot_be_frozen_in_part() -> None:
+def test_a_backbone_without_a_list_of_layers_cannot_be_frozen_in_part() -> None:
     model = random_head()
     del model.backbone.model.layers
     with pytest.raises(ModelError, match=r"backbone\.trainable_layers"):
         model.train_last_layers(1)
 
 
-def test_a_head_lies_beside_its_trunk_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_head_lies_beside_its_backbone_and_comes_back_bit_for_bit(tmp_path: Path) -> None:
     model = random_head()
     save_head(model, tmp_path)
     loaded = load_scalar_model(model.backbone, tmp_path)
@@ -102,5 +102,5 @@ def test_a_missing_head_is_named_with_its_path(tmp_path: Path) -> None:
 
 def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
     save_head(random_head(), tmp_path)
-    with pytest.raises(ModelError, match=r"the head is \(1, 24\), the trunk wants \(1, 32\)"):
+    with pytest.raises(ModelError, match=r"the head is \(1, 24\), the backbone wants \(1, 32\)"):
         load_scalar_model(strategies.tiny_llama(hidden_size=32), tmp_path)

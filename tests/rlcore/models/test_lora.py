@@ -135,7 +135,7 @@ def test_what_was_frozen_stays_frozen_when_adapters_come_and_go() -> None:
 
 def test_a_scalar_model_on_an_adapter_has_the_adapter_and_the_head() -> None:
     base = strategies.tiny_llama()
-    critic = ScalarHeadModel.on_trunk(trained(base, "critic"))
+    critic = ScalarHeadModel.on_backbone(trained(base, "critic"))
     names = [name for name, _ in critic.named_parameters()]
     assert sum("lora_" in name for name in names) == len(names) - 1
     assert names[-1] == "head.weight"

@@ -62,7 +62,7 @@ def test_an_ensemble_comes_back_from_disk_and_scores_as_before(layers: int, tmp_
     assert not any(parameter.requires_grad for member in loaded.members for parameter in member.parameters())
 
 
-def test_heads_on_one_trunk_score_as_each_by_itself() -> None:
+def test_heads_on_one_backbone_score_as_each_by_itself() -> None:
     made = members(2, 0)
     apart = torch.stack([score_rewards(member, SEQUENCES, **BUDGET) for member in made])
     torch.testing.assert_close(raw_scores(made, SEQUENCES, **BUDGET), apart, rtol=1e-5, atol=1e-5)
@@ -78,7 +78,7 @@ def test_rewards_are_freed_of_length_centred_and_scaled_for_each_member() -> Non
     torch.testing.assert_close(model.rewards(SEQUENCES, calibrated=True, **BUDGET), expected / 4.0)
 
 
-def test_a_member_that_is_missing_or_of_another_trunk_is_named(tmp_path: Path) -> None:
+def test_a_member_that_is_missing_or_of_another_backbone_is_named(tmp_path: Path) -> None:
     made = members(2, 1)
     save_members(made, tmp_path)
     scale = RewardScale(shift=0.0, scale=1.0)
@@ -86,11 +86,11 @@ def test_a_member_that_is_missing_or_of_another_trunk_is_named(tmp_path: Path) -
     with pytest.raises(ModelError, match="a member of the ensemble is missing"):
         load_reward_model(made[0].backbone, tmp_path)
     RewardScales(members=(scale,) * 2).save(tmp_path)
-    with pytest.raises(ModelError, match="the trunk has no weight"):
+    with pytest.raises(ModelError, match="the backbone has no weight"):
         load_reward_model(strategies.tiny_llama(num_hidden_layers=1), tmp_path)
 
 
-def test_a_trunk_cut_after_its_first_layers_gives_their_state() -> None:
+def test_a_backbone_cut_after_its_first_layers_gives_their_state() -> None:
     whole, cut = strategies.tiny_llama(), strategies.tiny_llama()
     seen: list[torch.Tensor] = []
     whole.model.layers[0].register_forward_hook(lambda _, __, output: seen.append(output))
@@ -102,10 +102,10 @@ def test_a_trunk_cut_after_its_first_layers_gives_their_state() -> None:
     torch.testing.assert_close(state, whole.model.norm(seen[0])[0, -1].detach(), rtol=1e-5, atol=1e-5)
 
 
-def test_no_cut_leaves_the_trunk_as_it_is_and_too_long_a_one_is_refused() -> None:
-    trunk = strategies.tiny_llama()
-    before = weights_of(trunk)
-    keep_layers(trunk, 0)
-    assert torch.equal(weights_of(trunk), before)
+def test_no_cut_leaves_the_backbone_as_it_is_and_too_long_a_one_is_refused() -> None:
+    backbone = strategies.tiny_llama()
+    before = weights_of(backbone)
+    keep_layers(backbone, 0)
+    assert torch.equal(weights_of(backbone), before)
     with pytest.raises(ModelError, match="has 2 layers"):
-        keep_layers(trunk, 3)
+        keep_layers(backbone, 3)

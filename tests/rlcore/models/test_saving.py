@@ -52,17 +52,17 @@ def test_a_folder_that_exists_is_not_written_over(tmp_path: Path) -> None:
 
 def test_weights_become_half_where_those_of_the_start_are_half(tmp_path: Path) -> None:
     exact = torch.tensor([1.0009765625])  # between two neighbours of bfloat16
-    start = checkpoint(tmp_path / "start", "bfloat16", trunk=exact.bfloat16(), norm=exact)
-    made = checkpoint(tmp_path / "made", "float32", trunk=exact, norm=exact, head=exact)
+    start = checkpoint(tmp_path / "start", "bfloat16", backbone=exact.bfloat16(), norm=exact)
+    made = checkpoint(tmp_path / "made", "float32", backbone=exact, norm=exact, head=exact)
     (made / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": 12}}), encoding="utf-8")
     cast_like(made, start)
     found = load_file(made / "model.safetensors")
     assert {name: value.dtype for name, value in found.items()} == {
-        "trunk": torch.bfloat16,
+        "backbone": torch.bfloat16,
         "norm": torch.float32,
         "head": torch.float32,
     }
-    assert float(found["trunk"]) == 1.0
+    assert float(found["backbone"]) == 1.0
     assert torch.equal(found["norm"], exact)
     assert json.loads((made / "config.json").read_text(encoding="utf-8")) == {"dtype": "bfloat16", "hidden_size": 2}
     index = json.loads((made / "model.safetensors.index.json").read_text(encoding="utf-8"))
@@ -70,8 +70,8 @@ def test_weights_become_half_where_those_of_the_start_are_half(tmp_path: Path) -
 
 
 def test_nothing_is_touched_where_the_start_is_whole(tmp_path: Path) -> None:
-    start = checkpoint(tmp_path / "start", "float32", trunk=torch.ones(2))
-    made = checkpoint(tmp_path / "made", "float32", trunk=torch.ones(2))
+    start = checkpoint(tmp_path / "start", "float32", backbone=torch.ones(2))
+    made = checkpoint(tmp_path / "made", "float32", backbone=torch.ones(2))
     before = {path.name: path.read_bytes() for path in made.iterdir()}
     cast_like(made, start)
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before

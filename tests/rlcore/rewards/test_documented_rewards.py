@@ -13,7 +13,7 @@ import torch
 
 from rlcore.config import RewardTerm
 from rlcore.rewards import REWARDS, RewardResources, build_rewards
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.types import Rollout
 
 ROOT = Path(__file__).parents[3]

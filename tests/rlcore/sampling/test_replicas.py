@@ -106,19 +106,19 @@ def test_an_engine_that_breaks_stops_the_run(checkpoint: Path, tokenizer: ChatTo
 def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
     checkpoint: Path, tokenizer: ChatTokenizer, prompts: list[Prompt], model: PreTrainedModel
 ) -> None:
-    parts = parts_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts)
-    baselines, samples = calibrate_engines(parts)
+    components = components_of(make(checkpoint, tokenizer, NativeSampler, NativeSampler), model, prompts)
+    baselines, samples = calibrate_engines(components)
     assert (len(baselines), len(samples)) == (2, 2 * len(prompts))
-    learn(parts)
-    assert sync_weights(parts, baselines)["sync/logprob_max_diff"] < 1e-5
+    learn(components)
+    assert sync_weights(components, baselines)["sync/logprob_max_diff"] < 1e-5
     for kinds in ((NativeSampler, DeafSampler), (DeafSampler, NativeSampler)):
-        parts = parts_of(make(checkpoint, tokenizer, *kinds), model, prompts)
-        learn(parts)
+        components = components_of(make(checkpoint, tokenizer, *kinds), model, prompts)
+        learn(components)
         with pytest.raises(StaleSamplerError):
-            sync_weights(parts, [EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset())] * 2)
+            sync_weights(components, [EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset())] * 2)
 
 
-def parts_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
+def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
     """What a sync looks at, before the first update."""
     config = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=6))
     learner = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config)
@@ -132,12 +132,12 @@ def parts_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Pr
     )
 
 
-def learn(parts: Any) -> None:
+def learn(components: Any) -> None:
     """The learner takes a step."""
     with torch.no_grad():
-        for parameter in parts.learner.learner.policy.parameters():
+        for parameter in components.learner.learner.policy.parameters():
             parameter += 0.02
-    parts.learner.learner.policy_version += 1
+    components.learner.learner.policy_version += 1
 
 
 def test_where_one_engine_cannot_say_what_it_holds_nothing_is_said(

@@ -194,15 +194,15 @@ def test_what_a_run_may_go_back_to_is_spared_and_found_again(tmp_path: Path) -> 
     learner = make_learner()
     for step in range(1, 8):  # one rule has seen step 2 to be sound, another step 4
         state = {"identity": IDENTITY, "iteration": step}
-        save_checkpoint(tmp_path, step, learner, run_state=state, keep=2, spared=(min(step, 2), min(step, 4)))
+        save_checkpoint(tmp_path, step, learner, run_state=state, keep=2, protected=(min(step, 2), min(step, 4)))
     assert names(tmp_path) == ["step-000002", "step-000004", "step-000006", "step-000007"]
     assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=5) == {"identity": IDENTITY, "iteration": 4}
     assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=1) is None
 
 
 def test_the_steps_to_keep_are_the_newest_and_the_newest_up_to_each_that_is_spared() -> None:
-    assert steps_to_keep([2, 4, 6, 8, 10], keep=2, spared=[]) == {8, 10}
-    assert steps_to_keep([2, 4, 6, 8, 10], keep=1, spared=[5, 4, 1, 0, 99]) == {4, 10}
+    assert steps_to_keep([2, 4, 6, 8, 10], keep=2, protected=[]) == {8, 10}
+    assert steps_to_keep([2, 4, 6, 8, 10], keep=1, protected=[5, 4, 1, 0, 99]) == {4, 10}
 
 
 # A run's verdicts: any course of two rules, one of them read only now and then (gaming, at evaluations).
@@ -233,5 +233,5 @@ def test_pruning_never_takes_the_checkpoint_that_a_later_verdict_goes_back_to(
         assert goal[0] == goal[1]
         if verdict.stop is None and iteration % every == 0:
             written.add(iteration)
-            kept = steps_to_keep({*kept, iteration}, keep=2, spared=verdict.last_healthy_by_rule.values())
+            kept = steps_to_keep({*kept, iteration}, keep=2, protected=verdict.last_healthy_by_rule.values())
     assert len(kept) <= 2 + len(LIMITS)

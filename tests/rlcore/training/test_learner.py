@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig, SamplingConfig
+from rlcore.config import CriticConfig, KlConfig, OptimConfig, RolloutCorrectionConfig, SamplingConfig
 from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.training.minibatches import split_by_prompt
@@ -155,7 +155,7 @@ def test_nan_in_masked_places_changes_no_weight(name: str) -> None:
             name,
             dtype=torch.float32,
             kl=KlConfig(coefficient=0.05),
-            update=update_config(rollout_correction=MismatchConfig()),
+            update=update_config(rollout_correction=RolloutCorrectionConfig()),
         )
         learner.update(version, seed=0)
         results.append(
@@ -182,7 +182,7 @@ def with_silent_group(seed: int) -> list[TrainingSample]:
 
 
 def prompts_forwarded(learner: Learner, samples: Sequence[TrainingSample]) -> set[int]:
-    """The first tokens of the rows that go through the policy's trunk during an update."""
+    """The first tokens of the rows that go through the policy's backbone during an update."""
     seen: set[int] = set()
 
     def watch(_module: Any, _args: Any, kwargs: Any) -> None:

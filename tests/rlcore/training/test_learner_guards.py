@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from rlcore.config import CriticConfig, KlConfig, MismatchConfig, OptimConfig
+from rlcore.config import CriticConfig, KlConfig, OptimConfig, RolloutCorrectionConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
@@ -238,7 +238,7 @@ def test_on_the_first_pass_nothing_is_clipped_and_later_the_ratio_moves() -> Non
     policy = strategies.tiny_llama()
     samples = on_policy_samples(policy)
     first = (
-        make_learner(dtype=torch.float32, update=update_config(rollout_correction=MismatchConfig()))
+        make_learner(dtype=torch.float32, update=update_config(rollout_correction=RolloutCorrectionConfig()))
         .update(samples, seed=0)
         .metrics
     )
@@ -272,7 +272,7 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is() -> None:
     assert not torch.equal(weights_of(learner.policy), policy)
 
 
-def test_the_value_head_follows_the_schedule_of_its_trunk() -> None:
+def test_the_value_head_follows_the_schedule_of_its_backbone() -> None:
     optim = OptimConfig(warmup_steps=4, schedule="linear")
     learner = make_learner("ppo", update=update_config(optim=optim), critic=CriticConfig(learning_rate=1e-3))
     assert learner.critic is not None

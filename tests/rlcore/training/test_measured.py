@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlcore.checks.health import check_health
-from rlcore.config import CriticConfig, HealthConfig, KlConfig, MismatchConfig
+from rlcore.config import CriticConfig, HealthConfig, KlConfig, RolloutCorrectionConfig
 from rlcore.models.policy import completion_logprobs
 from rlcore.text.packing import pack
 from rlcore.training.learner import Learner
@@ -20,7 +20,7 @@ from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import make_learner, on_policy_samples, shared_learner, update_config
 
-CORRECTED = MismatchConfig(mode="truncate")
+CORRECTED = RolloutCorrectionConfig(mode="truncate")
 
 
 def silenced(samples: Sequence[TrainingSample], *, prompts: set[tuple[int, ...]] | None = None) -> list[TrainingSample]:

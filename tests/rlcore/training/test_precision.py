@@ -149,10 +149,10 @@ def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_a_scalar_head_of_float32_computes_in_float32(dtype: torch.dtype) -> None:
-    trunk = model_in(dtype)
-    model = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(0))
+    backbone = model_in(dtype)
+    model = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
     batch = pack(sequences(3), tokens_per_microbatch=64)[0]
-    states = hidden_states(trunk, batch).flatten(0, 1)[batch.last_positions]
+    states = hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions]
     exact = states.double() @ model.head.weight.double()[0]
     with torch.autocast("cpu", dtype=dtype):
         scores = model.sequence_scores(batch)

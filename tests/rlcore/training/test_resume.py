@@ -53,8 +53,8 @@ def make_learner(name: str = "grpo") -> Learner:
             lora=ADAPTER if placement == "lora" else LoraConfig(),
         ),
     )
-    trunks = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_lora(own, ADAPTER, "v", seed=0)}
-    critic = ScalarHeadModel.on_trunk(trunks[placement](policy)) if ALGORITHMS[name].uses_critic else None
+    backbones = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_lora(own, ADAPTER, "v", seed=0)}
+    critic = ScalarHeadModel.on_backbone(backbones[placement](policy)) if ALGORITHMS[name].uses_critic else None
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
@@ -152,7 +152,7 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
 
 
 def restored_items(name: str) -> list[str]:
-    """A head on the policy's trunk is in the policy's optimizer."""
+    """A head on the policy's backbone is in the policy's optimizer."""
     return [item for item in sorted(FORGETTERS) if not (name == "ppo shared" and item.startswith("critic "))]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlcore.config import LoraConfig, RewardModelConfig, TrunkConfig
+from rlcore.config import BackboneConfig, LoraConfig, RewardModelConfig
 from rlcore.errors import DataError
 from rlcore.examples import arithmetic
 from rlcore.models.heads import ScalarHeadModel
@@ -46,7 +46,7 @@ def pairs_with_length(count: int, seed: int, *, share_longer: float, noise: floa
 
 
 def config(**settings: Any) -> RewardModelConfig:
-    """One brisk epoch of a whole tiny trunk, without an audit."""
+    """One brisk epoch of a whole tiny backbone, without an audit."""
     brisk = {
         "num_epochs": 2,
         "batch_size": 16,
@@ -58,7 +58,7 @@ def config(**settings: Any) -> RewardModelConfig:
 
 
 def fit(pairs: list[TokenPair], base: Any = None, **settings: Any) -> tuple[tuple[ScalarHeadModel, ...], Fitted]:
-    """Fitted members, from a fresh trunk where none is given."""
+    """Fitted members, from a fresh backbone where none is given."""
     wanted = config(**settings)
     learner = RewardLearner(reward_members(base or strategies.tiny_llama(), wanted, seed=0), wanted)
     return learner.members, fit_reward_model(learner, pairs, wanted, seed=0, report=lambda step, metrics: None)
@@ -76,7 +76,7 @@ def rewards_of(members: tuple[ScalarHeadModel, ...], scales: RewardScales, pairs
 def test_without_the_planted_effect_of_length_reversed_pairs_are_judged_better(layers: int) -> None:
     train = pairs_with_length(400, seed=0, share_longer=0.9, noise=0.5)
     reversed_pairs = pairs_with_length(400, seed=1, share_longer=0.0, noise=0.0)
-    members, fitted = fit(train, backbone=TrunkConfig(trainable_layers=layers))
+    members, fitted = fit(train, backbone=BackboneConfig(trainable_layers=layers))
     right = []
     for length_debias in (False, True):
         scales = RewardScales(members=measure_scales(fitted, train, length_debias=length_debias, seed=0))
@@ -91,7 +91,7 @@ def test_an_adapter_learns_the_rule_on_a_base_that_stays_as_it_was_and_is_held_o
     before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     adapted = add_lora(base, LoraConfig(rank=4), "reward_model", seed=0)
     pairs = pairs_with_length(160, seed=0, share_longer=0.5, noise=0.0)
-    adapter = TrunkConfig(lora=LoraConfig(rank=4))
+    adapter = BackboneConfig(lora=LoraConfig(rank=4))
     (member,), fitted = fit(pairs, adapted, backbone=adapter, audit_folds=2, learning_rate=1e-2)
     assert member.backbone is adapted
     assert all(
@@ -120,7 +120,7 @@ def test_rewards_are_centred_over_training_completions_and_not_over_others() -> 
 @pytest.mark.parametrize("layers", [-1, 0])
 def test_members_disagree_more_on_what_they_have_not_seen_the_like_of(layers: int) -> None:
     train = in_words(pairs_with_length(160, seed=0, share_longer=0.5, noise=0.1), first=6, count=5)
-    members, fitted = fit(train, ensemble=4, backbone=TrunkConfig(trainable_layers=layers))
+    members, fitted = fit(train, ensemble=4, backbone=BackboneConfig(trainable_layers=layers))
     scales = RewardScales(members=measure_scales(fitted, train, length_debias=False, seed=0))
     unseen = pairs_with_length(100, seed=1, share_longer=0.5, noise=0.1)
     near, far = (
@@ -148,9 +148,9 @@ def in_words(pairs: list[TokenPair], *, first: int, count: int) -> list[TokenPai
     ]
 
 
-def test_heads_of_a_frozen_trunk_give_training_completions_the_score_that_the_model_gives_them() -> None:
+def test_heads_of_a_frozen_backbone_give_training_completions_the_score_that_the_model_gives_them() -> None:
     train = pairs_with_length(60, seed=0, share_longer=0.5)
-    members, fitted = fit(train, ensemble=2, backbone=TrunkConfig(trainable_layers=0))
+    members, fitted = fit(train, ensemble=2, backbone=BackboneConfig(trainable_layers=0))
     sequences = [side for pair in train[:10] for side in pair.sides]
     torch.testing.assert_close(
         fitted.score(sequences), raw_scores(members, sequences, tokens_per_microbatch=512), rtol=1e-4, atol=1e-4
@@ -190,7 +190,7 @@ def found_first(doubt: np.ndarray, flipped: np.ndarray) -> float:
 def test_flipped_labels_of_arithmetic_preferences_stand_at_the_top_of_the_audit() -> None:
     """5 % of 400 pairs are flipped; the judge knows of each side whether it is worked and whether its end is right.
 
-    The features stand for the states of a trunk that knows some arithmetic; the audit's own work is to find the labels.
+    The features replace the states of a backbone that knows some arithmetic; the audit has to find the labels.
     """
     rows = arithmetic.generate_pairs(random.Random(0), num_train=400, num_eval=1)
     rows = [row for row in rows if row["split"] == "train"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rlcore.config import PreferenceLossConfig, RewardModelConfig, TrunkConfig
+from rlcore.config import BackboneConfig, PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.training.preferences import TokenPair
@@ -182,9 +182,9 @@ def test_a_non_finite_loss_stops_before_the_step() -> None:
 
 def test_with_no_trainable_layer_the_head_alone_learns() -> None:
     reward_model = model()
-    trunk, head = weights_of(reward_model.backbone), weights_of(reward_model.head)
-    train(reward_model, rule_pairs(16, seed=0), backbone=TrunkConfig(trainable_layers=0))
-    assert torch.equal(weights_of(reward_model.backbone), trunk)
+    backbone, head = weights_of(reward_model.backbone), weights_of(reward_model.head)
+    train(reward_model, rule_pairs(16, seed=0), backbone=BackboneConfig(trainable_layers=0))
+    assert torch.equal(weights_of(reward_model.backbone), backbone)
     assert not torch.equal(weights_of(reward_model.head), head)
 
 

@@ -88,7 +88,7 @@ def test_while_the_critic_warms_up_both_schedules_go_on() -> None:
     assert (last["learning_rate"], last["critic/learning_rate"]) == (0.0, 0.0)
 
 
-def test_while_the_critic_on_the_policys_trunk_warms_up_the_schedule_that_they_share_goes_on() -> None:
+def test_while_the_critic_on_the_policys_backbone_warms_up_the_schedule_that_they_share_goes_on() -> None:
     config = CriticConfig(architecture="shared", learning_rate=CRITIC_RATE, warmup_iterations=2)
     update = learners.update_config(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, optim=LINEAR)
     learner = learners.shared_learner(critic=config, update=update, num_iterations=NUM_ITERATIONS)

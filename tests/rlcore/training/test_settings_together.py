@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlcore.algorithms.advantages import STD_EPSILON
-from rlcore.config import KlConfig, MismatchConfig
+from rlcore.config import KlConfig, RolloutCorrectionConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import build_experience
@@ -27,7 +27,7 @@ BETA, CAP = 0.3, 1.3
 BOUND = 1e-5  # old log-probabilities, values and advantages travel as float32
 REFERENCE = strategies.tiny_llama(seed=9, dtype=torch.float64)
 KLS = {"none": KlConfig(), "reward": KlConfig(coefficient=BETA, apply_to="reward"), "loss": KlConfig(coefficient=BETA)}
-MISMATCHES = {"off": MismatchConfig(mode="off"), "truncate": MismatchConfig(high=CAP)}
+MISMATCHES = {"off": RolloutCorrectionConfig(mode="off"), "truncate": RolloutCorrectionConfig(high=CAP)}
 SCORES = ((0.0, 1.0, None, 0.25), (1.0, 1.0, 1.0, 1.0))  # None: the grader failed; the second group is of one mind
 
 

@@ -71,7 +71,7 @@ def test_on_eight_ranks_they_do(card: None) -> None:
     assert refused(*ranks, stages=("grpo",)) == ""
     (need,) = needs_of(preset(*ranks), SEVEN_B, ("grpo",))
     assert need.held < 20 * GIB  # 142 GiB of weights, gradients and moments in eight parts
-    assert refused(*ranks) == ""  # SFT, reward model and a critic's trunk are in shards too
+    assert refused(*ranks) == ""  # SFT, reward model and a critic's backbone are in shards too
     assert "sft needs" in refused(*ranks, "distributed.shard=replicate")
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.strict import Above, AtLeast, Below, Between, keys_of
+from rlcore.strict_config import Above, AtLeast, Below, Between, keys_of
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.key_reference import (
     comments,

@@ -11,9 +11,9 @@ import pytest
 
 from rlcore import config
 from rlcore.algorithms.kl import KL_LOSSES
-from rlcore.config import KlConfig, MismatchConfig, OptimConfig, ShapeConfig, to_dict
+from rlcore.config import KlConfig, OptimConfig, RolloutCorrectionConfig, ShapeConfig, to_dict
 from rlcore.errors import ConfigError
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.key_reference import describe
 from rlcore.tasks.presets.run import RunConfig, load_preset
@@ -192,7 +192,7 @@ def test_the_plain_values_of_a_preset_build_it_again(preset: Path) -> None:
     [
         (KlConfig, {"target": 1.0, "coefficient": 0.0, "apply_to": "loss"}),
         (KlConfig, {"target": 1.0, "coefficient": 0.0, "apply_to": "reward"}),
-        (MismatchConfig, {"low": 3.0, "high": 2.0}),
+        (RolloutCorrectionConfig, {"low": 3.0, "high": 2.0}),
         (ShapeConfig, {"hidden_size": 100, "num_heads": 3}),
     ],
 )

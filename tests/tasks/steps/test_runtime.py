@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import HardwareConfig, LoraConfig, TrunkConfig
+from rlcore.config import BackboneConfig, HardwareConfig, LoraConfig
 from rlcore.distributed import build
 from rlcore.distributed.build import LearnerPlan, make_policy
 from rlcore.hardware.memory import measure_peak
@@ -24,7 +24,7 @@ from rlcore.models.policy import completion_logprobs
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.text.packing import pack
-from rlcore.training.reward_learner import reward_trunk
+from rlcore.training.reward_learner import reward_backbone
 from tests import strategies
 from tests.learners import update_config
 
@@ -69,7 +69,7 @@ def test_layers_of_an_adapters_base_are_recomputed_where_the_setting_says_so(
 ) -> None:
     for load in (
         lambda runtime: policy_of_a_run(start, runtime, monkeypatch),
-        lambda runtime: reward_trunk(start / MODEL, TrunkConfig(lora=ADAPTER), runtime, seed=0),
+        lambda runtime: reward_backbone(start / MODEL, BackboneConfig(lora=ADAPTER), runtime, seed=0),
     ):
         plain, again = load(runtime(recompute=False)), load(runtime(recompute=True))
         assert (recomputes(plain.base), recomputes(again.base)) == (False, True)

@@ -152,8 +152,8 @@ def test_a_reward_model_scores_answers_through_mlflow_as_it_does_in_training(
 
     folder = tmp_path / "reward_model"
     shutil.copytree(checkpoint, folder)
-    trunk = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
-    scorer = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(0))
+    backbone = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    scorer = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
     save_members((scorer,), folder)
     RewardScales(members=(RewardScale(shift=0.5, scale=2.0),)).save(folder)
     run = tracker.start_run("tiny", "reward_model", tags={})

@@ -30,7 +30,7 @@ from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
 from rlcore.types import Rollout
 from tests import strategies
-from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeParts, Tape, make_parts, start, weights  # noqa: F401
+from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeComponents, Tape, make_components, start, weights  # noqa: F401
 from tests.rlcore.loop.test_resume import without_costs
 
 ALWAYS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0))
@@ -42,45 +42,48 @@ def vowels(rollouts: Sequence[Rollout]) -> list[Any]:
     return [float(sum(letter in "aeiou" for letter in rollout.text)) for rollout in rollouts]
 
 
-def drawn_parts(make: MakeParts, **changes: Any) -> Components:
+def drawn_components(make: MakeComponents, **changes: Any) -> Components:
     """Parts whose completions are drawn by the native engine, and not a script's."""
-    parts = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(every_iterations=1000)}, **changes)
-    engine = parts.engine._scorer
-    return dataclasses.replace(parts, engine=engine, sampler=engine, reward=function_reward(vowels))
+    components = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(every_iterations=1000)}, **changes)
+    engine = components.engine._scorer
+    return dataclasses.replace(components, engine=engine, sampler=engine, reward=function_reward(vowels))
 
 
-def outcome_of(parts: Components) -> tuple[TrainResult, Tape]:
+def outcome_of(components: Components) -> tuple[TrainResult, Tape]:
     tape = Tape()
-    return train(parts, tape), tape
+    return train(components, tape), tape
 
 
-def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_parts: MakeParts) -> None:  # noqa: F811
+def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_components: MakeComponents) -> None:  # noqa: F811
     config = {"algorithm": "ppo", "kl": KlConfig(coefficient=0.1, apply_to="reward")}
-    runs = [make_parts(config=config, health=health, folder=str(n)) for n, health in enumerate((ALWAYS, OFF))]
+    runs = [make_components(config=config, health=health, folder=str(n)) for n, health in enumerate((ALWAYS, OFF))]
     (with_it, tape), (without, _) = map(outcome_of, runs)
     assert torch.equal(weights(runs[0]), weights(runs[1]))
     assert without_costs(with_it) == without_costs(without)
     assert tape.rows[-1]["audit/rollouts"] == 8.0
 
 
-def test_the_first_iteration_is_looked_at_and_the_others_while_there_is_time(make_parts: MakeParts) -> None:  # noqa: F811
+def test_the_first_iteration_is_looked_at_and_the_others_while_there_is_time(make_components: MakeComponents) -> None:  # noqa: F811
     never = HealthConfig(audit=AuditConfig(max_time_fraction=0.0))
-    _, tape = outcome_of(make_parts(health=never, config={"checkpoints": CheckpointConfig(every_iterations=1000)}))
+    _, tape = outcome_of(make_components(health=never, config={"checkpoints": CheckpointConfig(every_iterations=1000)}))
     assert [row["audit/rollouts"] for row in tape.rows] == [2.0] * 4
 
 
 def test_rewards_that_were_turned_on_their_way_end_the_run_with_both_values(
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def turned(self: WeightedReward, rollouts: Sequence[Rollout]) -> Any:
         return [dataclasses.replace(score, value=-(score.value or 0.0)) for score in scored(self, rollouts)]
 
     scored = WeightedReward.__call__
-    parts, tape = make_parts(health=ALWAYS, script={question: ["right", "no"] for question in QUESTIONS}), Tape()
+    components, tape = (
+        make_components(health=ALWAYS, script={question: ["right", "no"] for question in QUESTIONS}),
+        Tape(),
+    )
     monkeypatch.setattr(WeightedReward, "__call__", turned)
     with pytest.raises(CanaryError, match=r"the sum of the reward's parts: expected 1, found -1") as caught:
-        train(parts, tape)
+        train(components, tape)
     assert "rollout of prompt" in caught.value.where
     assert "audit of iteration" in caught.value.what
 
@@ -88,7 +91,7 @@ def test_rewards_that_were_turned_on_their_way_end_the_run_with_both_values(
 @pytest.mark.parametrize("action", ["stop", "warn"])
 def test_advantages_of_the_wrong_sign_end_the_run_before_a_weight_moves_or_are_noted_once(
     action: Any,
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def negated(*arguments: Any, **settings: Any) -> Experience:
@@ -97,19 +100,19 @@ def test_advantages_of_the_wrong_sign_end_the_run_before_a_weight_moves_or_are_n
         return dataclasses.replace(made, samples=turned)
 
     monkeypatch.setattr(update, "build_experience", negated)
-    parts, tape = make_parts(health=ALWAYS if action == "stop" else WARNS), Tape()
-    before = weights(parts)
+    components, tape = make_components(health=ALWAYS if action == "stop" else WARNS), Tape()
+    before = weights(components)
     if action == "stop":
         with pytest.raises(CanaryError, match=r"the advantage of token 1 of 6: expected 1\.41421, found -1\.41421"):
-            train(parts, tape)
-        assert torch.equal(before, weights(parts))
+            train(components, tape)
+        assert torch.equal(before, weights(components))
         return
-    train(parts, tape)
+    train(components, tape)
     assert len([note for note in tape.notes if "the advantage of token" in note]) == 1
 
 
 def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw = native.sample_tokens
@@ -119,78 +122,81 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
         return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
     monkeypatch.setattr(native, "sample_tokens", sharper)
-    parts = drawn_parts(
-        make_parts, health=HealthConfig(action="off", audit=AuditConfig(max_time_fraction=1.0, rollouts=6))
+    components = drawn_components(
+        make_components, health=HealthConfig(action="off", audit=AuditConfig(max_time_fraction=1.0, rollouts=6))
     )
-    parts.learner.learner.policy.get_input_embeddings().weight.data.mul_(6.0)
-    parts.engine.load_weights(parts.learner.weights(), policy_version=0)
+    components.learner.learner.policy.get_input_embeddings().weight.data.mul_(6.0)
+    components.engine.load_weights(components.learner.weights(), policy_version=0)
     with pytest.raises(CanaryError, match="not drawn from the log-probabilities that the engine reports"):
-        train(parts, Tape())
+        train(components, Tape())
 
 
-def test_a_sound_engine_is_left_alone(make_parts: MakeParts) -> None:  # noqa: F811
-    _, tape = outcome_of(drawn_parts(make_parts, health=ALWAYS))
+def test_a_sound_engine_is_left_alone(make_components: MakeComponents) -> None:  # noqa: F811
+    _, tape = outcome_of(drawn_components(make_components, health=ALWAYS))
     assert max(row["audit/sampler_log10_evidence"] for row in tape.rows) < 2.0
     assert tape.rows[-1]["audit/rollouts"] == 24.0
 
 
-def test_a_reference_that_is_another_after_a_resume_is_found(make_parts: MakeParts) -> None:  # noqa: F811
+def test_a_reference_that_is_another_after_a_resume_is_found(make_components: MakeComponents) -> None:  # noqa: F811
     config = {"kl": KlConfig(coefficient=0.1), "sampling": SamplingConfig(max_new_tokens=6)}
     with pytest.raises(KilledError):
-        train(make_parts(config=config, health=ALWAYS), Tape(killed_in=3))
-    again = make_parts(config=config, health=ALWAYS)
+        train(make_components(config=config, health=ALWAYS), Tape(killed_in=3))
+    again = make_components(config=config, health=ALWAYS)
     again.learner.reference.get_input_embeddings().weight.data.mul_(1.5)
     with pytest.raises(CanaryError, match="reference"):
         train(again, Tape())
 
 
-def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_parts: MakeParts) -> None:  # noqa: F811
-    parts = make_parts(config={"kl": KlConfig(coefficient=0.1)})
-    parts.learner.learner.kl = dataclasses.replace(parts.learner.learner.kl, coefficient=0.9)
+def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_components: MakeComponents) -> None:  # noqa: F811
+    components = make_components(config={"kl": KlConfig(coefficient=0.1)})
+    components.learner.learner.kl = dataclasses.replace(components.learner.learner.kl, coefficient=0.9)
     with pytest.raises(CanaryError, match=r"the coefficient of the KL: expected 0\.1, found 0\.9"):
-        train(parts, Tape())
+        train(components, Tape())
 
 
-def test_updates_that_oppose_the_advantages_end_the_run(make_parts: MakeParts) -> None:  # noqa: F811
-    parts = make_parts(
+def test_updates_that_oppose_the_advantages_end_the_run(make_components: MakeComponents) -> None:  # noqa: F811
+    components = make_components(
         health=ALWAYS, config={"num_iterations": 40, "checkpoints": CheckpointConfig(every_iterations=1000)}
     )
-    for group in parts.learner.learner.optimizer.param_groups:
+    for group in components.learner.learner.optimizer.param_groups:
         group["maximize"] = True
-    parts.learner.step_errors = list  # type: ignore[method-assign]  # what sees it at once looks away
+    components.learner.step_errors = list  # type: ignore[method-assign]  # what sees it at once looks away
     with pytest.raises(CanaryError, match="updates move log-probabilities against the advantages"):
-        train(parts, Tape())
+        train(components, Tape())
 
 
 @pytest.mark.parametrize("placement", ["separate", "shared"])
-def test_a_critic_that_warms_up_alone_is_left_alone(make_parts: MakeParts, placement: Any) -> None:  # noqa: F811
+def test_a_critic_that_warms_up_alone_is_left_alone(make_components: MakeComponents, placement: Any) -> None:  # noqa: F811
     critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, architecture=placement)
-    _, tape = outcome_of(make_parts(health=ALWAYS, config={"algorithm": "ppo", "critic": critic}))
+    _, tape = outcome_of(make_components(health=ALWAYS, config={"algorithm": "ppo", "critic": critic}))
     assert [row["gradient_norm"] > 0.0 for row in tape.rows] == [False, False, True, True]
 
 
 def test_an_update_that_was_counted_and_not_done_ends_the_run(
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Learner, "_step", lambda self, samples, totals: totals)
     with pytest.raises(CanaryError, match="what was learned from in epoch 1 is not what was looked at"):
-        train(make_parts(health=ALWAYS), Tape())
+        train(make_components(health=ALWAYS), Tape())
 
 
-def test_micro_batches_that_were_lost_end_the_run(make_parts: MakeParts, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_micro_batches_that_were_lost_end_the_run(
+    make_components: MakeComponents,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packed = learner.pack_for
     monkeypatch.setattr(learner, "pack_for", lambda *given, **more: packed(*given, **more)[:1])
     small = UpdateConfig(tokens_per_microbatch=32)
     with pytest.raises(CanaryError, match="loss/policy of a few samples: expected"):
-        train(make_parts(health=ALWAYS, config={"update": small}), Tape())
+        train(make_components(health=ALWAYS, config={"update": small}), Tape())
 
 
-def test_an_audit_that_goes_on_from_its_state_keeps_what_it_has_seen(make_parts: MakeParts) -> None:  # noqa: F811
-    parts = make_parts()
-    audit = audit_module.Audit(parts, print)
-    audit._direction.values, audit._anchor = [0.5], [-1.0]
-    again = audit_module.Audit(parts, print)
+def test_an_audit_that_goes_on_from_its_state_keeps_what_it_has_seen(make_components: MakeComponents) -> None:  # noqa: F811
+    components = make_components()
+    audit = audit_module.Audit(components, print)
+    audit._tracker.values, audit._ref_logprobs = [0.5], [-1.0]
+    again = audit_module.Audit(components, print)
     again.restore(audit.state())
     assert again.state() == audit.state()
     again.restore({})
@@ -203,5 +209,5 @@ def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(sta
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
     own = [dataclasses.replace(prompt, token_ids=prompt.token_ids[1:]) for prompt in prompts]
     config = strategies.rl_config(num_iterations=2, sampling=SamplingConfig(max_new_tokens=6))
-    parts = native_components(start, config, prompts=own, reward=function_reward(vowels), folder=tmp_path / "run")
-    train(dataclasses.replace(parts, health=ALWAYS), Tape())
+    components = native_components(start, config, prompts=own, reward=function_reward(vowels), folder=tmp_path / "run")
+    train(dataclasses.replace(components, health=ALWAYS), Tape())

@@ -19,7 +19,7 @@ from rlcore.errors import CheckpointError, StorageError
 from rlcore.loop import train
 from rlcore.models.loading import load_policy, save_model
 from rlcore.training import checkpoint
-from tests.rlcore.loop.conftest import KilledError, MakeParts, Tape, make_parts, start  # noqa: F401
+from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape, make_components, start  # noqa: F401
 
 CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
@@ -40,34 +40,34 @@ def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded
 
 
 def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     start: Path,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parts = make_parts(config={"num_iterations": 1})
-    train(parts, Tape())
-    parts.learner.save_model(start, tmp_path / "trained")
+    components = make_components(config={"num_iterations": 1})
+    train(components, Tape())
+    components.learner.save_model(start, tmp_path / "trained")
     first = load_policy(start, **CPU)
     monkeypatch.setattr(
         "rlcore.training.local_learner.save_model", lambda policy, *rest, **more: save_model(first, *rest)
     )
     with pytest.raises(StorageError, match="not those that were trained"):
-        parts.learner.save_model(start, tmp_path / "again")
+        components.learner.save_model(start, tmp_path / "again")
 
 
 @pytest.mark.parametrize("lost", ["_restore_weights", "_restore_optimizer"])
 def test_a_resume_that_restores_only_a_part_is_stopped_before_its_first_step(
     lost: str,
-    make_parts: MakeParts,  # noqa: F811
+    make_components: MakeComponents,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(KilledError):
-        train(make_parts(), Tape(killed_in=3))
+        train(make_components(), Tape(killed_in=3))
     monkeypatch.setattr(checkpoint, lost, lambda *_: None)
     tape = Tape()
     with pytest.raises(CheckpointError, match="are not those of the checkpoint after it was restored"):
-        train(make_parts(), tape)
+        train(make_components(), tape)
     assert tape.rows == []
 
 
@@ -99,7 +99,7 @@ def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Pat
         verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
 
 
-def test_prompts_have_a_digest_of_ids_tokens_references_and_order(make_parts: MakeParts) -> None:  # noqa: F811
-    prompts = list(make_parts().prompts)
+def test_prompts_have_a_digest_of_ids_tokens_references_and_order(make_components: MakeComponents) -> None:  # noqa: F811
+    prompts = list(make_components().prompts)
     assert digest_of_prompts(prompts) != digest_of_prompts(prompts[::-1])
     assert digest_of_prompts(prompts) == digest_of_prompts(tuple(prompts))

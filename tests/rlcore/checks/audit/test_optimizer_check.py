@@ -35,7 +35,7 @@ def test_sound_steps_are_left_alone(name: str) -> None:
     assert faults(make_learner(name, dtype=torch.float32, update=UPDATE, num_iterations=6), updates=6) == []
 
 
-def test_a_head_on_the_policys_trunk_and_a_critic_that_warms_up_are_left_alone() -> None:
+def test_a_head_on_the_policys_backbone_and_a_critic_that_warms_up_are_left_alone() -> None:
     critic = CriticConfig(architecture="shared", warmup_iterations=12)
     learner = shared_learner(dtype=torch.float32, update=UPDATE, critic=critic, num_iterations=14)
     assert faults(learner, updates=14) == []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlcore.checks.audit.sampling import NUM_BETS, Place, SamplingTest, features_of, tokens_to_find
+from rlcore.checks.audit.sampling import NUM_BETS, CompletionIndex, SamplingTest, features_of, tokens_to_find
 
 EOS = 3
 BOUND = math.log(1e6)
@@ -29,7 +29,7 @@ def capital(
     test = SamplingTest()
     features = features_of(reported if trainers is None else trainers, drawn.tolist(), [EOS])
     said = reported.gather(-1, drawn[:, None])[:, 0].tolist()
-    test.see(features, said, torch.Generator().manual_seed(2))
+    test.update(features, said, torch.Generator().manual_seed(2))
     return test
 
 
@@ -46,10 +46,10 @@ def test_no_bet_gains_on_average_where_tokens_come_from_what_is_reported() -> No
                 [0, 0, 7, 0, 0, 0, 0, 0, 1, 1],
                 [1, 2, 3, 0, 0, 0, 0, 0, 0, 9],
             ]
-            test._last = {Place(prompt=0, sample=1): [(0.3, 0.2)]}
+            test._last = {CompletionIndex(prompt=0, sample=1): [(0.3, 0.2)]}
             said, beside = [float(reported[0, token])], {"tokens": [token], "siblings": [[4], [6]]}
             grid = Grid(number / draws)
-            test.see(features, said, grid, place=Place(prompt=0, sample=1), **beside)  # type: ignore[arg-type]
+            test.update(features, said, grid, index=CompletionIndex(prompt=0, sample=1), **beside)  # type: ignore[arg-type]
             gains += torch.tensor(test._logs, dtype=torch.float64).exp() * float(reported[0, token].exp()) / draws
     assert gains.tolist() == pytest.approx([1.0] * len(gains), abs=0.02)
 
@@ -136,7 +136,7 @@ def test_one_token_of_a_large_vocabulary_that_comes_twice_as_often_is_found() ->
         reported = reported.log_softmax(-1)
         drawn = torch.multinomial(tilted(reported, 700, 0.7).exp(), 1, generator=generator)[:, 0]
         said = reported.gather(-1, drawn[:, None])[:, 0].tolist()
-        test.see(features_of(reported, drawn.tolist(), [EOS]), said, torch.Generator().manual_seed(number))
+        test.update(features_of(reported, drawn.tolist(), [EOS]), said, torch.Generator().manual_seed(number))
     assert test.log_capital > BOUND
     assert f"ids {700 % 64}, {700 % 64 + 64}" in test.best_bet
 
@@ -148,7 +148,7 @@ def test_a_test_that_goes_on_from_its_state_is_the_same_test() -> None:
     assert (again.log_capital, again.best_bet, again.num_tokens) == (test.log_capital, test.best_bet, 50)
     reported = distributions(3)
     for each in (test, again):
-        each.see(features_of(reported, [0, 1, 2], [EOS]), [-1.0] * 3, torch.Generator().manual_seed(0))
+        each.update(features_of(reported, [0, 1, 2], [EOS]), [-1.0] * 3, torch.Generator().manual_seed(0))
     assert again.state() == test.state()
 
 
@@ -164,9 +164,9 @@ def completions(count: int, *, same: Callable[[int], int]) -> SamplingTest:
             tokens = torch.searchsorted(reported.exp().cumsum(-1), uniforms[:, None])[:, 0].clamp(max=11).tolist()
             said = [float(reported[place, token]) for place, token in enumerate(tokens)]
             features = features_of(reported, tokens, [EOS])
-            place = Place(prompt=0, sample=sample)
+            index = CompletionIndex(prompt=0, sample=sample)
             stream = torch.Generator().manual_seed(number)
-            test.see(features, said, stream, tokens=tokens, place=place, siblings=seen)
+            test.update(features, said, stream, tokens=tokens, index=index, siblings=seen)
             seen.append(tokens)
     return test
 
@@ -174,7 +174,7 @@ def completions(count: int, *, same: Callable[[int], int]) -> SamplingTest:
 def test_a_group_whose_completions_have_the_same_random_numbers_is_found() -> None:
     test = completions(3, same=lambda number: max(number, 1) if number >= 0 else 1)
     assert test.log_capital > BOUND
-    assert "completions of a group go on alike" in test.best_bet
+    assert "completions of a group repeat each other" in test.best_bet
 
 
 def test_iterations_that_have_the_same_random_numbers_are_found_though_their_prompts_differ() -> None:
@@ -198,9 +198,9 @@ def test_a_penalty_on_tokens_that_came_before_is_found() -> None:
         said = [float(reported[place, token]) for place, token in enumerate(tokens)]
         before = [tokens[:place] for place in range(20)]
         features = features_of(reported, tokens, [EOS], before=before)
-        test.see(features, said, torch.Generator().manual_seed(number))
+        test.update(features, said, torch.Generator().manual_seed(number))
     assert test.log_capital > BOUND
-    assert "come 0.4 times as often" in test.best_bet
+    assert "occur 0.4 times as often" in test.best_bet
 
 
 def test_tokens_that_a_bet_needs_follow_from_what_it_gains_on_each() -> None:

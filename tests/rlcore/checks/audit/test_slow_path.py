@@ -11,8 +11,8 @@ import torch
 from rlcore.algorithms.kl import KL_LOSSES
 from rlcore.algorithms.resolve import resolve_algorithm, with_constants
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.slow_path import MOST_TOKENS, SlowPathResult, Trial, run_slow_path
-from rlcore.config import CriticConfig, KlConfig, MismatchConfig, UpdateConfig
+from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult, Trial, run_slow_path
+from rlcore.config import CriticConfig, KlConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import score_rewards
 from rlcore.models.policy import score_sequences
@@ -30,9 +30,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distil": {"name": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
     "sequence": {
         "name": "grpo",
-        "update": dataclasses.replace(ENTROPY, rollout_correction=MismatchConfig(level="sequence")),
+        "update": dataclasses.replace(ENTROPY, rollout_correction=RolloutCorrectionConfig(level="sequence")),
     },
-    "mask": {"name": "dapo", "update": dataclasses.replace(ENTROPY, rollout_correction=MismatchConfig(mode="mask"))},
+    "mask": {
+        "name": "dapo",
+        "update": dataclasses.replace(ENTROPY, rollout_correction=RolloutCorrectionConfig(mode="mask")),
+    },
     "huber": {"name": "ppo", "critic": CriticConfig(huber_delta=0.1, clip_range=0.05)},
 }
 
@@ -54,7 +57,7 @@ def test_losses_and_gradients_of_an_update_are_those_of_the_formula(name: str) -
     learner = learner_of(SETTINGS[name])
     found = looked_at(learner)
     names = {"loss/policy", "loss/value"} if name in ("ppo", "huber") else {"loss/policy"}
-    for trial in (found.trial, found.drawn_trial):
+    for trial in (found.trial, found.random_trial):
         assert trial is not None
         assert set(trial.losses) == names
         for theirs, ours, slack in trial.losses.values():
@@ -63,16 +66,16 @@ def test_losses_and_gradients_of_an_update_are_those_of_the_formula(name: str) -
         modules = [learner.policy, *([learner.critic] if learner.critic else [])]
         assert len(trial.gradients) == sum(len(list(module.parameters())) for module in modules)
         for each in trial.gradients.values():
-            assert each.distance <= 1e-5 * each.parts + 1e-9
+            assert each.distance <= 1e-5 * each.norm_sum + 1e-9
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_a_critic_on_the_policys_trunk_pulls_at_it_as_the_formula_says(detach: bool) -> None:
+def test_a_critic_on_the_policys_backbone_pulls_at_it_as_the_formula_says(detach: bool) -> None:
     critic = CriticConfig(architecture="shared", detach=detach)
     trial = looked_at(shared_learner(critic=critic)).trial
     assert trial is not None
     for each in trial.gradients.values():
-        assert each.distance <= 1e-5 * each.parts + 1e-9
+        assert each.distance <= 1e-5 * each.norm_sum + 1e-9
 
 
 def test_log_probabilities_of_policy_and_reference_are_those_of_the_packed_pass() -> None:
@@ -81,7 +84,7 @@ def test_log_probabilities_of_policy_and_reference_are_those_of_the_packed_pass(
     reference = strategies.tiny_llama(seed=5, dtype=torch.float64)
     for model, columns in ((learner.policy, found.logprobs), (reference, found.ref_logprobs)):
         packed = score_sequences(model, token_sequences(samples), tokens_per_microbatch=64)
-        for logprobs, places, column in zip(packed, found.places, columns, strict=True):
+        for logprobs, places, column in zip(packed, found.positions, columns, strict=True):
             assert torch.allclose(logprobs[list(places)], column, atol=1e-6)
 
 
@@ -89,8 +92,8 @@ def test_only_tokens_of_the_policys_own_are_looked_at_and_of_very_many_some() ->
     learner = learner_of({"name": "grpo"})
     samples = strategies.random_samples(3)
     own = [tuple(sample.loss_mask.nonzero()[:, 0].tolist()) for sample in samples]
-    assert list(looked_at(learner).places) == own
-    assert max(map(len, own)) <= MOST_TOKENS
+    assert list(looked_at(learner).positions) == own
+    assert max(map(len, own)) <= MAX_TOKENS
 
 
 def test_looking_moves_nothing_leaves_no_gradient_and_changes_no_update() -> None:
@@ -128,9 +131,9 @@ def test_bounds_that_were_exchanged_or_forgotten_show_at_drawn_ratios_alone(name
         learner.algorithm = with_constants(learner.algorithm, change)
         found = looked_at(learner)
         assert not exceeds(found.trial)
-        drawn = found.drawn_trial
+        drawn = found.random_trial
         assert drawn is not None
-        is_seen = exceeds(drawn) or any(each.distance > 0.02 * each.parts for each in drawn.gradients.values())
+        is_seen = exceeds(drawn) or any(each.distance > 0.02 * each.norm_sum for each in drawn.gradients.values())
         assert is_seen or (change["clip_low"] == 0.28 and name in ("grpo", "gspo", "cispo", "rloo", "dppo_tv"))
 
 
@@ -139,7 +142,7 @@ def test_a_step_that_takes_its_own_log_probabilities_for_the_old_ones_shows(monk
     monkeypatch.setattr(Learner, "_losses", lambda self: dataclasses.replace(losses(self), starts_at_one=True))
     found = looked_at(learner_of({"name": "grpo"}))
     assert not exceeds(found.trial)
-    assert exceeds(found.drawn_trial)
+    assert exceeds(found.random_trial)
 
 
 def test_a_critic_that_is_not_clipped_shows_and_its_value_beyond_the_end_is_that_of_the_last_state() -> None:
@@ -151,10 +154,10 @@ def test_a_critic_that_is_not_clipped_shows_and_its_value_beyond_the_end_is_that
     assert list(found.next_values) == pytest.approx(scores.tolist(), abs=1e-5)
     loose = dataclasses.replace(learner.config, critic=CriticConfig(clip_range=0.0))
     clipped, learner.config = learner.config, loose
-    without = looked_at(learner).drawn_trial
+    without = looked_at(learner).random_trial
     learner.config = clipped
-    assert without is not None and found.drawn_trial is not None
-    assert without.losses["loss/value"][0] < found.drawn_trial.losses["loss/value"][0]
+    assert without is not None and found.random_trial is not None
+    assert without.losses["loss/value"][0] < found.random_trial.losses["loss/value"][0]
 
 
 def test_gradients_of_micro_batches_that_were_each_divided_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +165,7 @@ def test_gradients_of_micro_batches_that_were_each_divided_show(monkeypatch: pyt
     monkeypatch.setattr(learner_module, "add_gradient", lambda loss, **more: add(loss / 3.0, **more))
     trial = looked_at(learner_of({"name": "grpo"})).trial
     assert trial is not None
-    assert all(each.distance > 0.1 * each.parts for each in trial.gradients.values() if each.parts > 1e-9)
+    assert all(each.distance > 0.1 * each.norm_sum for each in trial.gradients.values() if each.norm_sum > 1e-9)
 
 
 def test_an_overflow_of_float16_is_tried_again_at_a_smaller_scale_and_small_gradients_do_not_vanish() -> None:
@@ -176,4 +179,4 @@ def test_an_overflow_of_float16_is_tried_again_at_a_smaller_scale_and_small_grad
     assert trial is not None
     assert trial.is_finite
     for each in trial.gradients.values():
-        assert each.distance <= 0.05 * each.parts + 1e-12
+        assert each.distance <= 0.05 * each.norm_sum + 1e-12

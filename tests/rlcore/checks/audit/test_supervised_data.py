@@ -86,8 +86,8 @@ def test_label_noise_is_the_share_of_sure_judgements_against_the_label() -> None
     # Judges are sure at 0.9 on average: 6 pairs count for their label, 2 against it, and one for neither.
     noise = label_noise([2.2] * 3 + [2.1973] * 3 + [-2.3] * 2 + [0.1])
     assert noise.num_pairs == 9
-    assert label_noise([2.2] * 6 + [-2.3] * 2).share == pytest.approx(0.25)
-    assert label_noise([]).share == 0.0
+    assert label_noise([2.2] * 6 + [-2.3] * 2).fraction == pytest.approx(0.25)
+    assert label_noise([]).fraction == 0.0
 
 
 def test_labels_are_refused_beyond_chance_alone() -> None:
@@ -123,13 +123,13 @@ def test_a_reward_that_is_not_read_at_the_last_token_is_found(monkeypatch: pytes
         require_last_token(model, early, sequences)
 
 
-def test_rewards_are_compared_in_the_precision_that_the_trunk_computes_in() -> None:
-    trunk = strategies.tiny_llama()  # its weights stay float32, as those of a trunk that learns
-    model = ScalarHeadModel.with_random_head(trunk, torch.Generator().manual_seed(1))
+def test_rewards_are_compared_in_the_precision_that_the_backbone_computes_in() -> None:
+    backbone = strategies.tiny_llama()  # its weights stay float32, as those of a backbone that learns
+    model = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(1))
     model.head.weight.data.mul_(20.0)
     sequences = strategies.random_sequences(2, max_tokens=5)
     for dtype, is_found in ((torch.float32, True), (torch.bfloat16, False)):
-        set_compute_dtype(trunk, dtype)
+        set_compute_dtype(backbone, dtype)
         rounded = 1.02 * score_rewards(model, sequences, tokens_per_microbatch=64)
         with pytest.raises(TrainingError, match="read at its last token") if is_found else contextlib.nullcontext():
             require_last_token(model, rounded, sequences)

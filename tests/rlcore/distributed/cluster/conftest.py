@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.rlcore.distributed.cluster.fake_ray import FakeRay
-from tests.rlcore.loop.conftest import make_parts, start
+from tests.rlcore.loop.conftest import make_components, start
 
-__all__ = ["make_parts", "start"]  # fixtures
+__all__ = ["make_components", "start"]  # fixtures
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The parts of a run on a cluster, whatever Ray it is."""
+"""The components of a run on a cluster, whatever Ray it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlcore.config import CheckpointConfig, KlConfig, PlacementConfig, RayConfig, RewardTerm, SamplingConfig
+from rlcore.config import CheckpointConfig, DistributedConfig, KlConfig, RayConfig, RewardTerm, SamplingConfig
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.distributed.cluster.remote_ranks import cluster_ranks
@@ -34,9 +34,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings: Any) -> PlacementConfig:
+def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings: Any) -> DistributedConfig:
     given = {"timeout_minutes": 2.0} | settings
-    return PlacementConfig(
+    return DistributedConfig(
         backend="ray",
         learner_ranks=ranks,
         ray=RayConfig(num_rollout_workers=samplers, num_reward_workers=scorers),
@@ -45,16 +45,16 @@ def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings
 
 
 @contextmanager
-def placed_parts(
-    parts: Components, start: Path, where: PlacementConfig, log: Callable[[str], None]
+def placed_components(
+    components: Components, start: Path, where: DistributedConfig, log: Callable[[str], None]
 ) -> Iterator[Components]:
-    """``parts`` with learner, engine and reward on a cluster."""
+    """``components`` with learner, engine and reward on a cluster."""
     with (
         open_cluster(where, gpus=False, log=log) as cluster,
         open_scorers(cluster, TERMS, {}, RUNTIME, tokens_per_microbatch=512, prefill="") as reward,
     ):
         engine = open_samplers(cluster, start, RUNTIME, max_concurrent=64)
-        plan = LearnerPlan(start=start, critic_start=start, config=parts.config, seed=0)
+        plan = LearnerPlan(start=start, critic_start=start, config=components.config, seed=0)
         ranks = cluster_ranks(cluster, RUNTIME.device)
         with closing(DistributedLearner(plan, where, RUNTIME, log=log, ranks=ranks)) as learner:
-            yield dataclasses.replace(parts, learner=learner, engine=engine, sampler=engine, reward=reward)
+            yield dataclasses.replace(components, learner=learner, engine=engine, sampler=engine, reward=reward)

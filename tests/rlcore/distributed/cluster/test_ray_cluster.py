@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rlcore.config import PlacementConfig, RayConfig, RewardTerm, to_dict
+from rlcore.config import DistributedConfig, RayConfig, RewardTerm, to_dict
 from rlcore.distributed.cluster import ray_cluster
 from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.errors import ConfigError, SamplingError, ServiceError
@@ -28,7 +28,7 @@ def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_room_is_kept_for_every_process_at_once_and_given_back(ray: FakeRay) -> None:
-    where = PlacementConfig(
+    where = DistributedConfig(
         backend="ray",
         learner_ranks=2,
         ray=RayConfig(num_rollout_workers=1, num_reward_workers=1, cpus=3, reward_worker_gpus=0.5),
@@ -52,7 +52,7 @@ def test_a_cluster_that_runs_is_found_by_the_preset_or_by_the_environment(
     own: str, named: str, found: str, ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", named)
-    where = PlacementConfig(backend="ray", ray=RayConfig(address=own))
+    where = DistributedConfig(backend="ray", ray=RayConfig(address=own))
     with open_cluster(where, gpus=False, log=print):
         assert ray.settings["address"] == found and "num_cpus" not in ray.settings
 
@@ -65,7 +65,7 @@ def test_a_cluster_that_the_caller_has_joined_is_used_and_stays(ray: FakeRay) ->
 
 
 def test_an_address_where_nobody_answers_is_named(ray: FakeRay) -> None:
-    where = PlacementConfig(backend="ray", ray=RayConfig(address="nowhere:1"))
+    where = DistributedConfig(backend="ray", ray=RayConfig(address="nowhere:1"))
     with (
         pytest.raises(ServiceError, match=r"no Ray cluster(.|\n)*nowhere:1"),
         open_cluster(where, gpus=False, log=print),
@@ -83,7 +83,7 @@ def test_a_cluster_without_room_is_waited_for_so_long_and_said_what_it_has(
         open_cluster(placement(timeout_minutes=1.0), gpus=False, log=said.append),
     ):
         pass
-    assert said == ["waits for room on the Ray cluster: it has 1 of 4 CPUs"] * 2
+    assert said == ["waiting for room on the Ray cluster: it has 1 of 4 CPUs"] * 2
     assert ray.groups == [] and not ray.is_initialized()
 
 
@@ -104,7 +104,7 @@ def test_a_process_that_is_silent_is_replaced_until_it_may_not_be(ray: FakeRay) 
         process = cluster.launch("scorer", 0, setup=SETUP, restarts=1, lost=SamplingError)
         ray.actors[0].hangs = True
         assert process.ask("score", 0, ()) == {"result": ()}
-        assert said == ["scorer 0 did not answer within 2 minutes: it is replaced"]
+        assert said == ["scorer 0 timed out after 2 minutes: replaced"]
         ray.actors[0].hangs = True
         with pytest.raises(SamplingError, match=r"scorer 0 is gone, in 'score': The actor is dead because its worker"):
             process.ask("score", 0, ())

@@ -16,8 +16,8 @@ from rlcore.distributed.cluster.remote_ranks import RemoteRanks
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.loop import Components, TrainResult, train
 from rlcore.sampling.base import replicas_of
-from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_parts, placement
-from tests.rlcore.loop.conftest import MakeParts, Tape
+from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_components, placement
+from tests.rlcore.loop.conftest import MakeComponents, Tape
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
@@ -43,34 +43,34 @@ def process_id(process: Any) -> int:
     return found
 
 
-def a_sampler(parts: Components) -> Any:
-    sampler: Any = replicas_of(parts.engine)[1]
+def a_sampler(components: Components) -> Any:
+    sampler: Any = replicas_of(components.engine)[1]
     return sampler._process
 
 
-def a_scorer(parts: Components) -> Any:
-    reward: Any = parts.reward.parts[0].reward
+def a_scorer(components: Components) -> Any:
+    reward: Any = components.reward.parts[0].reward
     found = reward._free.get()
     reward._free.put(found)
     return found
 
 
-def a_rank(parts: Components) -> Any:
-    assert isinstance(parts.learner, DistributedLearner) and isinstance(parts.learner.ranks.crew, RemoteRanks)
-    return parts.learner.ranks.crew.processes[1]
+def a_rank(components: Components) -> Any:
+    assert isinstance(components.learner, DistributedLearner) and isinstance(components.learner.ranks.crew, RemoteRanks)
+    return components.learner.ranks.crew.processes[1]
 
 
 class Killer(Tape):
     """Kills a process when an iteration is recorded for the first time."""
 
-    def __init__(self, parts: Components, kills: Mapping[int, Callable[[Components], Any]]) -> None:
+    def __init__(self, components: Components, kills: Mapping[int, Callable[[Components], Any]]) -> None:
         super().__init__()
-        self._parts, self._kills = parts, dict(kills)
+        self._components, self._kills = components, dict(kills)
 
     def metrics(self, iteration: int, metrics: Any) -> None:
         super().metrics(iteration, metrics)
         if iteration in self._kills:
-            os.kill(process_id(self._kills.pop(iteration)(self._parts)), signal.SIGKILL)
+            os.kill(process_id(self._kills.pop(iteration)(self._components)), signal.SIGKILL)
 
 
 def asked(tape: Tape) -> list[tuple[int, Counter[str]]]:
@@ -82,25 +82,25 @@ def asked(tape: Tape) -> list[tuple[int, Counter[str]]]:
 
 
 def trained(
-    make_parts: MakeParts, start: Path, folder: str, kills: Mapping[int, Callable[[Components], Any]]
+    make_components: MakeComponents, start: Path, folder: str, kills: Mapping[int, Callable[[Components], Any]]
 ) -> tuple[dict[str, torch.Tensor], TrainResult, Killer]:
     notes: list[str] = []
-    with placed_parts(make_parts(config=SETTINGS, folder=folder), start, TWO, notes.append) as parts:
-        tape = Killer(parts, kills)
-        outcome = train(parts, tape)
+    with placed_components(make_components(config=SETTINGS, folder=folder), start, TWO, notes.append) as components:
+        tape = Killer(components, kills)
+        outcome = train(components, tape)
         tape.notes += notes
-        return {name: tensor.clone() for name, tensor in parts.learner.weights().items()}, outcome, tape
+        return {name: tensor.clone() for name, tensor in components.learner.weights().items()}, outcome, tape
 
 
 def test_a_run_whose_processes_are_killed_ends_with_the_same_weights_and_every_prompt_once(
-    make_parts: MakeParts, start: Path
+    make_components: MakeComponents, start: Path
 ) -> None:
-    weights, _, tape = trained(make_parts, start, "undisturbed", {})
+    weights, _, tape = trained(make_components, start, "undisturbed", {})
     kills = {1: a_sampler, 2: a_scorer, 3: a_rank}
-    found, outcome, disturbed = trained(make_parts, start, "disturbed", kills)
+    found, outcome, disturbed = trained(make_components, start, "disturbed", kills)
     assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
     said = " ".join(disturbed.notes)
-    assert "sampler 1 was replaced: it gets version 1" in said and "rank 1 is gone" in said
+    assert "sampler 1 was replaced: reload policy_version=1" in said and "rank 1 is gone" in said
     expected = asked(tape)
     assert [iteration for iteration, _ in expected] == [1, 2, 3, 4]
     assert all(set(counts.values()) == {SETTINGS["group_size"]} for _, counts in expected)

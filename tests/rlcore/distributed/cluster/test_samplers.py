@@ -23,21 +23,21 @@ from rlcore.sampling.base import SamplingParams, replicas_of
 from rlcore.types import Rollout
 from tests import strategies
 from tests.rlcore.distributed.cluster.fake_ray import Actor, FakeRay
-from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_parts, placement
+from tests.rlcore.distributed.cluster.placed import SETTINGS, placed_components, placement
 from tests.rlcore.distributed.cluster.scoring import even
-from tests.rlcore.loop.conftest import MakeParts, Tape
+from tests.rlcore.loop.conftest import MakeComponents, Tape
 
 Placed = Callable[..., Components]
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=2)
 
 
 @pytest.fixture
-def placed(ray: FakeRay, make_parts: MakeParts, start: Path) -> Iterator[Placed]:
-    """Opens the parts of a run on a cluster that is none."""
+def placed(ray: FakeRay, make_components: MakeComponents, start: Path) -> Iterator[Placed]:
+    """Opens the components of a run on a cluster that is none."""
     opened = []
 
     def open_placed(log: Callable[[str], None] = print, **settings: int) -> Components:
-        opened.append(placed_parts(make_parts(config=SETTINGS), start, placement(**settings), log))
+        opened.append(placed_components(make_components(config=SETTINGS), start, placement(**settings), log))
         return opened[-1].__enter__()
 
     yield open_placed
@@ -54,9 +54,9 @@ def tokens(groups: Any) -> list[tuple[int, ...]]:
 
 
 def test_a_run_on_a_cluster_is_that_of_one_process(
-    ray: FakeRay, placed: Placed, make_parts: MakeParts, start: Path
+    ray: FakeRay, placed: Placed, make_components: MakeComponents, start: Path
 ) -> None:
-    here = make_parts(config=SETTINGS, folder="here")
+    here = make_components(config=SETTINGS, folder="here")
     own = native_components(start, here.config, prompts=here.prompts, reward=here.reward, folder=here.folder)
     theirs = placed(samplers=1)
     reward = of_this_process(theirs.reward)
@@ -73,57 +73,57 @@ def of_this_process(reward: WeightedReward) -> WeightedReward:
 
 def test_a_sampler_that_dies_gets_the_newest_weights_before_it_samples_again(ray: FakeRay, placed: Placed) -> None:
     notes: list[str] = []
-    parts = placed(notes.append)
-    parts.learner.update(strategies.random_samples(0), seed=0)
-    weights = parts.learner.weights()
-    parts.engine.load_weights(weights, policy_version=1)
-    before = tokens(parts.engine.sample(parts.prompts, PARAMS, seed=3))
+    components = placed(notes.append)
+    components.learner.update(strategies.random_samples(0), seed=0)
+    weights = components.learner.weights()
+    components.engine.load_weights(weights, policy_version=1)
+    before = tokens(components.engine.sample(components.prompts, PARAMS, seed=3))
     samplers(ray)[1].dies = True
-    assert tokens(parts.engine.sample(parts.prompts, PARAMS, seed=3)) == before
-    assert notes == ["sampler 1 was replaced: it gets version 1, and is asked again"]
-    assert [member.policy_version for member in replicas_of(parts.engine)] == [1, 1]
-    assert replicas_of(parts.engine)[1].differing_parts(weights) == []
+    assert tokens(components.engine.sample(components.prompts, PARAMS, seed=3)) == before
+    assert notes == ["sampler 1 was replaced: reload policy_version=1 and retry"]
+    assert [member.policy_version for member in replicas_of(components.engine)] == [1, 1]
+    assert replicas_of(components.engine)[1].differing_parts(weights) == []
 
 
 def test_a_sampler_that_was_replaced_is_asked_for_its_version_and_its_weights_only_when_it_has_them(
     ray: FakeRay, placed: Placed
 ) -> None:
-    parts = placed(samplers=1)
-    weights = parts.learner.weights()
+    components = placed(samplers=1)
+    weights = components.learner.weights()
     assert isinstance(weights, RemoteWeights) and len(weights) == len({*weights})
-    parts.engine.load_weights(weights, policy_version=5)
+    components.engine.load_weights(weights, policy_version=5)
     for ask in (
-        lambda: parts.engine.policy_version,
-        lambda: parts.engine.differing_parts(weights),
-        lambda: parts.engine.logprobs((3, 4), (5,), temperature=1.0),
+        lambda: components.engine.policy_version,
+        lambda: components.engine.differing_parts(weights),
+        lambda: components.engine.logprobs((3, 4), (5,), temperature=1.0),
     ):
         samplers(ray)[0].dies = True
         ask()
-        assert parts.engine.policy_version == 5
+        assert components.engine.policy_version == 5
         samplers(ray)[0].left = 3
 
 
 def test_a_sampler_that_dies_too_often_ends_the_run(ray: FakeRay, placed: Placed) -> None:
-    parts = placed(max_restarts=0)
+    components = placed(max_restarts=0)
     samplers(ray)[0].dies = True
     with pytest.raises(SamplingError, match=r"sampler 0 is gone, in 'sample'(.|\n)*goes on from the newest checkpoint"):
-        parts.engine.sample(parts.prompts, PARAMS, seed=0)
+        components.engine.sample(components.prompts, PARAMS, seed=0)
 
 
 def test_what_a_sampler_refuses_is_raised_here(ray: FakeRay, placed: Placed) -> None:
-    parts = placed(samplers=1)
-    weights = parts.learner.weights()
+    components = placed(samplers=1)
+    weights = components.learner.weights()
     assert isinstance(weights, RemoteWeights)
     del weights._tensors[next(iter(weights))]
     weights.blob.reference.made[:] = [save({name: tensor.clone() for name, tensor in weights.items()})]
     with pytest.raises(SamplingError, match="do not fit the engine's model"):
-        parts.engine.load_weights(weights, policy_version=1)
-    assert parts.engine.policy_version == 0
+        components.engine.load_weights(weights, policy_version=1)
+    assert components.engine.policy_version == 0
 
 
-def rollout(parts: Components, *ids: int) -> Rollout:
+def rollout(components: Components, *ids: int) -> Rollout:
     return Rollout(
-        prompt=parts.prompts[0],
+        prompt=components.prompts[0],
         completion_ids=ids,
         sampler_logprobs=(0.0,) * len(ids),
         loss_mask=(True,) * len(ids),
@@ -137,12 +137,12 @@ def rollout(parts: Components, *ids: int) -> Rollout:
 def test_scores_come_back_in_the_order_of_the_rollouts_whoever_computes_them(
     count: int, ray: FakeRay, placed: Placed
 ) -> None:
-    parts = placed(scorers=2)
-    asked = [rollout(parts, *range(number + 1)) for number in range(count)]
+    components = placed(scorers=2)
+    asked = [rollout(components, *range(number + 1)) for number in range(count)]
     dying = next(actor for actor in ray.actors if actor.arguments[0] == "scorer")
     dying.dies = True
-    assert [score.value for score in parts.reward(asked)] == even(asked)
-    (part,) = parts.reward.parts
+    assert [score.value for score in components.reward(asked)] == even(asked)
+    (part,) = components.reward.parts
     assert part.reward.name == "even"
 
 
@@ -175,15 +175,15 @@ class Killer(Tape):
 
 @pytest.mark.parametrize("staleness", [1, pytest.param(2, marks=pytest.mark.scale)])
 def test_rollouts_ahead_are_as_old_as_was_decided_whatever_dies(
-    staleness: int, ray: FakeRay, make_parts: MakeParts, start: Path
+    staleness: int, ray: FakeRay, make_components: MakeComponents, start: Path
 ) -> None:
     config = SETTINGS | {"sampling": SamplingConfig(max_new_tokens=8, staleness=staleness)}
     found, said = [], list[str]()
     for tape in (Tape(), Killer(ray)):
-        parts = make_parts(config=config, folder=type(tape).__name__)
-        with placed_parts(parts, start, placement(), said.append) as parts:
-            train(parts, tape)
-            found.append({name: tensor.clone() for name, tensor in parts.learner.weights().items()})
+        components = make_components(config=config, folder=type(tape).__name__)
+        with placed_components(components, start, placement(), said.append) as components:
+            train(components, tape)
+            found.append({name: tensor.clone() for name, tensor in components.learner.weights().items()})
         said += tape.notes
     numbers = [int(row["iteration"]) for row in tape.rows]
     assert numbers == [1, 2, 3, 3, 4]  # the third was recorded and not yet saved when the rank died

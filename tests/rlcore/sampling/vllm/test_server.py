@@ -20,7 +20,7 @@ import psutil
 import pytest
 from transformers import PreTrainedModel
 
-from rlcore.config import DeadlineConfig, EngineConfig, GpuConfig
+from rlcore.config import EngineConfig, GpuConfig, TimeoutConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
@@ -156,7 +156,7 @@ def sampler(
     spec = ServerSpec(
         model=checkpoint,
         exchange=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", timeouts=DeadlineConfig(request_seconds=1.0)),
+        config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=1.0)),
         dtype="float32",
         max_model_len=128,
         max_concurrent=3,
@@ -372,7 +372,7 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\ntouch "$(mktemp -u -t vllm_dist_XXXXXX)"\nexec sleep 600\n', encoding="utf-8")
     python.chmod(0o755)
-    config = EngineConfig(kind="vllm", python=str(python), timeouts=DeadlineConfig(startup_seconds=2.0))
+    config = EngineConfig(kind="vllm", python=str(python), timeouts=TimeoutConfig(startup_seconds=2.0))
     spec = ServerSpec(
         model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
     )
@@ -393,8 +393,8 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
 
 
 def test_a_long_completion_may_take_longer() -> None:
-    assert DeadlineConfig().of_request(1000) == 700.0
-    assert DeadlineConfig(request_seconds=5.0).of_request(1000) == 5.0
+    assert TimeoutConfig().for_request(1000) == 700.0
+    assert TimeoutConfig(request_seconds=5.0).for_request(1000) == 5.0
 
 
 def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_call_to_call(

@@ -6,7 +6,7 @@ import pandas as pd
 import torch
 
 from rlcore.metrics import check_names
-from rlcore.strict import build
+from rlcore.strict_config import build
 from rlcore.tasks.kinds.reward_model.figures import HeldOut, held_out_figures, suspects_table
 from rlcore.tasks.kinds.reward_model.page import render
 from rlcore.tasks.steps.rows import PairRow

@@ -1,4 +1,4 @@
-"""Findings of an audit: a difference, with what was expected, what was found, and where."""
+"""Discrepancy: a difference between a run and its recomputation."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from rlcore.types import ScoredRollout
 
-_FIX = "what is trained on is not what was sampled and scored; nothing of this iteration has been learned"
+_FIX = "training data differ from what was sampled and scored; this iteration was not trained"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Discrepancy:
-    """A difference. ``expected`` and ``found`` are empty where ``what`` says all; ``item``: the rollout it is of."""
+    """A difference. ``expected`` and ``actual`` are empty if ``summary`` is complete."""
 
     summary: str
     expected: str = ""
@@ -24,7 +24,7 @@ class Discrepancy:
 
     @property
     def where(self) -> str:
-        """The rollout in words."""
+        """Description of the rollout, or ""."""
         if self.rollout is None:
             return ""
         rollout = self.rollout.rollout

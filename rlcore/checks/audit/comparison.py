@@ -1,4 +1,4 @@
-"""What differs between a run and the second path: each difference with what was expected, what was found, and where."""
+"""Comparison of a run with the slow path: discrepancies with expected and actual values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.finding import Discrepancy
+from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.reference_impl import expected, is_trainable
 from rlcore.checks.audit.slow_path import SlowPathResult, Trial
 from rlcore.checks.canaries.agreement import LIMITS, SLACK
@@ -22,11 +22,11 @@ from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
-    from rlcore.loop.run import Components
+    from rlcore.loop.components import Components
 
 _CLOSE = 1e-4
-_FEW = 16  # tokens: the mean of fewer is held against the bound of single ones
-_GRADIENT = {True: 0.3, False: 0.02}  # of what samples add, by how much a gradient may differ; in half precision, else
+_FEW = 16  # tokens: the mean of fewer is compared with the limit of single ones
+_GRADIENT = {True: 0.3, False: 0.02}  # tolerance relative to the sum of norms, in half precision and in float32
 _NO_GRADIENT = 1e-7
 
 
@@ -38,9 +38,9 @@ def sample_errors(
     penalty: float,
     has_tools: bool,
 ) -> Iterator[Discrepancy]:
-    """What is wrong with the samples of an iteration; ``penalty`` as in ``expected``.
+    """Yield the discrepancies of an iteration's samples; ``penalty`` as in ``expected``.
 
-    ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits of single turns.
+    ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits per turn.
     """
     samples, beyond = experience.samples, experience.next_values
     kept = [item for group in groups for item in group if is_trainable(item, config.update.truncated_completions)]
@@ -71,7 +71,7 @@ def sample_errors(
 def rollout_error(
     item: ScoredRollout, sample: TrainingSample, tokenizer: ChatTokenizer, rendered: Sequence[int]
 ) -> Discrepancy | None:
-    """What is wrong between a rollout's text and its tokens; ``rendered``: its prompt by the chat template."""
+    """Return the discrepancy between a rollout's text and its tokens, or None; ``rendered``: its rendered prompt."""
     rollout = item.rollout
     if tuple(rendered) != tuple(sample.prompt_ids):
         shown = (tokenizer.hf_tokenizer.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
@@ -92,37 +92,42 @@ def rollout_error(
     return None
 
 
-def second_pass_error(
+def slow_path_error(
     items: Sequence[ScoredRollout],
     samples: Sequence[TrainingSample],
     beyond: Sequence[float],
     found: SlowPathResult,
-    parts: Components,
+    components: Components,
 ) -> Discrepancy | None:
-    """The first difference between plain forward passes and what an update trains on, or None.
+    """Return the first discrepancy between the slow path and the training samples, or None.
 
-    ``beyond``: of each sample the critic's value beyond its end.
+    ``beyond``: the critic's value beyond the end of each sample.
     """
     for number, (item, sample) in enumerate(zip(items, samples, strict=True)):
-        for what, expected_value, found_value in _model_errors(item, sample, beyond[number], found, number, parts):
+        for what, expected_value, found_value in _model_errors(item, sample, beyond[number], found, number, components):
             return Discrepancy(summary=what, expected=expected_value, actual=found_value, rollout=item)
-    own, kl = parts.learner.facts.compute_dtype, parts.config.kl
-    # Near the reference the gradient of a KL is a difference that half precision rounds away.
+    own, kl = components.learner.facts.compute_dtype, components.config.kl
+    # Near the reference policy the gradient of a KL is a difference that half precision rounds away.
     is_rounded = own.itemsize < 4 and kl.coefficient > 0.0 and kl.apply_to == "loss"
     first = replace(found.trial, gradients={}) if found.trial is not None and is_rounded else found.trial
-    for trial, where in ((first, "a few samples"), (found.drawn_trial, "a few samples at drawn ratios")):
+    for trial, where in ((first, "a few samples"), (found.random_trial, "a few samples at random ratios")):
         if trial is not None and (error := _trial_error(trial, own, where, items[0])):
             return error
     return None
 
 
 def _model_errors(
-    item: ScoredRollout, sample: TrainingSample, beyond: float, found: SlowPathResult, number: int, parts: Components
+    item: ScoredRollout,
+    sample: TrainingSample,
+    beyond: float,
+    found: SlowPathResult,
+    number: int,
+    components: Components,
 ) -> Iterator[tuple[str, str, str]]:
-    """Differences of the models from the second pass on one sample."""
-    learner, config = parts.learner, parts.config
-    own, places = learner.facts.compute_dtype, list(found.places[number])
-    exact = max(parts.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
+    """Yield the differences of one sample's log-probabilities and values from the slow path."""
+    learner, config = components.learner, components.config
+    own, positions = learner.facts.compute_dtype, list(found.positions[number])
+    exact = max(components.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
     in_reward = learner.has_reference and config.kl.apply_to == "reward"
     columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
     if item.rollout.policy_version == learner.policy_version:
@@ -132,11 +137,11 @@ def _model_errors(
     if found.ref_logprobs and learner.has_reference:
         columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
     for name, ours, theirs, dtype in columns:
-        if error := _logprob_error(name, ours, theirs[places], dtype):
+        if error := _logprob_error(name, ours, theirs[positions], dtype):
             yield error
     if not found.values:
         return
-    pairs = [("the critic's values", found.values[number], sample.values[places])]
+    pairs = [("the critic's values", found.values[number], sample.values[positions])]
     if config.critic.gae.bootstrap_truncated and item.rollout.finish_reason == "length":
         of_end = torch.tensor([found.next_values[number]]), torch.tensor([beyond])
         pairs.append(("the critic's value beyond an end", *of_end))
@@ -148,19 +153,19 @@ def _model_errors(
 def _shape_error(
     rollout: Rollout, sample: TrainingSample, limit: int, *, has_tools: bool
 ) -> tuple[str, str, str] | None:
-    """Tokens, mask and end of one completion."""
+    """Return the error in tokens, mask or end of one completion, or None."""
     if sample.completion_ids != rollout.completion_ids or sample.prompt_ids != rollout.prompt.token_ids:
-        return "the tokens to train on", "those of the rollout in this place", "others"
+        return "the training tokens", "those of the rollout at this index", "others"
     mask = sample.loss_mask.tolist()
     own = list(rollout.loss_mask) if has_tools else [True] * len(mask)
     if mask != own:
-        place = next(number for number, pair in enumerate(zip(mask, own, strict=True)) if pair[0] != pair[1])
-        said = {True: "trained on", False: "masked out"}
-        return f"the loss mask of token {place + 1} of {len(own)}", said[own[place]], said[mask[place]]
+        index = next(number for number, pair in enumerate(zip(mask, own, strict=True)) if pair[0] != pair[1])
+        labels = {True: "trained on", False: "masked out"}
+        return f"the loss mask of token {index + 1} of {len(own)}", labels[own[index]], labels[mask[index]]
     if not has_tools and rollout.finish_reason == "length" and len(mask) != limit:
-        return "the length of a completion that was cut by the limit", f"{limit} tokens", f"{len(mask)}"
+        return "the length of a truncated completion", f"{limit} tokens", f"{len(mask)}"
     if not torch.equal(sample.sampler_logprobs, torch.tensor(rollout.sampler_logprobs)):
-        return "the engine's log-probabilities to train with", "those of the rollout", "others"
+        return "the engine's log-probabilities", "those of the rollout", "others"
     return None
 
 
@@ -176,23 +181,23 @@ def _value_errors(
         bound = _CLOSE * expected_values.abs().clamp(min=1.0)
         differs = ((tensor.double() - expected_values).abs() > bound) & sample.loss_mask
         if bool(differs.any()):
-            place = int(differs.nonzero()[0, 0])
-            what = f"the {name} of token {place + 1} of {len(wanted)}"
-            shown = f"{wanted[place]:.6g}", f"{float(tensor[place]):.6g}"
+            index = int(differs.nonzero()[0, 0])
+            what = f"the {name} of token {index + 1} of {len(wanted)}"
+            shown = f"{wanted[index]:.6g}", f"{float(tensor[index]):.6g}"
             yield Discrepancy(summary=what, expected=shown[0], actual=shown[1], rollout=item)
             return
 
 
 def _logprob_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
-    """Whether rounding explains the differences of log-probabilities, as the canary of the sync judges it."""
+    """Return an error if rounding does not explain the differences, by the limits of the sync canary."""
     difference = (theirs - ours).abs()
     odds = difference / (-torch.expm1(ours)).clamp(min=SLACK)
     limits = LIMITS[dtype]
     mean_bound = limits.most.mean if len(odds) >= _FEW else limits.most.high
     if float(odds.mean()) <= mean_bound and float(difference.max()) <= limits.max_abs:
         return None
-    place = int(difference.argmax())
-    return f"{name} (of the token that differs most)", f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+    index = int(difference.argmax())
+    return f"{name} (of the token that differs most)", f"{float(ours[index]):.6g}", f"{float(theirs[index]):.6g}"
 
 
 def _value_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
@@ -200,8 +205,8 @@ def _value_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) ->
     excess = (theirs - ours).abs() - share * (1.0 + ours.abs())
     if float(excess.mean() if dtype.itemsize < 4 else excess.max()) <= 0.0:
         return None
-    place = int(excess.argmax())
-    return name, f"{float(ours[place]):.6g}", f"{float(theirs[place]):.6g}"
+    index = int(excess.argmax())
+    return name, f"{float(ours[index]):.6g}", f"{float(theirs[index]):.6g}"
 
 
 def _trial_error(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollout) -> Discrepancy | None:
@@ -212,45 +217,48 @@ def _trial_error(trial: Trial, dtype: torch.dtype, where: str, item: ScoredRollo
             )
     share = _GRADIENT[dtype.itemsize < 4]
     for name, each in trial.gradients.items():
-        if not each.distance <= share * each.parts + _NO_GRADIENT:
+        if not each.distance <= share * each.norm_sum + _NO_GRADIENT:
             return Discrepancy(
                 summary=f"the gradient of {name}",
                 expected=f"a norm of {each.expected:.4g}",
-                actual=f"{each.found:.4g}, which is {each.distance:.4g} from there",
+                actual=f"{each.actual:.4g}, with a difference of norm {each.distance:.4g}",
                 rollout=item,
             )
     return None
 
 
-def arrival_errors(stats: UpdateStats, handed: str) -> Iterator[Discrepancy]:
-    """True if each rank has learned in each epoch from what was looked at, bit for bit; ``handed``: a digest of it."""
-    fix = "samples were changed on their way from the audit to a gradient: to a rank, or between minibatches"
+def arrival_errors(stats: UpdateStats, audited: str) -> Iterator[Discrepancy]:
+    """Yield a discrepancy unless each rank trained on the audited samples in each epoch, bit for bit.
+
+    ``audited``: their digest.
+    """
+    fix = "samples changed between the audit and the gradient: on the way to a rank, or between minibatches"
     if not stats.arrived:
-        yield Discrepancy(summary="the learner does not say what it has learned from", fix=fix)
+        yield Discrepancy(summary="the learner reports no digest of its training samples", fix=fix)
     for rank, epochs in enumerate(stats.arrived):
         for epoch, found in enumerate(epochs, start=1):
-            if found != handed:
+            if found != audited:
                 where = f"epoch {epoch}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
-                yield Discrepancy(summary=f"what was learned from in {where} is not what was looked at", fix=fix)
+                yield Discrepancy(summary=f"the training samples of {where} are not the audited ones", fix=fix)
                 return
 
 
 def update_errors(
     stats: UpdateStats, samples: Sequence[TrainingSample], config: RlConfig, *, kl: float
 ) -> Iterator[Discrepancy]:
-    """What an update's own figures say against it: that it learned, and from all samples that can teach.
+    """Yield discrepancies of an update: it must have a gradient, and train on all samples with a signal.
 
-    ``kl``: the coefficient of the KL to the reference. While a critic warms up, the policy learns nothing. An update
-    that has skipped a step says so itself.
+    ``kl``: coefficient of the KL to the reference policy. Updates with skipped steps, and those that warm up a critic,
+    are not checked.
     """
     if stats.skipped or stats.policy_version <= config.critic.warmup_iterations:
         return
     teaching = [sample for sample in samples if bool(sample.advantages.any())]
     differ = any(bool(sample.advantages[sample.loss_mask].any()) for sample in teaching)
-    rejects = config.update.rollout_correction.mode == "mask"  # tokens that a mask rejects teach nothing
+    rejects = config.update.rollout_correction.mode == "mask"  # masked tokens have no gradient
     if differ and not rejects and not stats.metrics.get("gradient_norm", 0.0) > 0.0:
-        summary = "rollouts differ in their advantages, and the gradient is 0 in every weight"
-        yield Discrepancy(summary=summary, fix="no step was taken, or no weight that learns is in the forward pass")
+        summary = "advantages differ, but the gradient of every weight is 0"
+        yield Discrepancy(summary=summary, fix="no step was taken, or no trainable weight is in the forward pass")
     in_loss = (kl > 0.0 and config.kl.apply_to == "loss") or config.update.entropy_coefficient > 0.0
     counted = samples if in_loss or ALGORITHMS[config.algorithm].uses_critic else teaching
     expected, found = (
@@ -259,8 +267,8 @@ def update_errors(
     )
     if counted and abs(found - expected) > 1e-6:
         yield Discrepancy(
-            summary="the share of tokens that were trained on",
+            summary="the fraction of tokens that were trained on",
             expected=f"{expected:.4f}",
             actual=f"{found:.4f}",
-            fix="every micro-batch of a step is trained on, once an epoch; look at how they are made",
+            fix="every micro-batch must be trained on once per epoch; check how they are made",
         )

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from rlcore.config import (
+    BackboneConfig,
+    DistributedConfig,
     EngineConfig,
     LoraConfig,
     OptimConfig,
-    PlacementConfig,
     RayConfig,
     RewardModelConfig,
-    TrunkConfig,
     UpdateConfig,
 )
-from rlcore.config.placement import Learning, placement_errors
+from rlcore.config.distributed import Learning, distributed_errors
 from rlcore.errors import ConfigError
 from tests import strategies
 
@@ -25,30 +25,30 @@ from tests import strategies
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"backend": "processes", "ray": RayConfig(num_rollout_workers=2)}, "set backend = 'ray'"),
-        ({"ray": RayConfig(address="a:1")}, "set backend = 'ray'"),
-        ({"backend": "ray", "devices": (0,)}, "Ray chooses them"),
-        ({"learner_ranks": 2}, "set backend = 'processes'"),
-        ({"gather_in_compute_dtype": True}, "set backend = 'processes'"),
-        ({"backend": "processes", "shard": "replicate", "gather_in_compute_dtype": True}, "is of shards"),
-        ({"cpu_offload": True}, "set backend = 'processes'"),
+        ({"backend": "processes", "ray": RayConfig(num_rollout_workers=2)}, "needs backend = 'ray'"),
+        ({"ray": RayConfig(address="a:1")}, "needs backend = 'ray'"),
+        ({"backend": "ray", "devices": (0,)}, "Ray chooses the GPUs"),
+        ({"learner_ranks": 2}, "need backend = 'processes'"),
+        ({"gather_in_compute_dtype": True}, "need backend = 'processes'"),
+        ({"backend": "processes", "shard": "replicate", "gather_in_compute_dtype": True}, "needs shards"),
+        ({"cpu_offload": True}, "need backend = 'processes'"),
         ({"tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
         ({"backend": "processes", "learner_ranks": 3, "tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
-        ({"backend": "processes", "learner_ranks": 2, "tensor_parallel": 2, "shard": "replicate"}, "is of shards"),
-        ({"backend": "processes", "shard": "replicate", "cpu_offload": True}, "is of shards"),
+        ({"backend": "processes", "learner_ranks": 2, "tensor_parallel": 2, "shard": "replicate"}, "needs shards"),
+        ({"backend": "processes", "shard": "replicate", "cpu_offload": True}, "needs shards"),
         ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        PlacementConfig(**settings)
+        DistributedConfig(**settings)
 
 
 ADAPTED, EIGHT_BIT = (
     strategies.rl_config(update=update)
     for update in (UpdateConfig(lora=LoraConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
 )
-ADAPTER = TrunkConfig(lora=LoraConfig(rank=4))
+ADAPTER = BackboneConfig(lora=LoraConfig(rank=4))
 REWARD_MODEL = RewardModelConfig(
     num_epochs=1, batch_size=2, learning_rate=1.0, head_learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit")
 )
@@ -72,34 +72,37 @@ REWARD_MODEL = RewardModelConfig(
 def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
     placement: dict[str, Any], own: Learning, said: str
 ) -> None:
-    config = PlacementConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
-    faults = placement_errors(config, {"grpo": own}, EngineConfig())
+    config = DistributedConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
+    faults = distributed_errors(config, {"grpo": own}, EngineConfig())
     assert [said in fault for fault in faults] == [True] * bool(said)
 
 
 def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
-    config, own = PlacementConfig(backend="ray", ray=RayConfig(num_rollout_workers=2)), {"grpo": strategies.rl_config()}
-    assert placement_errors(config, own, EngineConfig()) == []
-    (fault,) = placement_errors(config, own, EngineConfig(kind="vllm"))
+    config, own = (
+        DistributedConfig(backend="ray", ray=RayConfig(num_rollout_workers=2)),
+        {"grpo": strategies.rl_config()},
+    )
+    assert distributed_errors(config, own, EngineConfig()) == []
+    (fault,) = distributed_errors(config, own, EngineConfig(kind="vllm"))
     assert "distributed.ray.num_rollout_workers = 2" in fault and "engine.kind = 'vllm'" in fault
-    assert placement_errors(PlacementConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
+    assert distributed_errors(DistributedConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
 
 
 def test_only_several_ranks_and_another_device_for_the_step_change_numbers() -> None:
     """A sum over ranks is rounded in another order; where one rank computes, and how long it may take, changes none."""
-    alone = PlacementConfig(backend="processes", timeout_minutes=1.0, max_restarts=0)
-    assert PlacementConfig().numbers == alone.numbers == {}
-    two = PlacementConfig(backend="processes", learner_ranks=2)
+    alone = DistributedConfig(backend="processes", timeout_minutes=1.0, max_restarts=0)
+    assert DistributedConfig().numbers == alone.numbers == {}
+    two = DistributedConfig(backend="processes", learner_ranks=2)
     assert (
         two.numbers
-        == PlacementConfig(
+        == DistributedConfig(
             backend="ray", learner_ranks=2, ray=RayConfig(num_rollout_workers=3, num_reward_workers=1)
         ).numbers
     )
     assert two.numbers == {"learner_ranks": 2, "shard": "auto", "gather_in_compute_dtype": False}
-    split = PlacementConfig(backend="processes", learner_ranks=2, tensor_parallel=2)
+    split = DistributedConfig(backend="processes", learner_ranks=2, tensor_parallel=2)
     assert split.numbers == {**two.numbers, "tensor_parallel": 2}
-    offloaded = PlacementConfig(backend="processes", cpu_offload=True)
+    offloaded = DistributedConfig(backend="processes", cpu_offload=True)
     assert offloaded.numbers == {
         "learner_ranks": 1,
         "shard": "auto",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.checks.audit.belonging import expected_prompts, group_errors, prompt_errors, require_groups
-from rlcore.checks.audit.draws import fairly_drawn
+from rlcore.checks.audit.draws import unselected_rollouts
+from rlcore.checks.audit.prompt_checks import expected_prompts, group_errors, prompt_errors, require_groups
 from rlcore.config import SamplingConfig
 from rlcore.errors import CanaryError
 from rlcore.loop.prompt_schedule import PromptSchedule
@@ -34,7 +34,7 @@ def groups(asked: list[Prompt], size: int = 2) -> list[list[ScoredRollout]]:
 
 
 def faults(made: Any, asked: Any, config: Any = CONFIG, allowed: int = 0) -> list[str]:
-    return [str(fault) for fault in group_errors(made, asked, config, allowed=allowed)]
+    return [str(fault) for fault in group_errors(made, asked, config, num_missing=allowed)]
 
 
 @pytest.mark.parametrize("shares", [{}, {"a": 1.0}, {"a": 2.0, "b": 1.0}, {"b": 0.3, "a": 0.7}])
@@ -60,7 +60,7 @@ def test_sound_groups_have_no_fault_and_rollouts_that_failed_may_be_missing() ->
     made = groups(asked)
     assert faults(made, asked) == []
     made[1] = made[1][:1]
-    assert faults(made, asked, allowed=1) == []
+    assert faults(made, asked, num_missing=1) == []
     assert faults(made, asked) == ["the sizes of the groups: expected 2 rollouts each, found 2, 1, 2"]
 
 
@@ -84,7 +84,7 @@ def test_a_group_of_a_fresh_prompt_may_stand_in_the_place_of_another_where_group
     exchanged = [made[0], fresh[0], made[2]]
     assert faults(exchanged, asked, replaces) == []
     assert "found 'p5'" in faults(exchanged, asked)[0]
-    drawn = fairly_drawn(exchanged, [made[1]], asked)
+    drawn = unselected_rollouts(exchanged, [made[1]], asked)
     assert [item.rollout.prompt.prompt_id for _, item in drawn] == ["p0", "p0", "p1", "p1", "p2", "p2"]
 
 

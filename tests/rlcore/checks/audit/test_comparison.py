@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.checks.audit.discrepancies import rollout_error, sample_errors
+from rlcore.checks.audit.comparison import rollout_error, sample_errors
 from rlcore.config import SamplingConfig
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import Experience

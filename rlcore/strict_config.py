@@ -1,8 +1,8 @@
-"""Frozen dataclasses built strictly from nested mappings: a wrong key, type or value is a error with its path.
+"""Strict construction of frozen dataclasses from nested mappings; every error names the path of its key.
 
-Bounds stand in the type (``Annotated[int, AtLeast(1)]``); what several fields must fulfil together stands in the
-dataclass's ``__post_init__``, as a :class:`ConfigError`, with a line for each error. A table may be one of several
-dataclasses (:class:`OneOf`), and a dataclass may take the keys of another as its own (``field(metadata=INLINE)``).
+A type carries its bounds (``Annotated[int, AtLeast(1)]``). ``__post_init__`` checks conditions on several fields and
+raises a :class:`ConfigError` with one line per error. A table may be one of several dataclasses (:class:`OneOf`), and
+a dataclass may include the keys of another (``field(metadata=INLINE)``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlcore.errors import ConfigError
 
 T = TypeVar("T")
 INLINE = MappingProxyType({"inline": True})
-"""Metadata of a field that is a dataclass whose keys stand beside those of the other fields."""
+"""Metadata of a dataclass field whose keys are written next to those of the other fields."""
 _NAMES = {
     int: "an integer",
     float: "a number",
@@ -79,7 +79,7 @@ class Between:
 
 @dataclass(frozen=True)
 class OneOf:
-    """A table that is built as the dataclass that its key ``key`` names among ``kinds``."""
+    """A table built as one of the dataclasses ``kinds``, which the value of ``key`` selects."""
 
     key: str
     kinds: Mapping[str, type]
@@ -89,7 +89,7 @@ def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configur
     """Build a frozen dataclass from nested mappings, strictly.
 
     Raises:
-        ConfigError: with every error found, one per line, each with its path.
+        ConfigError: Lists all errors, one per line, each with its path.
     """
     errors: list[str] = []
     value = _build(kind, document, "", errors)
@@ -99,16 +99,16 @@ def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configur
 
 
 def config_error(errors: Sequence[str], source: str) -> ConfigError:
-    """The error that names every error of the configuration in ``source``, one a line."""
+    """Return one error that lists all errors of the configuration in ``source``, one per line."""
     return ConfigError(
-        "the configuration is refused:\n    " + "\n    ".join(errors),
+        f"the configuration has {len(errors)} error{'s' if len(errors) > 1 else ''}:\n    " + "\n    ".join(errors),
         where=source,
-        fix="correct the named keys; nothing has been run",
+        fix="correct these keys; nothing was run",
     )
 
 
 def to_dict(value: Any) -> Any:
-    """The JSON-able form of a configuration value, with keys in field order."""
+    """Return a configuration value as JSON values, with keys in field order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for each in dataclasses.fields(value):
@@ -126,7 +126,7 @@ def apply_override(document: dict[str, Any], override: str) -> None:
     """Set one value of a preset's document in place: ``stages.ppo.rewards.0.weight=0.5``.
 
     Raises:
-        ConfigError: not of the form ``path=value``, or the path leads through a value or beyond a list.
+        ConfigError: The override is not of the form ``path=value``, or its path leads through a value or beyond a list.
     """
     key, separator, text = override.partition("=")
     if not separator or not key.strip():
@@ -191,8 +191,10 @@ def _build_one_of(choice: OneOf, value: Any, path: str, errors: list[str]) -> An
     named = value.get(choice.key)
     if not isinstance(named, str) or named not in choice.kinds:
         known = ", ".join(map(repr, choice.kinds))
-        said = f"{path}.{choice.key} = {named!r}: must be" if choice.key in value else f"{path}.{choice.key}: required,"
-        errors.append(f"{said} one of {known}")
+        start = (
+            f"{path}.{choice.key} = {named!r}: must be" if choice.key in value else f"{path}.{choice.key}: required,"
+        )
+        errors.append(f"{start} one of {known}")
         return None
     return _build_dataclass(choice.kinds[named], value, path, errors)
 
@@ -210,13 +212,13 @@ def _build_dataclass(kind: type, value: Any, path: str, errors: list[str]) -> An
         return None
     try:
         return kind(**built)
-    except ConfigError as error:  # what the fields must fulfil together; a whole preset names full keys itself
+    except ConfigError as error:  # from __post_init__; errors of a whole preset have full paths already
         errors += [f"{path}: {line}" if path else line for line in error.what.splitlines()]
         return None
 
 
 def keys_of(kind: type) -> list[str]:
-    """The keys that a table of this kind may have, those of inlined dataclasses among them."""
+    """Return the keys that a table of this kind may have, including those of inlined dataclasses."""
     keys: list[str] = []
     for each in dataclasses.fields(kind):
         keys += keys_of(typing.get_type_hints(kind)[each.name]) if each.metadata.get("inline") else [each.name]

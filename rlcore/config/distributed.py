@@ -1,0 +1,176 @@
+"""Settings of distributed training: one process, several ranks on this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.config.engine import EngineConfig
+from rlcore.config.rl import RlConfig
+from rlcore.config.training import DpoConfig, OptimConfig, RewardModelConfig, SftConfig
+from rlcore.errors import ConfigError
+
+Learning: TypeAlias = RlConfig | SftConfig | DpoConfig | RewardModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayConfig:
+    """Ray cluster, and the processes that run on it besides the learner ranks.
+
+    ``address``: a running cluster; empty: ``RAY_ADDRESS``, or else a local cluster that ends with the run.
+    ``num_rollout_workers``: processes with the built-in engine, which share the prompts; ``num_reward_workers``:
+    processes that compute rewards, including reward models and sandboxes. With 0 the process of the run does the work.
+    Each process uses ``cpus`` cores. If the run uses GPUs, each rank and each rollout worker has its own.
+    ``reward_worker_gpus``: GPUs per reward worker; a fraction shares one.
+    """
+
+    address: str = ""
+    num_rollout_workers: NonNegativeInt = 0
+    num_reward_workers: NonNegativeInt = 0
+    cpus: PositiveInt = 1
+    reward_worker_gpus: NonNegativeFloat = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """Learner ranks. ``backend``: ``local`` (one process), ``processes`` (on this machine) or ``ray`` (a Ray cluster).
+
+    ``shard``: ``full`` splits every weight among the ranks (FSDP2); ``replicate`` gives each rank all weights; ``auto``
+    is ``replicate`` with LoRA, else ``full``. ``gather_in_compute_dtype``: gather shards in the compute precision, with
+    half the traffic; norms and embeddings then use it too. ``cpu_offload``: keep shards, gradients and moments in CPU
+    memory, even with a single rank; the optimizer steps on the CPU.
+
+    ``tensor_parallel``: number of neighbouring ranks that split the matrices of every layer and train on the same
+    samples. It must divide ``learner_ranks``.
+
+    ``devices``: GPU indices of the ranks, among the visible ones; empty: the first ones. A call longer than
+    ``timeout_minutes`` ends the ranks. Lost ranks, rollout workers and reward workers are restarted, each at most
+    ``max_restarts`` times per run.
+    """
+
+    backend: Literal["local", "processes", "ray"] = "local"
+    learner_ranks: PositiveInt = 1
+    shard: Literal["auto", "full", "replicate"] = "auto"
+    gather_in_compute_dtype: bool = False
+    cpu_offload: bool = False
+    tensor_parallel: PositiveInt = 1
+    devices: tuple[NonNegativeInt, ...] = ()
+    timeout_minutes: PositiveFloat = 60.0
+    max_restarts: NonNegativeInt = 3
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    def __post_init__(self) -> None:
+        of_ranks = (
+            self.learner_ranks > 1,
+            self.shard != "auto",
+            self.gather_in_compute_dtype,
+            self.cpu_offload,
+            self.devices,
+        )
+        if self.learner_ranks % self.tensor_parallel:
+            raise ConfigError(
+                f"learner_ranks = {self.learner_ranks} is no multiple of tensor_parallel = {self.tensor_parallel}"
+            )
+        if self.shard == "replicate" and self.tensor_parallel > 1:
+            raise ConfigError("tensor_parallel needs shards: shard = 'replicate' has none")
+        if self.backend == "local" and any(of_ranks):
+            raise ConfigError(
+                "learner_ranks, shard, gather_in_compute_dtype, cpu_offload and devices need backend = 'processes' or "
+                "'ray'"
+            )
+        if self.backend != "ray" and self.ray != RayConfig():
+            raise ConfigError(f"ray.* needs backend = 'ray', got {self.backend!r}")
+        if self.backend == "ray" and self.devices:
+            raise ConfigError("devices is not used with backend = 'ray': Ray chooses the GPUs")
+        if self.shard == "replicate" and self.gather_in_compute_dtype:
+            raise ConfigError("gather_in_compute_dtype needs shards: shard = 'replicate' has none")
+        if self.shard == "replicate" and self.cpu_offload:
+            raise ConfigError("cpu_offload needs shards: shard = 'replicate' has none")
+        if self.devices and len(self.devices) != self.learner_ranks:
+            raise ConfigError(
+                f"devices names {len(self.devices)} GPUs, {self.learner_ranks} ranks need {self.learner_ranks}"
+            )
+
+    def is_sharded(self, *, adapted: bool) -> bool:
+        """Return True if the trained weights are split among the ranks. Ranks always hold the whole base of a LoRA."""
+        return self.is_shared and self.shard != "replicate" and not adapted
+
+    @property
+    def is_shared(self) -> bool:
+        """True if a distributed learner is needed: several ranks, or CPU offload."""
+        return self.learner_ranks > 1 or self.cpu_offload
+
+    @property
+    def numbers(self) -> Mapping[str, object]:
+        """Settings that change the last digits of results, for the cache key of a stage."""
+        if not self.is_shared:
+            return {}
+        own: dict[str, object] = {
+            "learner_ranks": self.learner_ranks,
+            "shard": self.shard,
+            "gather_in_compute_dtype": self.gather_in_compute_dtype,
+        }
+        own |= {"cpu_offload": True} if self.cpu_offload else {}
+        return own | ({"tensor_parallel": self.tensor_parallel} if self.tensor_parallel > 1 else {})
+
+
+def distributed_errors(
+    distributed: DistributedConfig, stages: Mapping[str, Learning], engine: EngineConfig
+) -> list[str]:
+    """Return the reasons why stages cannot run on these ranks or workers, each with its key.
+
+    Args:
+        distributed: Settings of the preset.
+        stages: Settings of each stage, by name.
+        engine: Engine of stages without an engine section.
+    """
+    return [
+        error
+        for name, settings in stages.items()
+        for error in (*_of_ranks(distributed, name, settings), *_of_ray(distributed, name, settings, engine))
+    ]
+
+
+def _of_ranks(distributed: DistributedConfig, name: str, settings: Learning) -> Iterator[str]:
+    if not distributed.is_shared:
+        return
+    path, lora, optim = _learned(settings)
+    if lora and (
+        distributed.shard == "full"
+        or distributed.gather_in_compute_dtype
+        or distributed.cpu_offload
+        or distributed.tensor_parallel > 1
+    ):
+        yield (
+            f"distributed: stages.{name}.{lora} > 0: every rank holds the whole base of a LoRA; set "
+            "distributed.shard = 'auto', tensor_parallel = 1, and neither gather_in_compute_dtype nor cpu_offload"
+        )
+    if optim.kind == "adamw_8bit" and distributed.shard != "replicate" and not lora:
+        yield (
+            f"stages.{name}.{path}optim.kind = 'adamw_8bit': shards need float32 moments; set it to 'adamw', "
+            "or distributed.shard = 'replicate'"
+        )
+
+
+def _learned(settings: Learning) -> tuple[str, str, OptimConfig]:
+    """Return the key prefix of the trained weights, the key of the LoRA rank or "", and the optimizer settings."""
+    if isinstance(settings, RlConfig):
+        return "update.", "update.lora.rank" if settings.update.lora.rank else "", settings.update.optim
+    if isinstance(settings, DpoConfig):
+        return "", "lora.rank" if settings.lora.rank else "", settings.optim
+    is_adapted = isinstance(settings, RewardModelConfig) and settings.backbone.lora.rank > 0
+    return "", "backbone.lora.rank" if is_adapted else "", settings.optim
+
+
+def _of_ray(distributed: DistributedConfig, name: str, settings: Learning, engine: EngineConfig) -> Iterator[str]:
+    if not isinstance(settings, RlConfig):
+        return
+    kind = (settings.sampling.engine or engine).kind
+    if distributed.ray.num_rollout_workers and kind != "native":
+        yield (
+            f"distributed.ray.num_rollout_workers = {distributed.ray.num_rollout_workers}: stages.{name} samples with "
+            f"engine.kind = {kind!r}; "
+            "set num_rollout_workers = 0: vLLM servers are set by engine.replicas or engine.urls"
+        )

@@ -1,0 +1,74 @@
+"""Components of an RL run, all of them complete before the first iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from rlcore.config import HealthConfig, RlConfig
+from rlcore.loop.prompt_schedule import PromptSchedule
+from rlcore.rewards.mix import WeightedReward
+from rlcore.sampling.base import Sampler
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner_protocol import LearnerProtocol
+from rlcore.types import Prompt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOut:
+    """Problems that evaluate a run every ``eval_every`` iterations, and are never trained on.
+
+    ``verifier`` decides right or wrong, independently of the training reward. ``confidence``: level of the interval.
+    """
+
+    prompts: Sequence[Prompt]
+    verifier: WeightedReward
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Components:
+    """All fixed objects of a run.
+
+    Attributes:
+        learner: Policy, reference policy, critic, optimizers and configuration.
+        engine: Receives the weights.
+        sampler: Gives the rollouts: the engine itself, or episodes with tools on it.
+        engine_dtype: Compute precision of the engine.
+        folder: Folder of the checkpoints.
+        identity: Inputs that checkpoints must match.
+        mixture_weights: Weight above 0 of each dataset; empty with a single dataset.
+    """
+
+    seed: int
+    learner: LearnerProtocol
+    engine: Sampler
+    sampler: Sampler
+    engine_dtype: torch.dtype
+    tokenizer: ChatTokenizer
+    reward: WeightedReward
+    prompts: Sequence[Prompt]
+    folder: Path
+    identity: Mapping[str, str]
+    held_out: HeldOut | None = None
+    health: HealthConfig = field(default_factory=HealthConfig)
+    mixture_weights: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def config(self) -> RlConfig:
+        """Configuration of the run, which the learner was made with."""
+        return self.learner.config
+
+    def prompt_schedule(self) -> PromptSchedule:
+        """Return the prompt schedule before the first iteration."""
+        config = self.config
+        return PromptSchedule(
+            self.prompts,
+            config.prompts_per_iteration,
+            seed=self.seed,
+            weights=self.mixture_weights,
+            keep_prob=config.sampling.zero_signal_keep_prob,
+        )
