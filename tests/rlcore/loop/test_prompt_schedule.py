@@ -121,7 +121,7 @@ def test_a_revisit_of_one_keeps_no_account_and_what_is_closed_is_forgotten() -> 
 def test_an_iteration_that_is_closed_has_no_prompts_any_more() -> None:
     turns = PromptSchedule(prompts(10), 2, seed=0)
     drawn(turns, range(1, 4))
-    with pytest.raises(CheckpointError, match="iteration 2 was already recorded: .* started 3"):
+    with pytest.raises(CheckpointError, match=r"iteration 2 was already recorded: .* started 3"):
         turns.prompts_for(2)
 
 

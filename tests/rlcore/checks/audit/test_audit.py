@@ -82,7 +82,7 @@ def test_rewards_that_were_turned_on_their_way_end_the_run_with_both_values(
         Tape(),
     )
     monkeypatch.setattr(WeightedReward, "__call__", turned)
-    with pytest.raises(CanaryError, match=r"the sum of the reward's parts: expected 1, found -1") as caught:
+    with pytest.raises(CanaryError, match=r"the sum of the reward terms: expected 1, found -1") as caught:
         train(components, tape)
     assert "rollout of prompt" in caught.value.where
     assert "audit of iteration" in caught.value.what
@@ -127,7 +127,7 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
     )
     components.learner.learner.policy.get_input_embeddings().weight.data.mul_(6.0)
     components.engine.load_weights(components.learner.weights(), policy_version=0)
-    with pytest.raises(CanaryError, match="not drawn from the log-probabilities that the engine reports"):
+    with pytest.raises(CanaryError, match="not sampled from the log-probabilities that the engine reports"):
         train(components, Tape())
 
 
@@ -177,7 +177,7 @@ def test_an_update_that_was_counted_and_not_done_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Learner, "_step", lambda self, samples, totals: totals)
-    with pytest.raises(CanaryError, match="what was learned from in epoch 1 is not what was looked at"):
+    with pytest.raises(CanaryError, match="the training samples of epoch 1 are not the audited ones"):
         train(make_components(health=ALWAYS), Tape())
 
 
@@ -200,7 +200,7 @@ def test_an_audit_that_goes_on_from_its_state_keeps_what_it_has_seen(make_compon
     again.restore(audit.state())
     assert again.state() == audit.state()
     again.restore({})
-    assert again.state()["direction"] == []
+    assert again.state()["advantage_correlations"] == []
 
 
 def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(start: Any, tmp_path: Any) -> None:  # noqa: F811

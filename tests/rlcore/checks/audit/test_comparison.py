@@ -49,8 +49,11 @@ def first_masked(sample: TrainingSample) -> TrainingSample:
 
 CHANGES: dict[str, tuple[Change, str]] = {
     "mask": (first_masked, "the loss mask of token 1 of"),
-    "tokens": (lambda s: dataclasses.replace(s, completion_ids=(*s.completion_ids[::-1], 1)), "tokens to train on"),
-    "logprobs": (lambda s: dataclasses.replace(s, sampler_logprobs=s.sampler_logprobs - 1.0), "log-probabilities to"),
+    "tokens": (lambda s: dataclasses.replace(s, completion_ids=(*s.completion_ids[::-1], 1)), "training tokens"),
+    "logprobs": (
+        lambda s: dataclasses.replace(s, sampler_logprobs=s.sampler_logprobs - 1.0),
+        "engine's log-probabilities",
+    ),
     "sign": (lambda s: dataclasses.replace(s, advantages=-s.advantages), "the advantage of token 1 of"),
     "zero": (lambda s: dataclasses.replace(s, advantages=0.0 * s.advantages), "the advantage of token 1 of"),
 }
@@ -79,7 +82,7 @@ def test_a_completion_that_was_cut_has_as_many_tokens_as_the_limit() -> None:
     short = groups[0][0]
     assert len(short.rollout.completion_ids) < 8
     groups[0][0] = dataclasses.replace(short, rollout=dataclasses.replace(short.rollout, finish_reason="length"))
-    assert "cut by the limit: expected 8 tokens" in found(groups, samples)[0]
+    assert "truncated completion: expected 8 tokens" in found(groups, samples)[0]
     assert found(groups, samples, has_tools=True) == []  # an episode may be cut by its turns
 
 

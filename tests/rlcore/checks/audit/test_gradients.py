@@ -39,9 +39,9 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], None]
 @pytest.mark.parametrize(
     ("factor", "update", "says"),
     [
-        (-1.0, LOOSE, "a step takes -1 times the gradient of its backward passes"),
-        (0.5, LOOSE, "a step takes 0.5 times the gradient of its backward passes"),
-        (3.0, LOOSE, "a step takes 3 times the gradient of its backward passes"),
+        (-1.0, LOOSE, "a step has -1 times the gradient of its backward passes"),
+        (0.5, LOOSE, "a step has 0.5 times the gradient of its backward passes"),
+        (3.0, LOOSE, "a step has 3 times the gradient of its backward passes"),
         (-1.0, TIGHT, "times the gradient of its backward passes"),
     ],
 )
@@ -55,4 +55,4 @@ def test_a_gradient_that_was_turned_halved_or_raised_is_found(
 @pytest.mark.parametrize("place", [0, 7, -1])
 def test_a_single_tensors_gradient_that_was_changed_is_named(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = changed(monkeypatch, lambda them: them[place].grad.mul_(0.5), LOOSE)
-    assert "was changed between the backward pass and the step, and others were not" in found[0]
+    assert "changed between backward pass and step, others did not" in found[0]

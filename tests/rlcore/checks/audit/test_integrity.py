@@ -35,7 +35,7 @@ def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded
     save_file(half, tmp_path / "model/model.safetensors")
     verify_saved(model.state_dict(), tmp_path / "model")
     model.get_input_embeddings().weight.data.mul_(1.5)
-    with pytest.raises(StorageError, match=r"1 of \d+ tensors that were saved are not those that were trained"):
+    with pytest.raises(StorageError, match=r"1 of \d+ saved tensors differ from the trained ones"):
         verify_saved(model.state_dict(), tmp_path / "model")
 
 
@@ -52,7 +52,7 @@ def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
     monkeypatch.setattr(
         "rlcore.training.local_learner.save_model", lambda policy, *rest, **more: save_model(first, *rest)
     )
-    with pytest.raises(StorageError, match="not those that were trained"):
+    with pytest.raises(StorageError, match="differ from the trained ones"):
         components.learner.save_model(start, tmp_path / "again")
 
 
@@ -66,7 +66,7 @@ def test_a_resume_that_restores_only_a_part_is_stopped_before_its_first_step(
         train(make_components(), Tape(killed_in=3))
     monkeypatch.setattr(checkpoint, lost, lambda *_: None)
     tape = Tape()
-    with pytest.raises(CheckpointError, match="are not those of the checkpoint after it was restored"):
+    with pytest.raises(CheckpointError, match="differ from the checkpoint after it was restored"):
         train(make_components(), tape)
     assert tape.rows == []
 
@@ -81,21 +81,21 @@ def test_a_tensor_that_is_missing_on_either_side_is_named(tmp_path: Path) -> Non
 def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Path) -> None:  # noqa: F811
     model = load_policy(start, **CPU)
     save_model(model, start, tmp_path / "model")
-    with pytest.raises(StorageError, match="no seal that can be read"):
+    with pytest.raises(StorageError, match="digests of the model are unreadable"):
         verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
     write_model_digest(tmp_path, stage="grpo", model=tmp_path / "model")
     verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
-    with pytest.raises(StorageError, match="its stage is 'ppo'"):
+    with pytest.raises(StorageError, match="stage is 'ppo'"):
         verify_model(tmp_path, stage="ppo", model=tmp_path / "model")
     template = tmp_path / "model/chat_template.jinja"
     text = template.read_text(encoding="utf-8")
     template.write_text("Sir: " + text, encoding="utf-8")
-    with pytest.raises(StorageError, match="its tokenizer or chat template is"):
+    with pytest.raises(StorageError, match="tokenizer or chat template is"):
         verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
     template.write_text(text, encoding="utf-8")
     model.get_input_embeddings().weight.data.mul_(1.5)
     model.save_pretrained(tmp_path / "model")
-    with pytest.raises(StorageError, match="its weights is"):
+    with pytest.raises(StorageError, match="weights is"):
         verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
 
 

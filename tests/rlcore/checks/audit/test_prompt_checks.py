@@ -39,7 +39,7 @@ def faults(made: Any, asked: Any, config: Any = CONFIG, allowed: int = 0) -> lis
 
 @pytest.mark.parametrize("shares", [{}, {"a": 1.0}, {"a": 2.0, "b": 1.0}, {"b": 0.3, "a": 0.7}])
 def test_whose_turn_it_is_is_what_the_turns_of_a_run_say(shares: dict[str, float]) -> None:
-    turns = PromptSchedule(prompts(), 3, seed=5, shares=shares)
+    turns = PromptSchedule(prompts(), 3, seed=5, weights=shares)
     for iteration in range(1, 30):
         asked = turns.prompts_for(iteration)
         expected = expected_prompts(prompts(), shares, CONFIG, seed=5, iteration=iteration)
@@ -52,7 +52,7 @@ def test_turns_that_depend_on_what_was_shown_are_not_foretold_and_others_than_ex
     revisits = dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, zero_signal_keep_prob=0.5))
     assert expected_prompts(prompts(), {}, revisits, seed=5, iteration=1) is None
     (fault,) = prompt_errors(prompts()[:2], ["p1", "p0"])
-    assert str(fault) == "the prompts whose turn it is: expected 'p1', 'p0', found 'p0', 'p1'"
+    assert str(fault) == "the prompts of the iteration: expected 'p1', 'p0', found 'p0', 'p1'"
 
 
 def test_sound_groups_have_no_fault_and_rollouts_that_failed_may_be_missing() -> None:
@@ -60,7 +60,7 @@ def test_sound_groups_have_no_fault_and_rollouts_that_failed_may_be_missing() ->
     made = groups(asked)
     assert faults(made, asked) == []
     made[1] = made[1][:1]
-    assert faults(made, asked, num_missing=1) == []
+    assert faults(made, asked, allowed=1) == []
     assert faults(made, asked) == ["the sizes of the groups: expected 2 rollouts each, found 2, 1, 2"]
 
 
@@ -70,7 +70,9 @@ def test_groups_that_were_mixed_lost_or_doubled_are_named() -> None:
     mixed = [list(column) for column in zip(*made, strict=True)] + made[2:]
     assert faults(mixed, asked)[0] == "group 1: expected one prompt, 'p0', found 'p0', 'p1', 'p2'"
     assert faults(made[:2], asked) == ["groups: expected 3, found 2"]
-    assert faults([[made[0][0], made[0][0]], *made[1:]], asked)[0].startswith("a rollout stands twice")
+    assert faults([[made[0][0], made[0][0]], *made[1:]], asked)[0].startswith(
+        "a rollout is in the training batch twice"
+    )
     assert "one prompt, 'p1', found 'p2'" in faults([made[0], made[2], made[1]], asked)[0]
 
 
@@ -93,7 +95,7 @@ def test_an_engine_that_gives_other_groups_than_it_was_asked_for_is_refused() ->
     sampled: list[list[Any]] = [[item.rollout for item in group] for group in groups(asked)]
     sampled[1][0] = FailedRollout(prompt=asked[1], reason="no room")
     require_groups(sampled, asked, 2)
-    with pytest.raises(CanaryError, match="asked for 2 groups of 3, and gave 2, 2"):
+    with pytest.raises(CanaryError, match="groups of 2, 2 completions, expected 2 of 3"):
         require_groups(sampled, asked, 3)
-    with pytest.raises(CanaryError, match="group 1 is of prompt 'p0', and has completions of 'p1'"):
+    with pytest.raises(CanaryError, match="group 1 of prompt 'p0' has completions of 'p1'"):
         require_groups(sampled[::-1], asked, 2)

@@ -67,17 +67,17 @@ def test_scores_that_were_moved_on_by_one_rollout_are_found() -> None:
 def test_a_sum_with_another_weight_or_behind_another_gate_is_found() -> None:
     weighted = WeightedReward([part(lengths), part(lengths, "again", 0.5)])
     items = [changed(item, value=2.0 * item.score.terms["own"]) for item in scored(weighted)]
-    assert faults(weighted, items)[0] == ("the sum of the reward's parts", "1.5", "2")
+    assert faults(weighted, items)[0] == ("the sum of the reward terms", "1.5", "2")
     gated = WeightedReward([part(lengths, gate=2.0, below_gate=-1.0)])
     assert faults(gated, scored(gated)) == [None] * 4
     open_gate = [changed(item, value=item.score.terms["own"]) for item in scored(gated)]
-    assert faults(gated, open_gate)[0] == ("the sum of the reward's parts", "-1", "1")
+    assert faults(gated, open_gate)[0] == ("the sum of the reward terms", "-1", "1")
 
 
 def test_a_part_that_was_dropped_from_the_sum_is_found() -> None:
     reward = WeightedReward([part(lengths), part(lengths, "again")])
     items = [changed(item, terms={"own": item.score.terms["own"]}) for item in scored(reward)]
-    assert faults(reward, items)[0][0] == "the reward's part 'again'"
+    assert faults(reward, items)[0][0] == "the reward term 'again'"
 
 
 def test_a_function_that_looks_at_its_whole_batch_is_left_out_with_a_note_and_its_sum_is_still_made() -> None:
@@ -88,10 +88,10 @@ def test_a_function_that_looks_at_its_whole_batch_is_left_out_with_a_note_and_it
     reward, notes = WeightedReward([part(relative)]), list[str]()
     items = scored(reward)
     assert faults(reward, items, notes) == [None] * 4
-    assert len(notes) == 1 and "by what else is in its batch" in notes[0]
+    assert len(notes) == 1 and "depending on its batch" in notes[0]
     audit = RewardAudit(reward, notes.append)
     audit.error(items[0], items)
-    assert audit.error(changed(items[0], value=9.0), items) == ("the sum of the reward's parts", "0.25", "9")
+    assert audit.error(changed(items[0], value=9.0), items) == ("the sum of the reward terms", "0.25", "9")
 
 
 def test_a_function_that_gives_its_values_in_another_order_is_a_fault_and_no_reward_of_a_batch() -> None:

@@ -41,7 +41,7 @@ def test_no_bet_gains_on_average_where_tokens_come_from_what_is_reported() -> No
         features = features_of(trainers, [token], [EOS], before=[[1, 5]], prompt_ids=[7])
         for number in range(draws):
             test = SamplingTest()
-            test._seen = [
+            test._counts = [
                 [9, 1, 0, 0, 2, 0, 0, 0, 0, 4],
                 [0, 0, 7, 0, 0, 0, 0, 0, 1, 1],
                 [1, 2, 3, 0, 0, 0, 0, 0, 0, 9],
@@ -109,15 +109,15 @@ def nucleus(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
         (lambda p: (p / 0.5).log_softmax(-1), "0.50 times the temperature"),
         (lambda p: (p / 0.8).log_softmax(-1), "0.83 times the temperature"),
         (lambda p: (p / 1.4).log_softmax(-1), "1.43 times the temperature"),
-        (top(4), "tenths"),
-        (top(2), "drawn of the 2 likeliest"),
-        (nucleus(0.95), "drawn of the likeliest 0.95 of the mass"),
+        (top(4), "ten bins"),
+        (top(2), "top_k = 2"),
+        (nucleus(0.95), "top_p = 0.95"),
         (lambda p: (p / 0.9).log_softmax(-1), "0.93 times the temperature"),
         (without(EOS), "turns end 0.4 times as often"),
-        (without(0), "ids 0, 64, 128 and so on come 0.5 times as often"),
+        (without(0), "ids 0, 64, 128 and so on occur 0.5 times as often"),
         (lambda p: torch.full_like(p, -math.log(p.shape[1])), "temperature"),
-        (lambda p: tilted(p, 7, 0.7), "ids 7, 71, 135 and so on come 2.0 times as often"),
-        (lambda p: tilted(p, 0, -0.7), "ids 0, 64, 128 and so on come 0.5 times as often"),
+        (lambda p: tilted(p, 7, 0.7), "ids 7, 71, 135 and so on occur 2.0 times as often"),
+        (lambda p: tilted(p, 0, -0.7), "ids 0, 64, 128 and so on occur 0.5 times as often"),
     ],
 )
 def test_another_distribution_than_is_reported_is_found(

@@ -50,7 +50,7 @@ def exchanged(rows: list[Row]) -> list[Row]:
 
 @pytest.mark.parametrize("change", [moved, exchanged])
 def test_answers_beside_other_prompts_are_refused(change: Any) -> None:
-    with pytest.raises(DataError, match=r"100 answers repeat rare words of one prompt alone, and [0-4] of them stand"):
+    with pytest.raises(DataError, match=r"100 answers share rare words with one prompt, but only [0-4] with their own"):
         require_rare_word_matches(match_rare_words(change(stories(100))), 0.25)
     require_rare_word_matches(match_rare_words(change(stories(100))), 0.0)
     require_rare_word_matches(match_rare_words(stories(60)), 0.25)
@@ -102,10 +102,10 @@ def test_answers_are_likelier_after_their_own_prompts_unless_they_were_exchanged
     train_sft(model, turn(shown), held_out, config(num_steps=30), seed=0, report=lambda *_: None)
     found = measure_shuffle_gap(model, turn(held_out), tokens_per_microbatch=256, seed=0)
     assert found.num_rows >= 16
-    assert found.is_told is (turn is list)
+    assert found.is_significant is (turn is list)
     assert ("cannot tell" in str(found)) is (turn is rotated)
     if turn is rotated:
-        with pytest.raises(DataError, match="the preset asks for 1"):
+        with pytest.raises(DataError, match="min_shuffle_gap = 1 is above"):
             require_shuffle_gap(found, 1.0)
     else:
         require_shuffle_gap(found, 1.0)
@@ -117,18 +117,18 @@ def test_a_gap_is_refused_where_its_interval_excludes_what_is_asked_for() -> Non
     for least in (0.0, 0.035, 0.09):
         require_shuffle_gap(found, least)
     assert str(found).startswith("shuffle_gap=0.035 nats/token ci95=[0.008,0.062]")
-    with pytest.raises(DataError, match=r"the preset asks for 0\.1, and chance explains 0\.091"):
+    with pytest.raises(DataError, match=r"min_shuffle_gap = 0\.1 is above the upper bound 0\.091"):
         require_shuffle_gap(found, 0.1)
 
 
 def test_what_cannot_be_compared_is_refused_where_a_gap_is_asked_for() -> None:
     few = ShuffleGap(gap=0.5, error=0.01, num_rows=15)
     require_shuffle_gap(few, 0.0)
-    with pytest.raises(DataError, match=r"min_shuffle_gap = 0\.1 compares held-out answers of different prompts: 16"):
+    with pytest.raises(DataError, match=r"min_shuffle_gap = 0\.1 needs at least 16"):
         require_shuffle_gap(few, 0.1)
     lost = ShuffleGap(gap=float("nan"), error=0.01, num_rows=100)
     require_shuffle_gap(lost, 0.0)
-    with pytest.raises(DataError, match=r"the preset asks for 0\.1"):
+    with pytest.raises(DataError, match=r"min_shuffle_gap = 0\.1 is above"):
         require_shuffle_gap(lost, 0.1)
 
 
@@ -138,5 +138,5 @@ def test_one_answer_to_everything_has_no_gap() -> None:
         for one in whole(echo_sequences(40, 0))
     ]
     found = measure_shuffle_gap(strategies.tiny_llama(), same, tokens_per_microbatch=256, seed=0)
-    assert (found.num_rows, found.is_told) == (0, False)
+    assert (found.num_rows, found.is_significant) == (0, False)
     require_shuffle_gap(found, 0.0)

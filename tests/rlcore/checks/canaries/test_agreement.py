@@ -141,7 +141,7 @@ def test_float32_keeps_a_bound_on_every_single_token() -> None:
     learner = torch.full((100,), -1.0, dtype=torch.float64)
     engine = learner.clone()
     engine[3] += 2e-3
-    with pytest.raises(CanaryError, match=r"0.002 nats \(bound 0.001\)"):
+    with pytest.raises(CanaryError, match=r"0.002 nats \(limit 0.001\)"):
         check_agreement(agreement(engine, learner, -learner), noise=None, dtype=torch.float32)
 
 

@@ -43,8 +43,8 @@ def test_whole_rollouts_pass() -> None:
         (rollout(loss_mask=(True, True)), r"different lengths \[2, 3\]"),
         (rollout(sampler_logprobs=(-1.0,)), r"different lengths \[1, 3\]"),
         (rollout(loss_mask=(False, False, False)), "no token is trained on"),
-        (rollout(loss_mask=(True, False, True)), "turn 1 is followed by tool output, but ends with no EOS"),
-        (rollout(completion_ids=(3, 2, 2)), "turn 1 goes on after its EOS"),
+        (rollout(loss_mask=(True, False, True)), "turn 1 precedes tool output, but does not end with EOS"),
+        (rollout(completion_ids=(3, 2, 2)), "turn 1 continues after its EOS"),
         (
             rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, False)),
             "ends with tokens that are not the policy's",

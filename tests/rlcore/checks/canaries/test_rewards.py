@@ -311,7 +311,7 @@ def test_a_users_verifier_that_is_upside_down_is_stopped(math: MathReward) -> No
     def inverted(rollouts: Sequence[Rollout]) -> list[float | None]:
         return [None if score.value is None else 1.0 - score.value for score in math(rollouts)]
 
-    with pytest.raises(CanaryError, match="calls every known right answer wrong"):
+    with pytest.raises(CanaryError, match="scores every known right answer as wrong"):
         terms_canary(mixed(FunctionReward(inverted, "inverted")), NUMBERS, samples())
 
 
@@ -326,7 +326,7 @@ def test_a_function_that_cannot_read_the_probes_is_not_stopped_by_them() -> None
         return lengths(rollouts)
 
     (note,) = terms_canary(mixed(FunctionReward(picky, "picky")), NUMBERS, samples())
-    assert "was not asked for known answers: the reward function picky raised" in note
+    assert "was not probed with known answers: the reward function picky raised" in note
 
 
 def test_a_term_that_gives_no_finite_number_is_stopped() -> None:

@@ -70,8 +70,8 @@ def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: floa
     [
         (Stale, False, "embedding|layer"),
         (Stale, True, "layer"),
-        (LosesALayer, False, "in 1 parts: layer 1|in 2 parts: layer 1, vectors of layer 1"),
-        (LosesTheHead, False, "in 1 parts: head"),
+        (LosesALayer, False, "in 1 modules: layer 1|in 2 modules: layer 1, vectors of layer 1"),
+        (LosesTheHead, False, "in 1 modules: head"),
         (ServesTheBase, True, "layer"),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_part_that_an_engine_hides_is_left_to_the_log_probabilities() -> None:
     session = session_of(Hides, torch.bfloat16)
     assert session.begin().unverified == {"layer 0"}
     assert session.step(0.0)["sync/unverified_modules"] == 1.0
-    with pytest.raises(StaleSamplerError, match=r"in . parts: embedding, head, layer 1"):
+    with pytest.raises(StaleSamplerError, match=r"in . modules: embedding, head, layer 1"):
         session.step(1e-4)
 
 
