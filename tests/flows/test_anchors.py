@@ -68,7 +68,7 @@ def test_labels_that_are_all_swapped_cannot_pass_where_winners_are_known(tmp_pat
     done = run_warm([*arguments, *(part for each in MICRO for part in ("--set", each))], environment(tmp_path), ROOT)
     if swapped:
         assert done.returncode == 1
-        assert "right on 0.00 [0.00, 0.14] of the pairs whose winners are known: it prefers the losers" in done.stderr
+        assert "accuracy on gold pairs is 0.00 [0.00, 0.14]: the reward model prefers the losers" in done.stderr
         assert "their labels look swapped" in done.stderr
         return
     assert done.returncode == 0, done.stderr

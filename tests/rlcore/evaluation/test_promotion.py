@@ -148,7 +148,7 @@ def test_what_cannot_be_compared_is_an_error() -> None:
             verdict(bad)
     with pytest.raises(NonFiniteError, match="1 values are not finite"):
         verdict(good, answers("reward", [0.0, 1.0], [math.nan, 1.0]))
-    with pytest.raises(DataError, match="there is none"):
+    with pytest.raises(DataError, match="need a champion"):
         decide(None, (good,), (), rule=RULE, look=1, seed=0)
     with pytest.raises(DataError, match="alpha"):
         PromotionRule(alpha=0.0)

@@ -83,7 +83,7 @@ def test_unjudged_pairs_are_left_out_and_are_no_losses() -> None:
     forward, backward = np.array([1.0, NAN, 1.0, NAN]), np.array([1.0, 1.0, NAN, NAN])
     found = win_rate(verdicts(forward, backward), seed=0)
     assert (found.rate.mean, found.rate.n, found.losses) == (1.0, 1, 0)
-    with pytest.raises(DataError, match="judged no pair"):
+    with pytest.raises(DataError, match="no valid result for any of"):
         win_rate(verdicts(np.full(3, NAN), np.ones(3)), seed=0)
 
 
@@ -144,7 +144,7 @@ def test_without_answers_of_different_lengths_nobody_knows_whether_a_judge_goes_
     ones, name = np.ones(100), "preference for the longer answer beyond that of people"
     found = audit_judge(verdicts(ones, ones, ones * 0.0), np.arange(100), JudgeBounds(), seed=0)
     assert {check.name: check.passed for check in found.checks}[name] is False
-    assert found.checks[-1].sentence.endswith("no human pair that was judged has answers of different lengths")
+    assert found.checks[-1].sentence.endswith("no human pair with a result has answers of different lengths")
     assert judged(ones, ones, ones * 0.0, max_length_bias=1.0)[name]  # nothing is asked
 
 

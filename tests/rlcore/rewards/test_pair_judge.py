@@ -202,7 +202,7 @@ def test_a_function_that_raises_or_hangs_leaves_its_pairs_unjudged() -> None:
     assert (both.forward.value, both.forward.error) == (None, "the judge mine:judge raised KeyError: 'mark'")
     (both,) = judge_both_orders(function(hangs, minutes=0.005), [pair("a", "b")])
     assert both.forward.value is None
-    assert "has not come back after 0.3 s" in both.forward.error
+    assert "timed out after 0.3 s" in both.forward.error
 
 
 @pytest.mark.parametrize("returned", [[1.0], [2.0, 0.0], ["first", "second"], [float("nan"), 0.0], 1.0])

@@ -201,7 +201,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
             "stages.kept.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
             "stages.kept.sampling.episodes differs from stages.first.sampling.episodes",
         ),
-        ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: only a function of one's own"),
+        ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: files is only valid for a custom function"),
         ("stages.first.prompts={}", "stages.first.prompts: names no data"),
         ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
         ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),

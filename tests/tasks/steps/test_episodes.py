@@ -120,7 +120,7 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     ("override", "message"),
     [
         ("stages.grpo.sampling.episodes.tools=['calculater']", "must be one of 'calculator'"),
-        ("stages.grpo.sampling.episodes.tools=['calculator', 'calculator']", "a tool is named twice"),
+        ("stages.grpo.sampling.episodes.tools=['calculator', 'calculator']", "tools has a tool twice"),
         ("stages.grpo.sampling.episodes.tools=['search']", "search_corpus is empty, or the reverse"),
         ("stages.grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
         ("stages.grpo.sampling.episodes.environment='guess'", "is not written as module:Class"),
