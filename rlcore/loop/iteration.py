@@ -17,7 +17,6 @@ from rlcore.loop.history import History
 from rlcore.loop.prefetch import RolloutPrefetcher, mean_staleness
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.loop.recorder import LogRecorder, Recorder
-from rlcore.loop.recovery import check_run_health, restore_last_healthy
 from rlcore.loop.rollouts import (
     collect_groups,
     dataset_rewards,
@@ -26,7 +25,7 @@ from rlcore.loop.rollouts import (
     record_group_signals,
     replacement_metrics,
 )
-from rlcore.loop.run import START, Run, TrainResult, timed
+from rlcore.loop.run import START, Run, TrainResult, check_run_health, restore_last_healthy, timed
 from rlcore.loop.update import update_policy
 from rlcore.loop.weight_sync import calibrate_engines, calibration_messages, sync_when_idle
 from rlcore.sampling.base import sleep_engine, take_metrics

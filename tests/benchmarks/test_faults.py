@@ -28,7 +28,7 @@ def test_what_comes_of_a_fault_is_what_the_table_says(fault: str, caught: str) -
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("reward model: all labels are swapped, with 50 anchors", "it prefers the losers"),
+        ("reward model: all labels are swapped, with 50 anchors", "prefers the losers"),
         ("SFT: the end is not trained on", "the end of a turn is not trained on"),
     ],
 )

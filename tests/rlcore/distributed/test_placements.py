@@ -224,7 +224,7 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"architecture": "shared", "init_from": "reward_model"}, "starts from the policy"),
+        ({"architecture": "shared", "init_from": "reward_model"}, "init_from must be"),
         ({"architecture": "shared", "optim": OptimConfig()}, "update.optim"),
         ({"architecture": "lora"}, "update.lora.rank > 0"),
     ],

@@ -69,5 +69,5 @@ def test_samples_and_passes_arrive_with_every_tensor() -> None:
 
 
 def test_any_other_kind_is_refused() -> None:
-    with pytest.raises(TypeError, match="object is not sent between processes"):
+    with pytest.raises(TypeError, match="object cannot be sent between processes"):
         encode({"a": [object()]})

@@ -108,9 +108,9 @@ def test_every_plan_of_dense_layers_gives_the_gradients_of_the_whole_model(name:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (GPT2Config(vocab_size=29, n_embd=16, n_layer=1, n_head=2), "the library has no plan for it"),
+        (GPT2Config(vocab_size=29, n_embd=16, n_layer=1, n_head=2), "transformers has no plan for it"),
         (MixtralConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=2), "its plan has moe_tp_experts, packed_"),
-        (LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1), "it has 2 heads and 1 of keys"),
+        (LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1), "it has 2 heads and 1 KV heads"),
     ],
 )
 def test_a_model_that_cannot_be_split_is_refused_with_the_reason(

@@ -134,14 +134,14 @@ def test_a_judge_that_agrees_with_people_passes() -> None:
 def test_a_judge_that_agrees_by_chance_or_goes_by_the_place_does_not_pass() -> None:
     gaps = np.tile([10.0, -10.0], 50)
     chance = np.random.default_rng(0).integers(0, 2, 100).astype(float)
-    assert not judged(chance, chance, gaps)["agreement with people"]
+    assert not judged(chance, chance, gaps)["agreement with humans"]
     found = judged(np.ones(100), np.zeros(100), gaps)
-    assert not found["share of verdicts that depend on the order"]
-    assert not found["agreement with people"]
+    assert not found["fraction of results that depend on the order"]
+    assert not found["agreement with humans"]
 
 
 def test_without_answers_of_different_lengths_nobody_knows_whether_a_judge_goes_by_length() -> None:
-    ones, name = np.ones(100), "preference for the longer answer beyond that of people"
+    ones, name = np.ones(100), "preference for the longer answer beyond that of humans"
     found = audit_judge(verdicts(ones, ones, ones * 0.0), np.arange(100), JudgeBounds(), seed=0)
     assert {check.name: check.passed for check in found.checks}[name] is False
     assert found.checks[-1].sentence.endswith("no human pair with a result has answers of different lengths")

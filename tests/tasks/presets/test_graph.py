@@ -218,7 +218,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.first.rewards.2.data=['sums']", ""),
         ("stages.first.rewards.2.stage=first", "stages.first.rewards.2.stage = 'first': not a stage of the kind"),
         ("stages.first.rewards.2.stage=''", "stages.first.rewards.2.stage = '': not a stage of the kind reward_model"),
-        ("stages.first.rewards.0.stage=taste", "stages.first.rewards.0: only a reward of kind reward_model"),
+        ("stages.first.rewards.0.stage=taste", "stages.first.rewards.0: stage is only valid for kind reward_model"),
         (
             "stages.first.critic.init_from=tast",
             "stages.first.critic.init_from = 'tast': not a stage of the",

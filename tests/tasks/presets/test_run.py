@@ -137,7 +137,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
         ("stages.ppo.critic.optim.beta1=1.0", "stages.ppo.critic.optim.beta1 = 1.0: must be less than 1.0"),
         ("stages.ppo.rewards.1.kind=3", "stages.ppo.rewards.1.kind = 3: must be a text, not an integer"),
         ("stages.grpo.kl.coefficient=nan", "stages.grpo.kl.coefficient = nan: must be a finite number"),
-        ("stages.grpo.kl.target=0.1", "stages.grpo.kl: target > 0 needs a coefficient > 0 to start from"),
+        ("stages.grpo.kl.target=0.1", "stages.grpo.kl: target > 0 needs a starting coefficient > 0"),
         ("stages.grpo.update.objective.dual_clip=0.9", "stages.grpo.update.objective: dual_clip must be above 1"),
         (
             "stages.grpo.update.objective.clip_low=-0.1",
@@ -212,7 +212,7 @@ def test_the_adaptive_coefficient_is_accepted_in_the_reward_and_in_the_loss(plac
         (["backbone.trainable_layers=0"], "stages.reward_model.backbone: lora.rank > 0 freezes the backbone"),
         (["backbone.trainable_layers=2"], "stages.reward_model.backbone: lora.rank > 0 freezes the backbone"),
         (["backbone.layers=1"], "stages.reward_model.backbone: lora.rank > 0 keeps the whole backbone"),
-        (["ensemble=2"], "stages.reward_model: backbone.lora.rank > 0 makes one reward model, so ensemble must be 1"),
+        (["ensemble=2"], "stages.reward_model: backbone.lora.rank > 0 trains one reward model, so ensemble must be 1"),
     ],
 )
 def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
@@ -407,13 +407,13 @@ def test_what_a_preset_leaves_to_others_is_named_all_at_once(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "two words"])
 def test_what_the_pipeline_gives_a_chat_template_no_preset_sets(name: str) -> None:
-    with pytest.raises(ConfigError, match="not a variable that a preset may set"):
+    with pytest.raises(ConfigError, match="presets cannot set this variable"):
         config.ModelConfig(source="scratch", chat_template_kwargs={name: True})
 
 
 @pytest.mark.parametrize("day", ["today", "2026-02-30", "25.11.2026"])
 def test_the_date_of_a_template_is_a_day(day: str) -> None:
-    with pytest.raises(ConfigError, match="must be a day such as"):
+    with pytest.raises(ConfigError, match="must be a date such as"):
         config.ModelConfig(source="scratch", template_date=day)
 
 
@@ -426,5 +426,5 @@ def test_held_out_rows_of_their_own_need_training_rows_of_their_own(preset: Path
 def test_a_cut_completion_cannot_both_go_on_and_end_with_nothing(truncated: Any) -> None:
     critic = config.CriticConfig(gae=config.GaeConfig(bootstrap_truncated=True))
     strategies.rl_config("ppo", critic=critic)
-    with pytest.raises(ConfigError, match="bootstrap_truncated continues a cut completion"):
+    with pytest.raises(ConfigError, match="bootstrap_truncated values the end"):
         strategies.rl_config("ppo", critic=critic, update=config.UpdateConfig(truncated_completions=truncated))

@@ -121,10 +121,10 @@ def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() ->
     [
         ("stages.grpo.sampling.episodes.tools=['calculater']", "must be one of 'calculator'"),
         ("stages.grpo.sampling.episodes.tools=['calculator', 'calculator']", "tools has a tool twice"),
-        ("stages.grpo.sampling.episodes.tools=['search']", "search_corpus is empty, or the reverse"),
-        ("stages.grpo.sampling.episodes.max_turn_tokens=97", "must not be above max_new_tokens"),
+        ("stages.grpo.sampling.episodes.tools=['search']", "needs search_corpus"),
+        ("stages.grpo.sampling.episodes.max_turn_tokens=97", "must not exceed max_new_tokens"),
         ("stages.grpo.sampling.episodes.environment='guess'", "is not written as module:Class"),
-        ("stages.grpo.sampling.episodes.files=['a']", "options and files are those of an environment"),
+        ("stages.grpo.sampling.episodes.files=['a']", "options and files need environment"),
         ("stages.grpo.sampling.episodes.max_tool_output_tokens=15", "must be at least 16"),
     ],
 )

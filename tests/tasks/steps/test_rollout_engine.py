@@ -85,7 +85,7 @@ def test_vllm_in_this_process_has_no_servers_to_set() -> None:
         {"replicas": 2},
         {"gpus": GpuConfig(devices=(1,))},
     ):
-        with pytest.raises(ConfigError, match="belong to servers"):
+        with pytest.raises(ConfigError, match="need servers"):
             EngineConfig(kind="vllm_inprocess", **setting)  # type: ignore[arg-type]
 
 

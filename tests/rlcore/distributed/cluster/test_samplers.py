@@ -106,7 +106,7 @@ def test_a_sampler_that_was_replaced_is_asked_for_its_version_and_its_weights_on
 def test_a_sampler_that_dies_too_often_ends_the_run(ray: FakeRay, placed: Placed) -> None:
     components = placed(max_restarts=0)
     samplers(ray)[0].dies = True
-    with pytest.raises(SamplingError, match=r"sampler 0 is gone, in 'sample'(.|\n)*goes on from the newest checkpoint"):
+    with pytest.raises(SamplingError, match=r"sampler 0 is gone, in 'sample'(.|\n)*resumes from the newest checkpoint"):
         components.engine.sample(components.prompts, PARAMS, seed=0)
 
 

@@ -78,7 +78,7 @@ def test_the_monitor_counts_what_failed_as_wrong_and_says_so_just_as_the_evaluat
     figures = evaluate_held_out(engine, held_out, max_new_tokens=8, log=said.append)
     check_names(figures)
     assert (figures["eval/accuracy"], figures["eval/failed"]) == (accuracy, failed)
-    assert ["count as wrong" in text for text in said] == [True] * bool(failed)
+    assert ["counted as wrong" in text for text in said] == [True] * bool(failed)
     params = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=1, greedy=True)
     table = answers(engine, prompts, params, grade, seed=0)  # type: ignore[arg-type]
     config = EvaluationConfig(num_problems=4, max_new_tokens=8)
