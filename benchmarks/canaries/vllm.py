@@ -114,12 +114,12 @@ def _deaf(server: VllmSampler, folder: Path) -> Iterator[None]:
 def _server(work: Work, python: str, dtype: str, *, rank: int) -> Iterator[VllmSampler]:
     spec = ServerSpec(
         model=work.folder,
-        exchange=Path(tempfile.mkdtemp()),
+        weight_dir=Path(tempfile.mkdtemp()),
         config=EngineConfig(kind="vllm", python=python, kv_cache_gib=0.25),
         dtype=dtype,
         max_model_len=128,
         max_concurrent=16,
-        adapter_rank=rank,
+        lora_rank=rank,
         worker_file=WORKER,
         worker_class="faulty_vllm_worker.FaultyReceiver",
     )

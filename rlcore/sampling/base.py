@@ -1,7 +1,7 @@
-"""The interface of rollout engines: sample groups of completions, take new weights, and be probed.
+"""Interface of rollout engines: sample groups of completions, load weights, and return log-probabilities for checks.
 
-An engine holds a copy of the policy's weights under a version number. ``sampler_logprobs`` are those of the
-distribution that was sampled from: ``log_softmax(logits / temperature)``, over the whole vocabulary.
+An engine holds a copy of the policy's weights with a version number. ``sampler_logprobs`` belong to the distribution
+that was sampled from: ``log_softmax(logits / temperature)`` over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How completions are drawn. There is no top-p, top-k or min-p: a filtered distribution biases the ratio.
+    """Sampling parameters. There is no top-p, top-k or min-p, because a filtered distribution biases the ratio.
 
-    ``greedy`` takes the likeliest token instead of a draw; ``temperature`` is then not used, and the log-probabilities
-    are those at temperature 1.
+    ``greedy`` takes the likeliest token. It ignores ``temperature``, and log-probabilities are at temperature 1.
     """
 
     temperature: float
@@ -30,24 +29,26 @@ class SamplingParams:
 
 
 class Sampler(Protocol):
-    """A rollout engine."""
+    """Rollout engine."""
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that are being served."""
+        """Version of the weights that the engine serves."""
         ...
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """One group of ``params.num_samples`` completions per prompt, in the order of the prompts.
+        """Return a group of ``params.num_samples`` completions per prompt, in prompt order.
 
-        The draws of a completion are decided by ``seed``, the prompt's place and the sample's number, never by what
-        else is computed at the same time. ``places``: the number of each prompt's place where it is not 0, 1, 2, …, so
-        that a part of a batch can be sampled alone. The EOS token is the last of a completion that ended by itself.
+        The random numbers of a completion depend on ``seed``, the prompt's index and the sample's index, not on the
+        batch. A completion that ended by itself has the EOS token as its last.
+
+        Args:
+            places: Index of each prompt, if not 0, 1, 2, …. A part of a batch can thus be sampled alone.
 
         Raises:
-            SamplingError: the engine is broken; a single completion that fails is a ``FailedRollout`` instead.
+            SamplingError: The engine is broken. A single failed completion is a ``FailedRollout`` instead.
         """
         ...
 
@@ -55,25 +56,25 @@ class Sampler(Protocol):
         """Serve these weights from now on.
 
         Raises:
-            SamplingError: other names or shapes than the engine's; it then serves what it served before.
+            SamplingError: Names or shapes differ from the engine's. It continues to serve the previous weights.
         """
         ...
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """Natural log-probability of each completion token under the weights that are being served."""
+        """Return the natural log-probability of each completion token under the served weights."""
         ...
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        """The parts of the model whose weights are not these in the engine's precision, last bits included.
+        """Return the parts of the model whose weights differ from these in the engine's precision, in any bit.
 
-        None where the engine holds no weights that could be looked at.
+        None if the engine's weights cannot be compared.
         """
         ...
 
 
 @runtime_checkable
 class EngineGroup(Protocol):
-    """An engine of several, each of which holds weights of its own."""
+    """Engine made of several engines with separate weights."""
 
     @property
     def members(self) -> tuple[Sampler, ...]: ...
@@ -81,33 +82,33 @@ class EngineGroup(Protocol):
 
 @runtime_checkable
 class ReportsMetrics(Protocol):
-    """An engine that counts what it does."""
+    """Engine that reports metrics."""
 
     def take_metrics(self) -> dict[str, float]:
-        """What it did since the last call, by the names of the glossary."""
+        """Return the metrics since the last call."""
         ...
 
 
 @runtime_checkable
 class Sleepable(Protocol):
-    """An engine that shares the learner's GPU."""
+    """Engine that shares the learner's GPU."""
 
-    def rest(self) -> None:
-        """Give the GPU to an update, until new weights come."""
+    def sleep(self) -> None:
+        """Release the GPU for an update, until new weights are loaded."""
         ...
 
 
 def replicas_of(engine: Sampler) -> tuple[Sampler, ...]:
-    """The engines behind one, each of which holds weights of its own."""
+    """Return the engines behind an engine, each with its own weights."""
     return engine.members if isinstance(engine, EngineGroup) else (engine,)
 
 
 def take_metrics(engine: Sampler) -> dict[str, float]:
-    """How busy the servers behind an engine were since the last call; the built-in engine has nothing to say."""
+    """Return the server load since the last call. The built-in engine reports none."""
     return engine.take_metrics() if isinstance(engine, ReportsMetrics) else {}
 
 
 def sleep_engine(engine: Sampler) -> None:
-    """Let an engine that shares the learner's GPU give it up until new weights come; others go on as they are."""
+    """Release the GPU of an engine that shares it with the learner, until new weights are loaded."""
     if isinstance(engine, Sleepable):
-        engine.rest()
+        engine.sleep()

@@ -1,4 +1,4 @@
-"""Batched decoding: one forward pass per token for all live sequences; each sequence has its own random numbers."""
+"""Batched decoding: one forward pass per token for all unfinished sequences, each with its own random numbers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rlcore.sampling.kv_cache import SharedPromptLayer, group_rows, passed
+from rlcore.sampling.kv_cache import SharedPromptLayer, cache_argument, group_rows
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-_COMPACT_AT = 0.75  # share of live rows at which the ended ones are dropped: dropping copies the cache
+_COMPACT_AT = 0.75  # fraction of unfinished rows at which ended rows are dropped: dropping copies the cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decoded:
-    """Completions of S sequences: ``tokens`` int64 and ``logprobs`` float32, [S, N] each, of which the first
-    ``lengths`` [S] entries of a row count. ``stopped`` [S]: ended by an EOS id, which is the last token.
+    """Completions of S sequences.
+
+    Attributes:
+        tokens: int64 [S, N], of which the first ``lengths`` entries of a row are valid.
+        logprobs: float32 [S, N].
+        lengths: [S].
+        stopped: [S], True if an EOS id ended the sequence. It is the last token.
     """
 
     tokens: torch.Tensor
@@ -35,13 +40,13 @@ def decode(
     choose: Choose,
     eos_ids: torch.Tensor,
 ) -> Decoded:
-    """Complete each prompt by at most N tokens; equal prompts share one prefill.
+    """Complete each prompt by at most N tokens. Equal prompts share one prefill.
 
     Args:
-        model: with :data:`rlcore.sampling.kv_cache.GROUPED_ATTENTION`, in evaluation mode.
-        prompts: S prompts, none of them empty.
-        uniforms: float32 [S, N] in [0, 1): the random number of each token.
-        choose: (logits [R, V], uniforms [R]) -> tokens [R] and their log-probabilities [R].
+        model: Model with :data:`rlcore.sampling.kv_cache.GROUPED_ATTENTION`, in evaluation mode.
+        prompts: S non-empty prompts.
+        uniforms: float32 [S, N] in [0, 1), the random number of each token.
+        choose: Maps (logits [R, V], uniforms [R]) to tokens [R] and their log-probabilities [R].
         eos_ids: int64 [E].
     """
     num_sequences, num_tokens = uniforms.shape
@@ -68,10 +73,12 @@ def decode(
 
 
 class _Batch:
-    """The rows that are decoded together.
+    """Rows that are decoded together.
 
-    ``rows`` [R]: which sequence each row is. ``mask`` bool [G, P + N]: False on the padding left of shorter prompts.
-    ``origin`` [R]: which of the G prompts each row has.
+    Attributes:
+        rows: [R], the sequence of each row.
+        mask: bool [G, P + N], False on the left padding of shorter prompts.
+        origin: [R], which of the G prompts each row has.
     """
 
     def __init__(self, model: PreTrainedModel, cache: Cache, mask: torch.Tensor, origin: torch.Tensor) -> None:
@@ -81,25 +88,25 @@ class _Batch:
         self.sharing = group_rows(cache, origin, mask[:, : self.width])
 
     def advance(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Append one token [R] to each row; returns the logits [R, V] that predict the next."""
+        """Append one token [R] to each row and return the logits [R, V] of the next."""
         length = self.cache.get_seq_length()
         seen = self.mask[self.sharing.origin, : length + 1]
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
             attention_mask=seen,
             position_ids=seen[:, :length].sum(-1, keepdim=True),
-            **passed(self.model, self.cache),
+            **cache_argument(self.model, self.cache),
             use_cache=True,
             sharing=self.sharing,
         ).logits
         return logits[:, -1]
 
-    def keep(self, places: torch.Tensor) -> None:
-        """Drop all rows but those at these places, and the prompts that none of them has."""
-        prompts, origin = self.sharing.origin[places].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    def keep(self, indices: torch.Tensor) -> None:
+        """Keep only the rows at these indices and their prompts."""
+        prompts, origin = self.sharing.origin[indices].unique(return_inverse=True)  # type: ignore[no-untyped-call]
         for layer in self.cache.layers:
-            layer.select(places, prompts)
-        self.mask, self.rows = self.mask[prompts], self.rows[places]
+            layer.select(indices, prompts)
+        self.mask, self.rows = self.mask[prompts], self.rows[indices]
         self.sharing = group_rows(self.cache, origin, self.mask[:, : self.width])
 
 
@@ -119,7 +126,7 @@ def _prefill(
         input_ids=token_ids.to(model.device),
         attention_mask=mask[:, :width],
         position_ids=(mask[:, :width].cumsum(-1) - 1).clamp(min=0),
-        **passed(model, cache),
+        **cache_argument(model, cache),
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]
@@ -130,19 +137,20 @@ def _prefill(
 def sample_tokens(
     logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample each row of ``softmax(logits / temperature)`` by inverting its cumulative distribution.
+    """Sample each row from ``softmax(logits / temperature)`` by inverting its cumulative distribution.
 
     Args:
         logits: [R, V].
         uniforms: float32 [R] in [0, 1).
-        temperature: above 0.
+        temperature: Above 0.
 
     Returns:
-        tokens, int64 [R], and their log-probabilities, float32 [R]; where logits are not finite these are not either.
+        Tokens, int64 [R], and their log-probabilities, float32 [R]. Non-finite logits give non-finite
+        log-probabilities.
     """
     above_peak = logits.float() / temperature
     above_peak.sub_(above_peak.amax(-1, keepdim=True))
-    # The one other buffer of the vocabulary's width: exponentials, then their sums, in place.
+    # The only other buffer of the vocabulary's width: exponentials, then their sums, in place.
     cumulative = above_peak.exp()
     torch.cumsum(cumulative, -1, out=cumulative)
     total = cumulative[:, -1:]
@@ -152,6 +160,6 @@ def sample_tokens(
 
 
 def argmax_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The likeliest token of each row of logits [R, V], int64 [R], and its log-probability, float32 [R]."""
+    """Return the likeliest token of each row of logits [R, V], int64 [R], and its log-probability, float32 [R]."""
     logprobs, tokens = logits.float().log_softmax(-1).max(-1)
     return tokens, logprobs

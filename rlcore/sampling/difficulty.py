@@ -1,4 +1,4 @@
-"""How hard prompts are for a policy, and how often each comes where prompts are drawn by that."""
+"""Pass rates of prompts, and the curriculum that samples prompts by them."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ import torch
 from rlcore.seeding import generator
 
 Item = TypeVar("Item")
-_STEPS = 2**31  # of the offset, which is a whole number of them: all of it is exact
+_STEPS = 2**31  # resolution of the offset, an integer number of steps: all arithmetic is exact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassCount:
-    """``passed`` of ``answers`` answers to a prompt, at least one, were right."""
+    """``passed`` of ``answers`` answers to a prompt were correct. ``answers`` is at least 1."""
 
     passed: int
     answers: int
 
     @property
     def pass_rate(self) -> float:
-        """The share of right answers."""
+        """Fraction of correct answers."""
         return self.passed / self.answers
 
 
 def learnability(tried: PassCount) -> Fraction:
-    """The mean of p(1 - p), the variance of a 0/1 reward, over the pass rates p that the answers leave.
+    """Return the posterior mean of p(1 - p), the variance of a 0/1 reward with pass rate p.
 
-    Before them every p is as likely, so the rest is Beta(a, b) with a = passed + 1 and b = answers - passed + 1, and
-    the mean is ab / ((a + b)(a + b + 1)). A prompt that was never solved in 8 answers keeps 9 / 110, and one that was
-    solved in 4 has 25 / 110.
+    The prior of p is uniform, so the posterior is Beta(a, b) with a = passed + 1 and b = answers - passed + 1. The mean
+    is ab / ((a + b)(a + b + 1)): 9 / 110 for a prompt solved 0 times in 8, and 25 / 110 for one solved 4 times.
     """
     a, b = tried.passed + 1, tried.answers - tried.passed + 1
     return Fraction(a * b, (a + b) * (a + b + 1))
 
 
 def repeat_counts(weights: Sequence[Fraction], *, seed: int) -> list[int]:
-    """How often each item stands in a list in which the rarest stands once, and each in proportion to its weight > 0.
+    """Return how often each item occurs in an epoch: the rarest once, others in proportion to their weight > 0.
 
-    A ratio that is no whole number is rounded up or down, so that its mean over seeds is the ratio (systematic
-    sampling, Madow 1949). The whole list is at most one longer or shorter than the sum of the ratios.
+    A fractional ratio is rounded up or down, so that its mean over seeds is the ratio (systematic sampling, Madow
+    1949). The total differs by at most one from the sum of the ratios.
     """
     if not weights:
         return []
@@ -63,10 +62,12 @@ def sample_by_difficulty(
     weight: Literal["even", "learnability"],
     seed: int,
 ) -> list[Item]:
-    """The items that are drawn from, each as often as it comes in an epoch, in their order.
+    """Return the items of an epoch, repeated as often as they occur, in their order.
 
-    ``tried``: what is known of each; None: nothing, and it is not drawn. ``band``: the lowest and the highest pass
-    rate. ``weight``: ``even`` has each once, ``learnability`` in proportion to :func:`learnability`.
+    Args:
+        tried: Counts of each item. An item with None is not sampled.
+        band: Lowest and highest pass rate.
+        weight: ``even`` repeats no item; ``learnability`` repeats items in proportion to :func:`learnability`.
     """
     low, high = band
     known = [

@@ -1,4 +1,4 @@
-"""Keys and values of a batch in place: a prompt's once for all of its completions, and attention that reads them so."""
+"""Key-value cache updated in place, with one copy of each prompt for all its completions, and attention over it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from transformers.masking_utils import sdpa_mask
 from rlcore.models.tree_attention import refuse_unknown
 
 GROUPED_ATTENTION = "rlcore_grouped"
-_GROWTH = 64  # positions that a full buffer grows by
+_GROWTH = 64  # positions added to a full buffer
 
 
 class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: of G prompts, from the prefill, and of what R rows have added to them.
+    """Keys and values of one layer: of G prompts from the prefill, and of the tokens added by R rows.
 
-    ``prompt_keys``, ``prompt_values``: [G, heads, W, width]. ``keys``, ``values``: buffers [R, heads, capacity, width]
-    that new positions are written into. The library's dynamic layer copies all of them for every token.
+    ``prompt_keys`` and ``prompt_values`` are [G, heads, W, width]. ``keys`` and ``values`` are buffers [R, heads,
+    capacity, width] for new positions. The dynamic layer of transformers would copy all of them for every token.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prefill's positions, or one more of each row; returns what the rows have added so far."""
-        key_states = key_states.to(value_states.dtype)  # under autocast the rotation leaves keys in float32
+        """Add the positions of the prefill, or one position per row. Return what the rows have added so far."""
+        key_states = key_states.to(value_states.dtype)  # under autocast the rotary embedding returns float32 keys
         if not self.is_initialized:
             self.dtype, self.device = key_states.dtype, key_states.device
             self.prompt_keys, self.prompt_values = key_states, value_states
@@ -52,7 +52,7 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def get_seq_length(self) -> int:
-        """Number of positions of a row, those of its prompt included."""
+        """Return the number of positions of a row, including its prompt."""
         return (self.prompt_keys.shape[-2] if self.is_initialized else 0) + self.length
 
     def select(self, rows: torch.Tensor, prompts: torch.Tensor) -> None:
@@ -74,44 +74,46 @@ def _moved(states: torch.Tensor, capacity: int) -> torch.Tensor:
     return buffer
 
 
-def passed(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
-    """A cache under the name that the forward pass of a model has for it."""
+def cache_argument(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
+    """Return the cache as the keyword argument of a model's forward pass."""
     return {_name_of_cache(model.__class__): cache}
 
 
 @cached
 def _name_of_cache(kind: type[torch.nn.Module]) -> str:
-    """Since transformers 5.23 it is ``cache``; 5.40 does without the older name."""
+    """Return the argument name: ``cache`` since transformers 5.23; 5.40 removes the older name."""
     return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptGroups:
-    """Which rows have which prompt, for one step of R rows over G prompts.
+    """Assignment of rows to prompts for one step of R rows over G prompts.
 
-    ``origin``: int64 [R], the prompt of each row. ``slots``: int64 [G * M], the rows of each prompt side by side, with
-    any row where a prompt has fewer than M. ``places``: int64 [R], where in ``slots`` a row stands. ``mask``: bool
-    [G, W], False on the padding left of shorter prompts.
+    Attributes:
+        origin: int64 [R], the prompt of each row.
+        slots: int64 [G * M], the rows of each prompt, padded with any row if a prompt has fewer than M.
+        indices: int64 [R], the position of a row in ``slots``.
+        mask: bool [G, W], False on the left padding of shorter prompts.
     """
 
     cache: Cache
     origin: torch.Tensor
     slots: torch.Tensor
-    places: torch.Tensor
+    indices: torch.Tensor
     mask: torch.Tensor
 
 
 def group_rows(cache: Cache, origin: torch.Tensor, mask: torch.Tensor) -> PromptGroups:
-    """Lay out the rows of each prompt; ``origin`` [R] and ``mask`` [G, W] as in :class:`PromptGroups`."""
+    """Lay out the rows of each prompt, with ``origin`` [R] and ``mask`` [G, W] of :class:`PromptGroups`."""
     order = origin.argsort(stable=True)
     counts = origin.bincount(minlength=len(mask))
     starts = counts.cumsum(0) - counts
     width = int(counts.max())
-    places = torch.empty_like(origin)
-    places[order] = origin[order] * width + torch.arange(len(origin), device=origin.device) - starts[origin[order]]
+    indices = torch.empty_like(origin)
+    indices[order] = origin[order] * width + torch.arange(len(origin), device=origin.device) - starts[origin[order]]
     slots = origin.new_zeros(len(mask) * width)
-    slots[places] = torch.arange(len(origin), device=origin.device)
-    return PromptGroups(cache, origin, slots, places, mask)
+    slots[indices] = torch.arange(len(origin), device=origin.device)
+    return PromptGroups(cache, origin, slots, indices, mask)
 
 
 def grouped_attention(
@@ -124,14 +126,14 @@ def grouped_attention(
     sharing: PromptGroups | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token per row over its prompt, read once for all rows that have it, and over its own keys.
+    """Attention of one new token per row over its prompt, read once per prompt, and over the row's own keys.
 
-    Query heads that share a key-value head become its query positions, and so do the rows that share a prompt; the two
-    parts are merged by their log-sum-exp. Everything else goes to the library's own function. The parameters are those
-    of transformers' ``AttentionInterface``: query [R, heads, 1, width], key and value [R, kv_heads, own, width].
+    Query heads that share a key-value head become its query positions, and so do rows that share a prompt. The two
+    parts are merged by their log-sum-exp. Other cases use the library's function. The parameters are those of
+    transformers' ``AttentionInterface``: query [R, heads, 1, width], key and value [R, kv_heads, own, width].
 
     Raises:
-        ModelError: the layer asks for something that is not computed here, such as a soft-cap or sinks.
+        ModelError: The layer needs an option that is not implemented here, such as a soft-cap or sinks.
     """
     refuse_unknown(module, options)
     if sharing is None:
@@ -140,21 +142,21 @@ def grouped_attention(
     layer = sharing.cache.layers[module.layer_idx]
     prompt_keys, prompt_values = layer.prompt_keys, layer.prompt_values
     if options.get("sliding_window") is not None:
-        # What is visible differs from row to row: the rows get their own copies for this step.
+        # The mask differs between rows, so each row gets a copy for this step.
         key = torch.cat([prompt_keys[sharing.origin], key], dim=-2)
         value = torch.cat([prompt_values[sharing.origin], value], dim=-2)
         output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return output, None
     rows, num_heads, _, width = query.shape
     prompts, kv_heads = prompt_keys.shape[:2]
-    heads = num_heads // kv_heads  # of the query, for each of the key
+    heads = num_heads // kv_heads  # query heads per key head
     grouped = query.to(value.dtype).reshape(rows, kv_heads, heads, width)
     scale = options["scaling"]
     own, own_normaliser = _attend(grouped, key, value, scale, None)
     slotted = grouped[sharing.slots].reshape(prompts, -1, kv_heads, heads, width).transpose(1, 2).flatten(2, 3)
     above, normaliser = _attend(slotted, prompt_keys, prompt_values, scale, sharing.mask[:, None, None])
-    above = above.reshape(prompts, kv_heads, -1, heads, width).transpose(1, 2).flatten(0, 1)[sharing.places]
-    normaliser = normaliser.reshape(prompts, kv_heads, -1, heads).transpose(1, 2).flatten(0, 1)[sharing.places]
+    above = above.reshape(prompts, kv_heads, -1, heads, width).transpose(1, 2).flatten(0, 1)[sharing.indices]
+    normaliser = normaliser.reshape(prompts, kv_heads, -1, heads).transpose(1, 2).flatten(0, 1)[sharing.indices]
     share = torch.sigmoid(normaliser - own_normaliser)[..., None]
     merged = own.to(share.dtype).lerp(above.to(share.dtype), share).to(own.dtype)
     return merged.reshape(rows, 1, num_heads, width), None
@@ -163,7 +165,9 @@ def grouped_attention(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T]; True in ``mask`` is seen."""
+    """Return attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T]. ``mask`` is True on
+    visible keys.
+    """
     bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     if query.device.type == "cpu":
         if bias is not None:
@@ -172,7 +176,7 @@ def _attend(
             query, key, value, attn_mask=bias, scale=scale
         )
         return output, normaliser
-    scores = (query.float() @ key.float().mT) * scale  # in half precision a score of 100 is rounded to 0.5
+    scores = (query.float() @ key.float().mT) * scale  # half precision rounds a score of 100 to multiples of 0.5
     if bias is not None:
         scores = scores + bias
     normaliser = scores.logsumexp(-1)

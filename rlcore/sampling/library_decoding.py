@@ -1,7 +1,7 @@
-"""Decoding by the library's own ``generate``, for models whose memory of a prompt is more than keys and values.
+"""Decoding by the library's ``generate``, for models whose cache has more than keys and values.
 
-What a recurrent layer, a short convolution or latent attention keeps is the library's affair. Rows of one length stand
-together, so that nothing is padded: padding before a prompt would pass through a recurrent state.
+The library manages the state of recurrent layers, short convolutions and latent attention. Rows of equal length form a
+batch, so nothing is padded: padding before a prompt would pass through a recurrent state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from rlcore.sampling.decoding import Choose, Decoded
 
-MAX_PREFILL_TOKENS = 32_768  # of one forward pass: every row computes its own copy of the prompt
+MAX_PREFILL_TOKENS = 32_768  # per forward pass: every row computes its own copy of the prompt
 
 
 def decode_by_library(
@@ -56,9 +56,9 @@ def decode_by_library(
 
 
 class _Chosen(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Draws the tokens itself, and leaves to the library nothing but them.
+    """Logits processor that samples the tokens and forces the library to take them.
 
-    ``tokens``, ``logprobs``: [R] of each step so far.
+    ``tokens`` and ``logprobs`` are [R] of each step so far.
     """
 
     def __init__(self, choose: Choose, uniforms: torch.Tensor) -> None:
@@ -74,7 +74,7 @@ class _Chosen(LogitsProcessor):  # type: ignore[misc]  # transformers is not typ
 
 
 def _parts(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-    """Rows whose prompts have one length, as many as one prefill may compute."""
+    """Yield rows whose prompts have equal length, as many as one prefill may compute."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(row)

@@ -1,8 +1,8 @@
-"""The built-in rollout engine: batched decoding of a Hugging Face causal language model with plain torch.
+"""Built-in rollout engine: batched decoding of a Hugging Face causal language model in plain torch.
 
-One prefill per distinct prompt, whose keys and values are then shared out to the samples of its group; sequences that
-have ended leave the batch in lots. A block of sequences is decoded to its end before the next one begins. Models whose
-rows cannot share a prompt are decoded by the library, slower.
+Each distinct prompt is prefilled once, and the samples of its group share its keys and values. Ended sequences leave
+the batch several at a time. A block of sequences is decoded to its end before the next begins. Models whose rows cannot
+share a prompt are decoded by the library, which is slower.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 logger = logging.getLogger(__name__)
-MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens of one forward pass: bounds its activations
+MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens per forward pass: bounds the activations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """One completion to be made: which sample of which prompt."""
+    """Completion to sample."""
 
     prompt: Prompt
-    place: int
+    index: int
     sample_index: int
 
 
 class NativeSampler:
-    """A rollout engine on its own copy of a model's weights; see :class:`rlcore.sampling.base.Sampler`.
+    """Rollout engine with its own copy of a model's weights; see :class:`rlcore.sampling.base.Sampler`.
 
-    ``max_concurrent``: how many sequences are decoded together. A prompt that leaves no room for ``max_new_tokens``
-    in the model's positions gives failed rollouts, and the other prompts go on.
+    ``max_concurrent`` is the number of sequences decoded together. A prompt without room for ``max_new_tokens`` in the
+    model's positions gives failed rollouts; other prompts are unaffected.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class NativeSampler:
         self._shares_prompts = supports_prompt_sharing(model)
         if self._shares_prompts:
             self._model.set_attn_implementation(GROUPED_ATTENTION)
-        self._model.generation_config = GenerationConfig()  # a model's own may filter what is sampled
+        self._model.generation_config = GenerationConfig()  # the model's own config may filter the distribution
         self._tokenizer = tokenizer
         self._max_concurrent = max_concurrent
         self._eos_ids = torch.tensor(tokenizer.eos_ids, device=self._model.device)
@@ -67,10 +67,10 @@ class NativeSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt.
+        """Return a group of completions per prompt.
 
         Raises:
-            SamplingError: the model computes NaN or infinity, or not even one sequence fits into memory.
+            SamplingError: The model computes NaN or infinity, or a single sequence does not fit into memory.
         """
         groups = [
             [_Request(prompt, place, sample) for sample in range(params.num_samples)]
@@ -78,13 +78,13 @@ class NativeSampler:
         ]
         made: dict[_Request, Rollout | FailedRollout] = {}
         for request in itertools.chain.from_iterable(groups):
-            if obstacle := self._obstacle(request.prompt, params):
+            if obstacle := self._rejection_reason(request.prompt, params):
                 made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
         possible = [request for group in groups for request in group if request not in made]
         waiting = list(_blocks(possible, self._max_concurrent))
         while waiting:
             decoded = self._decode(waiting[0], params, seed=seed)
-            if decoded is None:  # out of memory: the draws do not depend on what is decoded together
+            if decoded is None:  # out of memory: samples do not depend on the block
                 waiting = list(_blocks(list(itertools.chain(*waiting)), self._max_concurrent))
             else:
                 block = waiting.pop(0)
@@ -92,7 +92,7 @@ class NativeSampler:
         return [[made[request] for request in group] for group in groups]
 
     def _decode(self, block: Sequence[_Request], params: SamplingParams, *, seed: int) -> Decoded | None:
-        """The completions of a block; None where memory ran out, and fewer are decoded together from here on."""
+        """Return the completions of a block. None if memory ran out; later blocks are then smaller."""
         try:
             return (decode if self._shares_prompts else decode_by_library)(
                 self._model,
@@ -105,25 +105,26 @@ class NativeSampler:
             if len(block) == 1:
                 raise SamplingError(
                     f"out of memory with a single sequence: {error}",
-                    fix="lower sampling.max_new_tokens, or leave the engine more of the GPU: an adapter "
+                    fix="lower sampling.max_new_tokens, or leave the engine more of the GPU: LoRA "
                     "(update.lora.rank), optim.kind = 'adamw_8bit'",
                 ) from error
-        empty_cache()  # out here, where the error no longer holds the cache
+        empty_cache()  # outside the handler, because the error referenced the cache
         self._max_concurrent = len(block) // 2
-        advice = "out of memory: from here on at most %d sequences are decoded together; set max_concurrent to it"
+        advice = "out of memory: decoding at most %d sequences together from now on; set max_concurrent to it"
         logger.warning(advice, self._max_concurrent)
         return None
 
     @torch.no_grad()
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Copy the ``state_dict()`` of a model of the same architecture; type and device are converted.
+        """Copy the ``state_dict()`` of a model of the same architecture, converting type and device.
 
         Raises:
-            SamplingError: other names or shapes, or weights that are one tensor here and differ there. The engine
-                then still serves what it served before.
+            SamplingError: Names or shapes differ, or tied weights have different values. The engine continues to serve
+                the
+                previous weights.
         """
         own = self._model.state_dict()
-        problems = _misfits(own, state) or _untied(own, state)
+        problems = _shape_mismatches(own, state) or _untied(own, state)
         if problems:
             raise SamplingError(
                 f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
@@ -136,7 +137,7 @@ class NativeSampler:
 
     @torch.inference_mode()
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """Log-probability of each completion token under the weights that are being served."""
+        """Return the log-probability of each completion token under the served weights."""
         tokens = torch.tensor([[*prompt_ids, *completion_ids]], device=self._model.device)
         count = len(completion_ids)
         kept = {"logits_to_keep": count + 1} if self._shares_prompts else {}
@@ -147,12 +148,12 @@ class NativeSampler:
 
     @torch.no_grad()
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
-        """The parts whose weights are not these in the engine's precision."""
+        """Return the parts whose weights differ from these in the engine's precision."""
         own = self._model.state_dict()
         return sorted({part_of(name) for name, held in own.items() if not torch.equal(held, state[name].to(held))})
 
-    def _obstacle(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Why a prompt cannot be completed; empty when it can."""
+    def _rejection_reason(self, prompt: Prompt, params: SamplingParams) -> str:
+        """Return why a prompt cannot be completed; empty if it can."""
         positions = max_positions(self._model.config)
         needed = len(prompt.token_ids) + params.max_new_tokens
         if not prompt.token_ids:
@@ -169,7 +170,7 @@ class NativeSampler:
                 raise SamplingError(
                     f"the model computes NaN or infinity on prompt {request.prompt.prompt_id!r}",
                     where=f"policy version {self.policy_version}",
-                    fix="go back to an earlier checkpoint and lower the learning rate",
+                    fix="restore an earlier checkpoint and lower the learning rate",
                 )
             yield Rollout(
                 prompt=request.prompt,
@@ -183,7 +184,7 @@ class NativeSampler:
 
 
 def _blocks(requests: Sequence[_Request], max_concurrent: int) -> Iterator[list[_Request]]:
-    """Requests in blocks that are decoded together, of similar prompt lengths so that little is padding."""
+    """Yield blocks of requests to decode together, of similar prompt lengths to reduce padding."""
     block: list[_Request] = []
     prompts: set[tuple[int, ...]] = set()
     for request in sorted(requests, key=lambda request: len(request.prompt.token_ids)):
@@ -199,22 +200,22 @@ def _blocks(requests: Sequence[_Request], max_concurrent: int) -> Iterator[list[
 
 
 def _uniforms(block: Sequence[_Request], num_tokens: int, *, seed: int) -> torch.Tensor:
-    """Random numbers in [0, 1), float32 [S, N], from a stream per completion: the block has no say in them."""
-    streams = [generator(seed, request.place, request.sample_index) for request in block]
+    """Return random numbers in [0, 1), float32 [S, N], from a stream per completion, independent of the block."""
+    streams = [generator(seed, request.index, request.sample_index) for request in block]
     return torch.stack([torch.rand(num_tokens, generator=stream) for stream in streams])
 
 
-def _misfits(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
+def _shape_mismatches(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
     shared = own.keys() & state.keys()
     return sorted(
         [f"{name} is missing" for name in own.keys() - state.keys()]
         + [f"{name} is unknown" for name in state.keys() - own.keys()]
-        + [f"{name} has another shape" for name in shared if own[name].shape != state[name].shape]
+        + [f"{name} has a different shape" for name in shared if own[name].shape != state[name].shape]
     )
 
 
 def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Names of one tensor in the engine that stand for different numbers in ``state``."""
+    """Return problems of names that are one tensor in the engine and have different values in ``state``."""
     first_name: dict[int, str] = {}
     problems = []
     for name, tensor in own.items():

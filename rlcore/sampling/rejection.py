@@ -1,8 +1,8 @@
-"""Rejection sampling, the pure part: of many scored answers to each prompt, those that become demonstrations.
+"""Rejection sampling: select demonstrations from scored answers. Pure functions.
 
-The order of decisions is fixed: what cannot be used (unscored, cut, blank), what is not good enough, then per prompt
-the best first, without duplicates, up to a cap, and a cap per task in which prompts take turns, each with its best
-answer first. Every answer that is not kept has exactly one reason.
+The order of decisions is fixed. First, unusable answers are dropped (unscored, truncated, blank), then those below the
+threshold. Per prompt, the best answers are kept without duplicates, up to a cap. Per task, prompts alternate up to
+another cap, each with its best answer first. Every dropped answer has exactly one reason.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ REASONS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """One sampled answer.
+    """Sampled answer.
 
-    ``value``: its reward, None where the grader failed. ``is_whole``: it ended by itself. ``is_usable``: its text can
-    be a demonstration (not blank, no control token spelled out). ``num_tokens``: its length as sampled. ``calls``: the
-    turns before ``text``, the last one, each with what its tool said.
+    Attributes:
+        num_tokens: Length as sampled.
+        value: Its reward, or None if the grader failed.
+        is_finished: True if it ended by itself.
+        is_usable: True if its text can be a demonstration (not blank, no control token as text).
+        calls: Turns before ``text``, the last one, each with its tool output.
     """
 
     prompt_id: str
@@ -49,14 +52,14 @@ class Candidate:
     calls: tuple[tuple[str, str], ...] = ()
 
     @property
-    def said(self) -> str:
-        """Every turn of the policy and every output, by which answers are told apart."""
+    def transcript(self) -> str:
+        """Text of all turns and tool outputs, which identifies duplicates."""
         return "\n".join([*(text for call in self.calls for text in call), self.text])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """``kept``: in the order of the candidates. ``dropped``: how many went for each reason of ``REASONS``."""
+    """Kept candidates, in their order, and the number dropped for each reason of ``REASONS``."""
 
     kept: tuple[Candidate, ...]
     dropped: Mapping[str, int]
@@ -64,10 +67,12 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionStats:
-    """What became of the answers to a set of prompts.
+    """Statistics of the answers to a set of prompts.
 
-    ``verified``: scores of the threshold and more. ``pass_rate``: mean over prompts of the share of verified answers,
-    with its bootstrap interval over prompts; ``solved``: share of prompts with a verified answer, Wilson interval.
+    Attributes:
+        verified: Number of scores at or above the threshold.
+        pass_rate: Mean over prompts of the fraction of verified answers, with its bootstrap interval over prompts.
+        solved: Fraction of prompts with a verified answer, with its Wilson interval.
     """
 
     num_prompts: int
@@ -79,13 +84,13 @@ class RejectionStats:
 
 
 def select(candidates: Sequence[Candidate], config: RejectionConfig, *, seed: int) -> Selection:
-    """Which answers to keep. ``seed`` decides alone which prompts come first where a task has more than its cap.
+    """Select the answers to keep. ``seed`` decides which prompts come first if a task exceeds its cap.
 
-    The candidates of a prompt stand together. ``len(candidates) == len(kept) + sum(dropped.values())``.
+    The candidates of a prompt must be adjacent. ``len(candidates) == len(kept) + sum(dropped.values())``.
     """
     reasons: dict[Candidate, str] = {}
     for _, group in groupby(candidates, key=lambda one: one.prompt_id):
-        reasons |= _judge_prompt(list(group), config)
+        reasons |= _drop_reasons(list(group), config)
     chosen = [one for one in candidates if not reasons[one]]
     if config.keep_per_task:
         best_first = sorted(chosen, key=_preference(config))
@@ -96,7 +101,7 @@ def select(candidates: Sequence[Candidate], config: RejectionConfig, *, seed: in
 
 
 def is_verified(candidate: Candidate, config: RejectionConfig) -> bool:
-    """Whether an answer's score reaches the threshold; an unscored one does not."""
+    """Return True if an answer's score reaches the threshold. An unscored answer does not."""
     return candidate.value is not None and candidate.value >= config.threshold
 
 
@@ -108,10 +113,10 @@ def summarize(
     seed: int,
     confidence: float = 0.95,
 ) -> RejectionStats:
-    """The figures of one set of answers, at least one; ``confidence`` is that of the intervals.
+    """Return the statistics of at least one answer. ``confidence`` is the level of the intervals.
 
     Raises:
-        DataError: there are no candidates.
+        DataError: There are no candidates.
     """
     shares = [
         [is_verified(one, config) for one in group] for _, group in groupby(candidates, key=lambda one: one.prompt_id)
@@ -127,20 +132,20 @@ def summarize(
 
 
 def normalised(text: str) -> str:
-    """The text with every run of white space as one blank: answers that are equal then are duplicates."""
+    """Collapse white space to single blanks. Answers that are then equal are duplicates."""
     return " ".join(text.split())
 
 
 def similarity(first: str, second: str) -> float:
-    """Jaccard index of the runs of three words of two texts, 0..1; of the single words where one has fewer."""
+    """Return the Jaccard index of the word trigrams of two texts, 0..1; of single words if a text has fewer than 3."""
     words = [text.split() for text in (first, second)]
     size = min(SHINGLE_WORDS, *map(len, words)) or 1
     one, other = ({tuple(each[place : place + size]) for place in range(len(each) - size + 1)} for each in words)
     return len(one & other) / len(one | other) if one | other else 1.0
 
 
-def _judge_prompt(group: Sequence[Candidate], config: RejectionConfig) -> dict[Candidate, str]:
-    """The reason against each answer to one prompt; empty for those that are kept."""
+def _drop_reasons(group: Sequence[Candidate], config: RejectionConfig) -> dict[Candidate, str]:
+    """Return the reason for dropping each answer to one prompt; empty for those kept."""
     reasons = {one: _unfit(one, config) for one in group}
     kept: list[Candidate] = []
     for one in sorted((one for one in group if not reasons[one]), key=_preference(config)):
@@ -173,8 +178,8 @@ def _preference(config: RejectionConfig) -> Callable[[Candidate], tuple[float, i
 
 
 def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfig) -> str:
-    text = normalised(one.said)
-    others = [normalised(other.said) for other in kept]
+    text = normalised(one.transcript)
+    others = [normalised(other.transcript) for other in kept]
     if text in others:
         return "duplicate"
     if config.max_similarity < 1.0 and any(similarity(text, other) > config.max_similarity for other in others):
@@ -183,7 +188,7 @@ def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfi
 
 
 def _over_task_cap(best_first: Sequence[Candidate], config: RejectionConfig, seed: int) -> list[Candidate]:
-    """What is too much of a task: the best answer of every prompt comes before the second best of any."""
+    """Return the answers beyond a task's cap: the best answer of every prompt precedes the second best of any."""
     turns: Counter[str] = Counter()
     ranked: list[tuple[str, int, int, Candidate]] = []
     for one in best_first:

@@ -1,4 +1,4 @@
-"""Several engines behind one sampler: prompts are dealt among them, weights go to all of them."""
+"""Several engines behind one sampler: prompts are distributed among them, weights go to all."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from rlcore.sampling.vllm.server_sync import WeightSync
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-# The largest of the replicas' values counts; of other metrics their sum.
+# These metrics are the maximum over replicas; others are the sum.
 _LARGEST = frozenset(("engine/kv_cache_usage", "engine/prefix_cache_hit_rate"))
 
 
 class Send(Protocol):
-    """Hands weights to every engine of a group."""
+    """Function that sends weights to every engine of a group."""
 
     def __call__(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None: ...
 
 
 class ReplicatedSampler:
-    """Engines that serve the same weights, which ``send`` gives them; see :class:`rlcore.sampling.base.Sampler`.
+    """Engines with equal weights, which ``send`` updates; see :class:`rlcore.sampling.base.Sampler`.
 
-    A prompt's whole group goes to one engine, where it shares its prefill. Draws are decided by seed, place and sample
-    number, so which engine makes a completion, and how many there are, changes none. A sync is proved on each of
-    ``members``: what one of them answers says nothing of the others.
+    A prompt's whole group goes to one engine, where it shares its prefill. Samples depend on seed, prompt index and
+    sample index, not on the number of engines. A weight sync is verified on each of ``members`` separately.
     """
 
     def __init__(self, members: Sequence[Sampler], send: Send) -> None:
@@ -41,16 +40,16 @@ class ReplicatedSampler:
 
     @property
     def policy_version(self) -> int:
-        """The oldest version that one of them serves."""
+        """Oldest version that a member serves."""
         return min(member.policy_version for member in self.members)
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt, in the order of the prompts; each completion names its engine.
+        """Return a group of completions per prompt, in prompt order. Each completion names its engine.
 
         Raises:
-            SamplingError: one of the engines is broken.
+            SamplingError: An engine is broken.
         """
         numbers = list(range(len(prompts)) if places is None else places)
         count = len(self.members)
@@ -64,25 +63,25 @@ class ReplicatedSampler:
         return [shares[number % count][number // count] for number in range(len(prompts))]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights to every engine.
+        """Send the weights to every engine.
 
         Raises:
-            SamplingError: one refused them.
+            SamplingError: An engine rejected them.
         """
         self._send(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """What the first engine says."""
+        """Return the log-probabilities of the first engine."""
         return self.members[0].logprobs(prompt_ids, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        """The parts in which any engine differs; None where one cannot say."""
+        """Return the parts in which any engine differs; None if an engine cannot be compared."""
         found = [member.differing_parts(state) for member in self.members]
         known = [parts for parts in found if parts is not None]
         return sorted({part for parts in known for part in parts}) if len(known) == len(found) else None
 
     def take_metrics(self) -> dict[str, float]:
-        """How busy the servers were since the last call, all together."""
+        """Return the load of all servers since the last call."""
         total: dict[str, float] = {}
         for member in self.members:
             for name, value in take_metrics(member).items():
@@ -99,14 +98,14 @@ def _by(replica: int, item: Rollout | FailedRollout) -> Rollout | FailedRollout:
 def open_servers(
     specs: Sequence[ServerSpec], tokenizer: ChatTokenizer, progress: Callable[[str], None]
 ) -> Iterator[Sampler]:
-    """One server, or several that start at the same time and share one folder of weights; all end on the way out.
+    """Start one server, or several concurrently with one weight folder. All are stopped on exit.
 
     Raises:
-        SamplingError: one does not start; the others are ended.
+        SamplingError: A server does not start; the others are stopped.
     """
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(specs)) as threads:
-            # Each is on the stack as soon as it runs, so that those that started are ended when another does not.
+            # Each server enters the stack once it runs, so that it is stopped if another fails to start.
             opened = threads.map(lambda spec: stack.enter_context(open_alone(spec, tokenizer, progress)), specs)
             samplers = list(opened)
         if len(samplers) == 1:

@@ -1,4 +1,4 @@
-"""A rollout engine that replays completions from a script: for dry runs, and for tests of what comes after."""
+"""Rollout engine that replays scripted completions, for dry runs and tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptedCompletion:
-    """One completion as an engine would report it; a completion that stopped has its EOS id as the last token."""
+    """Completion as an engine would report it. If it stopped, its last token is the EOS id."""
 
     completion_ids: tuple[int, ...]
     sampler_logprobs: tuple[float, ...]
@@ -31,12 +31,12 @@ class ScriptedCompletion:
 
 
 class ScriptedSampler:
-    """Replays ``script[prompt_id]`` in turn; see :class:`rlcore.sampling.base.Sampler`.
+    """Engine that replays ``script[prompt_id]``; see :class:`rlcore.sampling.base.Sampler`.
 
-    A group longer than its script starts again at the script's first completion, and greedy sampling takes only that
-    one. A prompt that the script does not know gives failed rollouts. Without a ``scorer``, weights change the version
-    and nothing else. With one, an engine that takes the weights, the tokens are the script's and the log-probabilities
-    are the scorer's: then the proofs of a weight sync hold, and a script can drive a whole run.
+    A group longer than its script repeats the script. Greedy sampling takes only the first completion. A prompt without
+    a script gives failed rollouts. Without a ``scorer``, loading weights changes only the version. With a scorer
+    engine, the tokens are the script's and the log-probabilities the scorer's. Weight syncs can then be verified, and a
+    script can drive a whole run.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ScriptedSampler:
         policy_version: int = 0,
         scorer: Sampler | None = None,
     ) -> ScriptedSampler:
-        """Answers as text, each with the end of its turn; every token has the log-probability of a uniform policy."""
+        """Build a script from texts, each ended by EOS. Every token has the log-probability of a uniform policy."""
         logprob = -math.log(tokenizer.vocabulary_size)
         script = {}
         for prompt_id, answers in texts.items():
@@ -73,23 +73,23 @@ class ScriptedSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """The script's completions, cut to ``max_new_tokens``; seed and places decide nothing."""
+        """Return the script's completions, truncated to ``max_new_tokens``. Seed and indices have no effect."""
         return [
             [self._rollout(prompt, 0 if params.greedy else number, params) for number in range(params.num_samples)]
             for prompt in prompts
         ]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Take the version, and let the scorer take the weights."""
+        """Set the version and load the scorer's weights."""
         if self._scorer:
             self._scorer.load_weights(state, policy_version=policy_version)
         self.policy_version = policy_version
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """The scorer's, else the script's log-probabilities of a completion that is in it.
+        """Return the scorer's log-probabilities, or else those of the script.
 
         Raises:
-            SamplingError: no such completion in the script.
+            SamplingError: The completion is not in the script.
         """
         if self._scorer:
             return self._scorer.logprobs(prompt_ids, completion_ids, temperature=temperature)
@@ -97,10 +97,10 @@ class ScriptedSampler:
             for completion in completions:
                 if completion.completion_ids == tuple(completion_ids):
                     return list(completion.sampler_logprobs)
-        raise SamplingError("the script does not know this completion", fix="probe with a completion of the script")
+        raise SamplingError("the completion is not in the script", fix="use a completion of the script")
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        """What the scorer says; without one, nothing can be said: there are no weights."""
+        """Return the scorer's result; None without a scorer, which has no weights."""
         return self._scorer.differing_parts(state) if self._scorer else None
 
     def _rollout(self, prompt: Prompt, number: int, params: SamplingParams) -> Rollout | FailedRollout:

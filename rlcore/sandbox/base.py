@@ -1,7 +1,7 @@
-"""What a sandbox is: it runs an untrusted program and says what came out. It never lets the program judge itself.
+"""Sandbox protocol: run an untrusted program and return its output. A program never decides its own result.
 
-A program's output is data. Whether that data is right is decided by the caller, outside the box; the exit code of the
-program, what it prints about itself and what it writes to files never are a verdict.
+A program's output is data. The caller compares it outside the box. The exit code of a program, its printed claims and
+its files are never used as a result.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import Protocol
 
 
 class RunStatus(StrEnum):
-    """How a run ended. All but ``INFRA`` are facts about the program; ``INFRA`` is a failure of ours, never an answer.
+    """End of a run. All values describe the program except ``INFRA``, a failure of rlcore or the machine.
 
-    ``PASS``: it ran to its end (and, where something was expected, that came out). ``FAIL``: it ran, and something else
-    came out. ``ERROR``: it raised an exception. ``TIMEOUT``: its time was up. ``DIED``: the process ended without a
-    word (exit, signal, memory). ``PROTOCOL``: it sent something that is no answer. ``INFRA``: the box did not start.
+    - ``PASS``: It finished, with the expected output if one was given.
+    - ``FAIL``: It finished with another output.
+    - ``ERROR``: It raised an exception.
+    - ``TIMEOUT``: It exceeded its time limit.
+    - ``DIED``: The process ended without a reply (exit, signal, memory).
+    - ``PROTOCOL``: It sent malformed data.
+    - ``INFRA``: The box did not start.
     """
 
     PASS = "pass"
@@ -30,11 +34,13 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceLimits:
-    """What one program may use.
+    """Resource limits of one program.
 
-    ``wall_seconds`` counts for each input by itself, ``cpu_seconds`` for the life of the process. ``memory_bytes`` is
-    its address space, of which the stack of a thread is a part. ``output_bytes``: the longest output of one input, or
-    twice what a test expects where that is more; what goes beyond is ``PROTOCOL``.
+    Attributes:
+        wall_seconds: Limit per input.
+        cpu_seconds: Limit for the life of the process.
+        memory_bytes: Size of the address space, including thread stacks.
+        output_bytes: Maximum output per input, or twice the expected output if that is larger. More is ``PROTOCOL``.
     """
 
     wall_seconds: float = 5.0
@@ -48,7 +54,7 @@ DEFAULT_LIMITS = ResourceLimits()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """How a program ended and what it printed; ``error`` is its exception with the line, or what went wrong."""
+    """Status of a run and its output. ``error`` is the exception with its line, or the cause of the failure."""
 
     status: RunStatus
     stdout: str = ""
@@ -56,16 +62,16 @@ class RunResult:
 
 
 class Sandbox(Protocol):
-    """Runs programs, each in a box of its own that is used once. Safe to call from several threads."""
+    """Runner of programs, each in a new box. Thread-safe."""
 
     def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
-        """Run a Python program to its end: ``PASS`` with what it printed when it ended by itself, without an exception.
+        """Run a Python program to its end. ``PASS`` means that it ended without an exception.
 
         Raises:
-            SandboxError: programs cannot be isolated on this machine; says how to fix it.
+            SandboxError: Programs cannot be isolated on this machine.
         """
         ...
 
     def close(self) -> None:
-        """End the processes that the sandbox holds."""
+        """Stop the processes of the sandbox."""
         ...

@@ -1,7 +1,7 @@
-"""One box: a Python process that can reach nothing but its two pipes. It is used for one program, then killed.
+"""Box: a Python process that can reach only its two pipes. It runs one program and is then killed.
 
-Only supervisors make boxes (see ``supervisor.py``): a box dies with the thread that made it, and a supervisor inherits
-and reaps whatever a box leaves behind.
+Only supervisors start boxes (see ``supervisor.py``). A box dies with the thread that started it, and the supervisor
+reaps the processes that a box leaves behind.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from rlcore.sandbox.isolation import Isolation, runner_code, spawn
 Role = Literal["candidate", "tester"]
 START_SECONDS = 20.0
 _PIECE = 1 << 16
-_OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # of the process itself; as bwrap passes it on
+_OUT_OF_CPU = (-signal.SIGXCPU, 128 + signal.SIGXCPU)  # exit status of the process; as bwrap reports it
 
 
 class BoxError(Exception):
-    """The box failed before it had a byte of the program: a error of ours or of the machine."""
+    """Failure of the box before it read any byte of the program: an error of rlcore or of the machine."""
 
 
-class OutOfTime(Exception):  # noqa: N818 - a fact about the program, not an error of ours
-    """The deadline passed while the program was due to answer."""
+class OutOfTime(Exception):  # noqa: N818 - a fact about the program, not an error of rlcore
+    """Deadline exceeded before the program answered."""
 
 
 class ProcessDied(Exception):  # noqa: N818 - as above
-    """The process ended without an answer."""
+    """End of the process without an answer."""
 
 
 class ProtocolViolation(Exception):  # noqa: N818 - as above
-    """The program sent what is no answer, or spoke without having been asked."""
+    """Malformed or unrequested data from the program."""
 
 
 class Box:
-    """A started box that said READY. Use it in a ``with`` block, which kills every process in it.
+    """Started box that sent READY. Use it in a ``with`` block, which kills all its processes.
 
     Raises:
-        BoxError: it did not say READY.
+        BoxError: The box did not send READY.
     """
 
-    def __init__(self, walls: Isolation, role: Role, limits: ResourceLimits) -> None:
-        self._first: int | None = None  # pidfd of the first process in the box: killing that kills all
+    def __init__(self, isolation: Isolation, role: Role, limits: ResourceLimits) -> None:
+        self._first: int | None = None  # pidfd of the first process in the box: killing it kills all
         code = runner_code()
         arguments = [str(len(code)), role, str(limits.memory_bytes), str(limits.cpu_seconds)]
         try:
-            self._process, info = spawn(walls, arguments)
+            self._process, info = spawn(isolation, arguments)
         except OSError as error:
             raise BoxError(f"the box did not start: {error}") from error
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -64,10 +64,10 @@ class Box:
             self._first = _pidfd(info, self._process.pid, deadline)
             self._write(code, deadline)
             if self._frame(deadline) != runner.READY:
-                raise ProtocolViolation("the first word was not READY")
+                raise ProtocolViolation("the first message was not READY")
         except (OSError, ValueError, OutOfTime, ProcessDied, ProtocolViolation) as error:
             self._end()
-            raise BoxError(f"the box did not start: {self._said() or f'{type(error).__name__} {error}'}") from error
+            raise BoxError(f"the box did not start: {self._stderr() or f'{type(error).__name__} {error}'}") from error
 
     def __enter__(self) -> Box:
         return self
@@ -76,45 +76,47 @@ class Box:
         self._end()
         self._close()
 
-    def ask(self, request: tuple[Any, ...], deadline: float, *, most: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
-        """Send a request and wait for the answer, a tuple of plain data that begins with a word, of ``most`` bytes.
+    def ask(
+        self, request: tuple[Any, ...], deadline: float, *, max_bytes: int = wire.MAX_FRAME_BYTES
+    ) -> tuple[Any, ...]:
+        """Send a request and return the answer, a tuple of plain data that begins with a text.
 
         Raises:
-            OutOfTime, Died, Unruly: instead of an answer.
+            OutOfTime, ProcessDied, ProtocolViolation: There was no valid answer within ``max_bytes`` and the deadline.
         """
         self.send(request, deadline)
-        return self.receive(deadline, most=most)
+        return self.receive(deadline, max_bytes=max_bytes)
 
     def send(self, request: tuple[Any, ...], deadline: float) -> None:
-        """Send a request; nothing may be waiting to be read, because nothing was asked yet.
+        """Send a request. No data may be waiting, because the program answers only requests.
 
         Raises:
-            OutOfTime, Died, Unruly: as for :meth:`ask`.
+            OutOfTime, ProcessDied, ProtocolViolation: As for :meth:`ask`.
         """
         if _is_ready(self._out, select.POLLIN, 0.0):
-            self._read(1, deadline)  # an end is no word
-            raise ProtocolViolation("it spoke without having been asked")
-        data = wire.encode(request, most=wire.MAX_REQUEST_BYTES)
+            self._read(1, deadline)  # raises if the pipe was closed
+            raise ProtocolViolation("unrequested output")
+        data = wire.encode(request, max_bytes=wire.MAX_REQUEST_BYTES)
         self._write(len(data).to_bytes(4, "big") + data, deadline)
 
-    def receive(self, deadline: float, *, most: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
-        """Wait for a frame of at most ``most`` bytes.
+    def receive(self, deadline: float, *, max_bytes: int = wire.MAX_FRAME_BYTES) -> tuple[Any, ...]:
+        """Wait for a frame of at most ``max_bytes`` bytes.
 
         Raises:
-            OutOfTime, Died, Unruly: as for :meth:`ask`.
+            OutOfTime, ProcessDied, ProtocolViolation: As for :meth:`ask`.
         """
         try:
-            answer = wire.decode(self._frame(deadline, most), lambda: _refuse_late(deadline))
+            answer = wire.decode(self._frame(deadline, max_bytes), lambda: _refuse_late(deadline))
         except wire.WireError as error:
             raise ProtocolViolation(str(error)) from error
         if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
-            raise ProtocolViolation("an answer of another shape")
+            raise ProtocolViolation("the answer has the wrong shape")
         return answer
 
-    def _frame(self, deadline: float, most: int = wire.MAX_FRAME_BYTES) -> bytes:
+    def _frame(self, deadline: float, max_bytes: int = wire.MAX_FRAME_BYTES) -> bytes:
         size = int.from_bytes(self._read(4, deadline), "big")
-        if size > most:
-            raise ProtocolViolation(f"it announced {size} bytes")
+        if size > max_bytes:
+            raise ProtocolViolation(f"the answer has {size} bytes, at most {max_bytes} are allowed")
         return self._read(size, deadline)
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -138,13 +140,13 @@ class Box:
                 raise self._death() from error
 
     def _death(self) -> OutOfTime | ProcessDied:
-        """Why the process ended by itself: the kernel stops with SIGXCPU what used up its ``cpu_seconds``."""
+        """Return the cause of the end: the kernel sends SIGXCPU when ``cpu_seconds`` are used up."""
         if _ends_within(self._process.pid, 1.0) and self._process.wait() in _OUT_OF_CPU:
-            return OutOfTime("its processor time was up")
+            return OutOfTime("the CPU time limit was exceeded")
         return ProcessDied("the process ended")
 
     def _end(self) -> None:
-        """Kill all processes of the box and reap them; the supervisor, a sub-reaper, inherits what bwrap leaves."""
+        """Kill all processes of the box and reap them. The supervisor, a subreaper, inherits the children of bwrap."""
         if self._first is None:
             self._process.kill()
         else:
@@ -159,7 +161,7 @@ class Box:
             os.close(self._first)
             self._first = None
 
-    def _said(self) -> str:
+    def _stderr(self) -> str:
         assert self._process.stderr is not None
         text = self._process.stderr.read().decode("utf-8", "replace").strip()[-300:]
         self._close()
@@ -172,27 +174,27 @@ class Box:
 
 
 def _pidfd(info: int, own: int, deadline: float) -> int:
-    """A handle on the first process of the box: by its number inside, another process could take that number."""
+    """Return a handle of the first process of the box. A number could be reused by another process."""
     if info < 0:
         return os.pidfd_open(own)
     try:
-        said = b""
-        while not said.endswith(b"}\n"):
+        data = b""
+        while not data.endswith(b"}\n"):
             _await(info, select.POLLIN, deadline)
             piece = os.read(info, 1024)
             if not piece:
-                raise ProcessDied("it said no pid")
-            said += piece
-        return os.pidfd_open(int(json.loads(said)["child-pid"]))
+                raise ProcessDied("bwrap reported no pid")
+            data += piece
+        return os.pidfd_open(int(json.loads(data)["child-pid"]))
     finally:
         os.close(info)
 
 
 def _ends_within(pid: int, seconds: float) -> bool:
-    """``Popen.wait`` with a timeout sleeps up to 50 ms at a time; this wakes at once."""
+    """Wait for a process without reaping it. ``Popen.wait`` with a timeout would sleep up to 50 ms at a time."""
     try:
         handle = os.pidfd_open(pid)
-    except ProcessLookupError:  # it has been waited for
+    except ProcessLookupError:  # already reaped
         return True
     try:
         return _is_ready(handle, select.POLLIN, seconds)
@@ -202,16 +204,16 @@ def _ends_within(pid: int, seconds: float) -> bool:
 
 def _refuse_late(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise OutOfTime("its answer took too long to read")
+        raise OutOfTime("reading the answer exceeded the time limit")
 
 
 def _await(descriptor: int, event: int, deadline: float) -> None:
     if not _is_ready(descriptor, event, max(deadline - time.monotonic(), 0.0)):
-        raise OutOfTime("its time was up")
+        raise OutOfTime("the time limit was exceeded")
 
 
 def _is_ready(descriptor: int, event: int, seconds: float) -> bool:
-    """poll, because select knows no descriptor above 1,023."""
+    """Poll a descriptor. ``select`` does not support descriptors above 1,023."""
     poll = select.poll()
     poll.register(descriptor, event)
     return bool(poll.poll(seconds * 1000.0))

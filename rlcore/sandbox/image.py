@@ -1,8 +1,7 @@
-"""The files of a box: a copy of the Python that runs us, its standard library and its shared libraries, nothing else.
+"""Files of a box: a copy of this Python, its standard library and its shared libraries.
 
-One folder that becomes the read-only root of every box. A copy, because the interpreter often lies in a home that the
-uid of a box may not enter, and because one mount is cheaper than thirty. There is no shell in it, no /proc, no /etc, no
-installed package and no file of ours.
+One folder is the read-only root of every box. It is a copy because the uid of a box may not be able to enter the
+interpreter's folder, and because one mount is faster than thirty. It has no shell, /proc, /etc or installed packages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LEFT_OUT = shutil.ignore_patterns(
     "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip",
     "config-*", "pydoc_data", "*.opt-?.pyc", "_tkinter*", "_test*", "_ctypes_test*", "_xx*", "xx*", "*.a", "*.exe",
 )  # fmt: skip
-# Runs in the interpreter that is copied: which files does it map once every extension module is loaded?
+# Runs in the copied interpreter: list the files that it maps after loading every extension module.
 _PROBE = """
 import importlib, json, os, sys, sysconfig
 stdlib = sysconfig.get_path("stdlib")
@@ -60,45 +59,45 @@ class _Interpreter:
 
 
 def box_image() -> Path:
-    """The folder with the image for this interpreter, made at the first call on a machine (50 MB, a second).
+    """Return the folder of this interpreter's image, creating it on the first call (50 MB, 1 s).
 
-    It lies in this user's cache (``XDG_CACHE_HOME``, else ``~/.cache``; ``/var/cache`` as root), where nobody else can
-    put a file. Its name says what is in it, and what has a name never changes again: boxes that run keep theirs. One
-    process at a time makes one, and the others take it.
+    It is in this user's cache (``XDG_CACHE_HOME``, else ``~/.cache``; ``/var/cache`` for root), where no other user can
+    write. Its name is a digest of its content, and a named image never changes, so running boxes keep theirs. A lock
+    makes concurrent processes create it once.
 
     Raises:
-        SandboxError: it cannot be made, or others may write where it would lie.
+        SandboxError: The image cannot be created, or other users may write to its folder.
     """
     # sys._base_executable: a virtual environment's python needs its base to start.
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     stamp = f"2 {python} {sys.version} {Path(python).stat().st_mtime_ns}"
-    place = _place()
+    path = _cache_folder()
     try:
-        folder = _private(place)
+        folder = _private(path)
         pointer = folder / f"{hashlib.sha256(stamp.encode()).hexdigest()[:16]}.json"
         with _alone(folder / "lock"):
             return _known(pointer) or _make(folder, pointer, _probe(python))
     except OSError as error:
         raise SandboxError(
             f"the files of the sandbox cannot be written: {error}",
-            where=str(place),
-            fix="free 100 MB there, or set XDG_CACHE_HOME to a folder that every user may enter, without noexec",
+            where=str(path),
+            fix="free 100 MB there, or set XDG_CACHE_HOME to a folder that every user can enter, without noexec",
         ) from error
 
 
-def _place() -> Path:
+def _cache_folder() -> Path:
     named = os.environ.get("XDG_CACHE_HOME")
     usual = Path("/var/cache") if os.geteuid() == 0 else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - never fails
     return (Path(named) if named else usual) / "rlcore-boxes"
 
 
 def _private(folder: Path) -> Path:
-    """The folder, made where it is missing. As root others may enter it, not look around: boxes have another uid."""
+    """Return the folder, creating it if missing. Boxes of root have other uids: they may enter it but not list it."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise SandboxError(
-            "the folder for the sandbox's files belongs to somebody else, or others may write to it",
+            "the folder of the sandbox's files belongs to another user, or other users may write to it",
             where=str(folder),
             fix="remove it, or set XDG_CACHE_HOME to another folder",
         )
@@ -108,7 +107,7 @@ def _private(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that holds it."""
+    """Hold the folder's lock, which the kernel releases if this process dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -118,7 +117,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _known(pointer: Path) -> Path | None:
-    """The image that was made last, if what was written is all there: cleaners of caches take single files."""
+    """Return the newest image if all its files exist. Cache cleaners may delete single files."""
     try:
         said = json.loads(pointer.read_text())
         folder = pointer.parent / str(said["image"])
@@ -133,7 +132,7 @@ def _list_files(root: Path) -> dict[str, int]:
 
 
 def _digest(root: Path) -> str:
-    """SHA-256 of the paths and bytes of an image."""
+    """Return the SHA-256 of the paths and bytes of an image."""
     whole = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
@@ -158,15 +157,15 @@ def _probe(python: str) -> _Interpreter:
 
 
 def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
-    """Publish a new image, whole from the moment on which it has its name, and point to it."""
-    for left in folder.glob(".new-*"):  # by a process that was killed: we are alone here
+    """Publish a new image by renaming it once complete, and point to it."""
+    for left in folder.glob(".new-*"):  # left by a killed process; this process has the lock
         shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
     try:
         _fill(work / "root", interpreter)
         work.chmod(0o755)
         content = _digest(work / "root")[:32]
-        # One of the same content that has lost files may still have boxes in it: it keeps its name.
+        # Boxes may still use an incomplete image of the same content: it keeps its name.
         names = (f"{content}-{number}" for number in itertools.count())
         image = next(folder / name for name in names if not (folder / name).exists())
         said = {"image": image.name, "census": _list_files(work / "root")}
@@ -195,20 +194,20 @@ def _fill(root: Path, interpreter: _Interpreter) -> None:
             shutil.copy2(unwinder, root / "lib")
     _copy_loader(interpreter.executable, root)
     (root / "dev").mkdir()
-    for name in ("null", "urandom"):  # places to mount the devices on
+    for name in ("null", "urandom"):  # mount points of the devices
         (root / "dev" / name).touch()
     _open_to_every_user(root)
 
 
 def _open_to_every_user(root: Path) -> None:
-    """Whatever the umask was: as root, a box runs under a uid of its own."""
+    """Set permissions regardless of the umask: boxes of root have other uids."""
     for path in (root, *root.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644)
 
 
 def _copy_library(path: Path, folder: Path) -> None:
-    """The file, and its other names (``libz.so.1`` for ``libz.so.1.2.13``) as links: the loader asks for those."""
+    """Copy a library, and link its other names (``libz.so.1`` for ``libz.so.1.2.13``), which the loader opens."""
     shutil.copy2(path, folder / path.name)
     for other in path.parent.iterdir():
         if other.is_symlink() and ".so" in other.name and other.resolve() == path and other.name != path.name:
@@ -216,13 +215,13 @@ def _copy_library(path: Path, folder: Path) -> None:
 
 
 def _copy_loader(executable: Path, root: Path) -> None:
-    """The dynamic loader, at the path that the executable names."""
+    """Copy the dynamic loader to the path that the executable names."""
     with executable.open("rb") as file:
         found = _LOADER.search(file.read(1 << 16))
     if found is None:  # statically linked
         return
     loader = Path(found[0].decode())
-    place = root / loader.relative_to("/")
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(loader, place)
+    path = root / loader.relative_to("/")
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(loader, path)

@@ -1,4 +1,4 @@
-"""The process of a box and the walls around it: bubblewrap's arguments, and the code that runs inside."""
+"""Process of a box and its isolation: the arguments of bubblewrap and the code that runs inside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ while left:
 exec(marshal.loads(b"".join(parts)))
 main(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 """
-# Without --dev (a writable /dev/shm), /proc, /tmp or any writable place; the image is the whole of the file system.
+# No --dev (its /dev/shm is writable), /proc, /tmp or writable folder: the image is the whole file system.
 _ISOLATION = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup",
     "--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
@@ -38,18 +38,18 @@ _FILES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Isolation:
-    """What boxes are made with: the ``bwrap`` program and the image, or neither for no isolation at all."""
+    """Process isolation of boxes: the path of ``bwrap`` and of the image. Both are empty for no isolation."""
 
     bwrap: str = ""
     image: str = ""
 
 
-def spawn(walls: Isolation, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-    """The process, and the end of a pipe on which bwrap says the pid of the box (-1 without bwrap)."""
-    if not walls.bwrap:
+def spawn(isolation: Isolation, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the process of a box. Also return the pipe on which bwrap writes its pid (-1 without bwrap)."""
+    if not isolation.bwrap:
         return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
     filter_end, (info, info_end) = _filter_pipe(), os.pipe()
-    command = [walls.bwrap, *_ISOLATION, "--ro-bind", walls.image, "/", *_FILES]
+    command = [isolation.bwrap, *_ISOLATION, "--ro-bind", isolation.image, "/", *_FILES]
     command += ["--seccomp", str(filter_end), "--info-fd", str(info_end), "--", PYTHON, *_python_arguments(arguments)]
     try:
         return _popen(command, (filter_end, info_end)), info
@@ -77,7 +77,7 @@ def _plain_python() -> str:
 
 
 def _filter_pipe() -> int:
-    """A fresh pipe with the filter for each box: a shared file would have one offset for all."""
+    """Return a new pipe with the filter. Boxes that share a file would share its offset."""
     read_end, write_end = os.pipe()
     os.write(write_end, _filter())
     os.close(write_end)
@@ -91,9 +91,9 @@ def _filter() -> bytes:
 
 @functools.cache
 def runner_code() -> bytes:
-    """``wire``, ``script`` and ``runner`` as one code object, without the imports that only type checkers need.
+    """Return ``wire``, ``script`` and ``runner`` as one code object, without imports for type checkers.
 
-    Kept: the supervisor calls it once while it may still read our files.
+    The supervisor calls it once, while it may still read these files; the result is cached.
     """
     body: list[ast.stmt] = []
     for module in (wire, script, runner):

@@ -1,7 +1,7 @@
-"""How outputs and values are compared with what a test expects: as a judge of programs would.
+"""Comparison of outputs and values with the expectation of a test, as programming contests do it.
 
-Numbers are compared as numbers. To an expected integer only its value is equal, however it is written. To one with a
-point or an exponent, what is nearer than a tolerance is equal too.
+Numbers are compared as numbers. An expected integer requires an equal value, in any spelling. An expected number with
+a point or an exponent also accepts values within a tolerance.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LAYOUT = re.compile(r"^[^\S\n]+\S|\S(?:[^\S\n]{2,}|\t)\S", re.MULTILINE)
 
 
 def same_text(expected: str, printed: str, tolerance: float | None = None) -> bool:
-    """True if two outputs have the same words on the same lines, apart from blanks and empty lines at the end.
+    """Return True if two outputs have equal words on equal lines, ignoring trailing blanks and empty lines.
 
-    Numbers are compared as numbers. How many blanks stand between words counts only where the expected output begins a
-    line with a blank, or has several in a row.
+    Numbers are compared as numbers. The number of blanks between words matters only if the expected output begins a
+    line with a blank or has several consecutive blanks.
     """
     if expected == printed:
         return True
@@ -37,9 +37,9 @@ def same_text(expected: str, printed: str, tolerance: float | None = None) -> bo
 
 
 def same_value(expected: Any, value: Any, tolerance: float | None = None) -> bool:
-    """True if plain data is what JSON says: a tuple is a list, a key 1 is "1", but ``True`` is not 1.
+    """Return True if plain data is equal as JSON: a tuple is a list, key 1 is "1", but ``True`` is not 1.
 
-    Floats are equal within the tolerance; an expected integer is equal to its value alone.
+    Floats are equal within the tolerance. An expected integer requires an equal value.
     """
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
@@ -63,12 +63,12 @@ def same_value(expected: Any, value: Any, tolerance: float | None = None) -> boo
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines without blanks at their ends, and without empty ones at the end of the text."""
+    """Return the lines without trailing blanks, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
 def shown(value: Any) -> str:
-    """A value for a message: a few words of it."""
+    """Return a short form of a value for a message."""
     return _SHORT.repr(value)
 
 
@@ -82,7 +82,7 @@ def _same_line(expected: str, printed: str, tolerance: float | None, counts_blan
 
 
 def _same_word(expected: str, printed: str, tolerance: float | None) -> bool:
-    """True if two words are one number. ``007`` is none: it may be a code."""
+    """Return True if two words are equal numbers. ``007`` is not a number, because it may be a code."""
     if not (_is_number(expected) and _is_number(printed)):
         return False
     wanted, found = Decimal(expected), Decimal(printed)
@@ -111,7 +111,7 @@ def _is_near(expected: float, found: float, allowed: float) -> bool:
 
 
 def _is_finite(number: float) -> bool:
-    """True if a number is one that a float can hold."""
+    """Return True if a float can hold the number."""
     try:
         return math.isfinite(number)
     except OverflowError:
@@ -119,14 +119,14 @@ def _is_finite(number: float) -> bool:
 
 
 def _key(name: Any) -> Any:
-    """A key of a dict as JSON writes it."""
+    """Return a dict key as JSON writes it."""
     if name is None or isinstance(name, bool):
         return {None: "null", True: "true", False: "false"}[name]
     return str(name) if isinstance(name, int | float) and _is_finite(name) else name
 
 
 class _Short(reprlib.Repr):
-    """``repr``, cut; an integer of many digits would take long to write."""
+    """``repr``, truncated. Writing an integer of many digits would be slow."""
 
     def __init__(self) -> None:
         super().__init__()

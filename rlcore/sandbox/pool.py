@@ -1,4 +1,4 @@
-"""The caller's side of the sandbox: a set of supervisors, each with at most one program at a time."""
+"""Sandbox of the caller: a set of supervisors, each running at most one program at a time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ Backend = Literal["bubblewrap", "unprotected"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A program to check: ``reference`` is the JSON of :mod:`rlcore.sandbox.suite`.
+    """Program to check. ``reference`` is the JSON of :mod:`rlcore.sandbox.suite`.
 
-    ``stop_early``: what comes after the first test that did not pass is not run and has its outcome.
+    Attributes:
+        stop_early: Skip the tests after the first failure; they get its result.
     """
 
     reference: str
@@ -48,13 +49,12 @@ class Job:
 
 
 class SandboxPool:
-    """Runs programs in ``num_workers`` boxes at a time. Starts and tests itself at the first use.
+    """Sandbox that runs programs in ``num_workers`` boxes. It starts and tests itself on first use.
 
-    ``backend``: ``bubblewrap``, or ``unprotected``, which has no walls at all: programs run with the rights of this
-    user. It is there for machines on which nobody can be harmed, is never chosen for you, and warns.
+    ``backend`` is ``bubblewrap`` or ``unprotected``. The latter has no isolation: programs run with the rights of this
+    user. It is only for machines without anything to protect, is never chosen automatically, and warns.
 
-    Safe to call from several threads. Processes end with :meth:`close`, with the ``with`` block, when the pool is
-    collected, or when this process ends in any way.
+    Thread-safe. The processes end with :meth:`close`, the ``with`` block, garbage collection, or this process.
     """
 
     def __init__(self, *, num_workers: int = 2, backend: Backend = "bubblewrap") -> None:
@@ -72,36 +72,36 @@ class SandboxPool:
         self.close()
 
     def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
-        """Run a Python program to its end: ``PASS`` with what it printed when it ended by itself, without an exception.
+        """Run a Python program to its end. ``PASS`` means that it ended without an exception.
 
         Raises:
-            SandboxError: programs cannot be isolated on this machine; says how to fix it.
+            SandboxError: Programs cannot be isolated on this machine.
         """
         self._start()
         return self._run(code, stdin, limits)
 
     def check(self, job: Job) -> tuple[RunResult, ...]:
-        """One outcome per test of the job.
+        """Return one result per test of the job.
 
         Raises:
-            SandboxError: as :meth:`run`.
-            ValueError: the reference is no code task.
+            SandboxError: As for :meth:`run`.
+            ValueError: The reference is not a code task.
         """
         self._start()
         return self._check(job)
 
     def check_all(self, jobs: Sequence[Job]) -> list[tuple[RunResult, ...]]:
-        """Check many, ``num_workers`` at a time; the results are in the order of the jobs.
+        """Check several jobs, ``num_workers`` at a time. Results are in the order of the jobs.
 
         Raises:
-            SandboxError, ValueError: as :meth:`check`.
+            SandboxError, ValueError: As for :meth:`check`.
         """
         self._start()
         with ThreadPoolExecutor(self._num_workers) as threads:
             return list(threads.map(self._check, jobs))
 
     def close(self) -> None:
-        """End the supervisors and their boxes, and wait for them; the next use starts them anew."""
+        """Stop the supervisors and their boxes, and wait for them. The next use restarts them."""
         with self._lock:
             for supervisor in self._all:
                 supervisor.stop()
@@ -112,8 +112,8 @@ class SandboxPool:
         with self._lock:
             if self._all:
                 return
-            walls = _walls(self._backend)
-            self._all = [_Supervisor(walls) for _ in range(self._num_workers)]
+            isolation = _isolation(self._backend)
+            self._all = [_Supervisor(isolation) for _ in range(self._num_workers)]
             for supervisor in self._all:
                 self._idle.put(supervisor)
             if self._backend == "unprotected":
@@ -135,19 +135,19 @@ class SandboxPool:
         return self._ask(dataclasses.asdict(job), len(parse_suite(job.reference).tests), job.limits)
 
     def _ask(self, request: Mapping[str, Any], count: int, limits: ResourceLimits) -> tuple[RunResult, ...]:
-        """What a supervisor says; a supervisor that fails is replaced, and its failure is ours."""
+        """Return a supervisor's answer. A failed supervisor is replaced, and its programs get ``INFRA``."""
         message = json.dumps(request).encode()
         if len(message) > MAX_MESSAGE_BYTES:
             reason = f"the program and its tests are {len(message)} bytes as JSON, more than {MAX_MESSAGE_BYTES}"
             return (RunResult(status=RunStatus.INFRA, error=reason),) * count
         supervisor = self._idle.get()
         try:
-            outcomes = supervisor.ask(message, _patience(count, limits))
+            outcomes = supervisor.ask(message, _answer_seconds(count, limits))
         except (OSError, EOFError, TimeoutError) as error:
             supervisor.stop()
             with self._lock:
                 self._all = [one for one in self._all if one is not supervisor]
-                supervisor = _Supervisor(_walls(self._backend))
+                supervisor = _Supervisor(_isolation(self._backend))
                 self._all.append(supervisor)
             outcomes = (RunResult(status=RunStatus.INFRA, error=f"the supervisor ended: {error!r}"),) * count
         self._idle.put(supervisor)
@@ -155,41 +155,43 @@ class SandboxPool:
 
 
 class _Supervisor:
-    """The caller's handle on one supervisor."""
+    """Caller's handle of a supervisor."""
 
-    def __init__(self, walls: Isolation) -> None:
-        ours, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), walls.bwrap, walls.image]
-        with theirs:
+    def __init__(self, isolation: Isolation) -> None:
+        near_end, far_end = socket.socketpair()
+        arguments = [str(far_end.fileno()), isolation.bwrap, isolation.image]
+        with far_end:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rlcore.sandbox.supervisor", *arguments],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[far_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "LANG": "C.UTF-8"} | _library_path(),
-                start_new_session=True,  # Ctrl-C is for the caller, who then ends this one in order
+                start_new_session=True,  # Ctrl-C reaches only the caller, which then stops the supervisor
             )
-        self._connection = Connection(ours.detach())
+        self._connection = Connection(near_end.detach())
         self.stop = weakref.finalize(self, _stop, process, self._connection)
 
-    def ask(self, message: bytes, patience: float) -> tuple[RunResult, ...]:
-        """
+    def ask(self, message: bytes, timeout: float) -> tuple[RunResult, ...]:
+        """Send a request and return the results.
+
         Raises:
-            OSError, EOFError, TimeoutError: the supervisor has ended, or does not answer.
+            OSError, EOFError, TimeoutError: The supervisor has ended or does not answer.
         """
         self._connection.send_bytes(message)
-        if not self._connection.poll(patience):
-            raise TimeoutError(f"no answer in {patience:g} s")
-        said = json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
-        return tuple(RunResult(**(one | {"status": RunStatus(one["status"])})) for one in said)
+        if not self._connection.poll(timeout):
+            raise TimeoutError(f"no answer in {timeout:g} s")
+        answer = json.loads(self._connection.recv_bytes(MAX_MESSAGE_BYTES))
+        return tuple(RunResult(**(one | {"status": RunStatus(one["status"])})) for one in answer)
 
 
-def _walls(backend: Backend) -> Isolation:
-    """
+def _isolation(backend: Backend) -> Isolation:
+    """Return the isolation of a backend.
+
     Raises:
-        SandboxError: bubblewrap is not installed, or the files of a box cannot be made.
+        SandboxError: bubblewrap is not installed, or the image cannot be created.
     """
     if backend == "unprotected":
         warnings.warn(
@@ -202,13 +204,13 @@ def _walls(backend: Backend) -> Isolation:
     if bwrap is None:
         raise SandboxError(
             "bubblewrap is not installed, so untrusted programs cannot be isolated",
-            fix="infra/install_sandbox.sh (or: apt-get install bubblewrap); on a machine without Linux use another one",
+            fix="infra/install_sandbox.sh (or: apt-get install bubblewrap); bubblewrap needs Linux",
         )
     return Isolation(bwrap=bwrap, image=str(box_image() / "root"))
 
 
-def _patience(count: int, limits: ResourceLimits) -> float:
-    """Longer than a supervisor can take that works as it should: every box in vain, every test to its limit."""
+def _answer_seconds(count: int, limits: ResourceLimits) -> float:
+    """Return a bound for a working supervisor: every box fails to start, every test takes its limit."""
     boxes, tests = MAX_BOXES + 1, count + MAX_BOXES + MAX_REPEATS
     return 30.0 + 3 * boxes * 2 * START_SECONDS + tests * limits.wall_seconds
 

@@ -1,12 +1,12 @@
-"""The verdict on a program, reached outside its box: it is sent inputs, and what it sends back is compared here.
+"""Check of a program, decided outside its box: the box gets inputs, and its outputs are compared here.
 
-Call and stdin tests take one box, which never holds an expected output. Assertions are code, so they run in a second
-box (the tester), where the program is a proxy: calls and results pass through here, decoded and encoded again as plain
-data. A verdict counts only with a nonce that the tester alone was given. A checker is code too: its tests are
-assertions on what the program printed or returned.
+Call and stdin tests use one box, which never holds an expected output. Assertions are code, so they run in a second
+box (the tester) with a proxy for the program. Calls and results pass through this process, decoded and encoded again
+as plain data. A result counts only with a nonce that only the tester received. A checker is code too: its tests are
+assertions on the program's output.
 
-Where tests expect few and short answers (yes or no), a program could pass by their order and ignore its input. What has
-passed then is asked again, in an order drawn for this program: a program that answers by turns has passed no test.
+If tests expect few short answers (yes or no), a program could pass by their order and ignore its input. Passed tests
+are then repeated in an order drawn for this program. A program whose answers change has passed no test.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.box import Box, BoxError, OutOfTime, ProcessDied, ProtocolViolation
 from rlcore.sandbox.isolation import Isolation
 from rlcore.sandbox.output_check import same_text, same_value, shown
-from rlcore.sandbox.suite import Suite, answers_by_turns
+from rlcore.sandbox.suite import Suite, guess_rate
 from rlcore.sandbox.usual_names import USUAL_NAMES
 from rlcore.sandbox.wire import MAX_FRAME_BYTES
 
-MAX_BOXES = 3  # per program: what breaks three of them is not given a fourth, and its other tests have failed
-MAX_REPEATS = 24  # tests that are asked again
-_LUCK = 1e-3  # a program that ignores its input passes them as rarely as that
+MAX_BOXES = 3  # per program; after three broken boxes, its other tests count as failed
+MAX_REPEATS = 24  # repeated tests
+_CHANCE = 1e-3  # probability that a program that ignores its input passes the repeats
 _ATTEMPTS = 3
 _PASSED = RunResult(status=RunStatus.PASS)
-_BY_TURNS = RunResult(status=RunStatus.FAIL, error="its answers change when the tests are asked again in another order")
+_ORDER_DEPENDENT = RunResult(
+    status=RunStatus.FAIL, error="the answers change when the tests are repeated in another order"
+)
 _BROKEN = {OutOfTime: RunStatus.TIMEOUT, ProcessDied: RunStatus.DIED, ProtocolViolation: RunStatus.PROTOCOL}
 
 
-def run_program(walls: Isolation, code: str, stdin: str, limits: ResourceLimits) -> RunResult:
-    """Run a program to its end; ``PASS`` says that it ended by itself and without an exception."""
+def run_program(isolation: Isolation, code: str, stdin: str, limits: ResourceLimits) -> RunResult:
+    """Run a program to its end. ``PASS`` means that it ended without an exception."""
 
     def attempt() -> list[RunResult]:
-        with Box(walls, "candidate", limits) as box:
+        with Box(isolation, "candidate", limits) as box:
             try:
                 return [_printed(box, code, stdin, limits.output_bytes, _deadline(limits))]
             except (OutOfTime, ProcessDied, ProtocolViolation) as broken:
@@ -51,14 +53,14 @@ def run_program(walls: Isolation, code: str, stdin: str, limits: ResourceLimits)
 
 
 def check_program(
-    walls: Isolation, suite: Suite, code: str, limits: ResourceLimits, *, stop_early: bool
+    isolation: Isolation, suite: Suite, code: str, limits: ResourceLimits, *, stop_early: bool
 ) -> list[RunResult]:
-    """One outcome per test; with ``stop_early`` the tests after the first that did not pass share its outcome."""
-    return _with_retries(lambda: _check(walls, suite, code, limits, stop_early), len(suite.tests))
+    """Return one result per test. With ``stop_early``, tests after the first failure get its result."""
+    return _with_retries(lambda: _check(isolation, suite, code, limits, stop_early), len(suite.tests))
 
 
 def _with_retries(attempt: Callable[[], list[RunResult]], count: int) -> list[RunResult]:
-    """A box that did not start says nothing about the program: try again, then say so."""
+    """Retry if a box does not start, which is no fact about the program. Return ``INFRA`` after the last attempt."""
     reason = ""
     for _ in range(_ATTEMPTS):
         try:
@@ -68,10 +70,10 @@ def _with_retries(attempt: Callable[[], list[RunResult]], count: int) -> list[Ru
     return [RunResult(status=RunStatus.INFRA, error=reason)] * count
 
 
-def _check(walls: Isolation, suite: Suite, code: str, limits: ResourceLimits, stop_early: bool) -> list[RunResult]:
+def _check(isolation: Isolation, suite: Suite, code: str, limits: ResourceLimits, stop_early: bool) -> list[RunResult]:
     outcomes: list[RunResult] = []
     for _ in range(MAX_BOXES):
-        for outcome in _session(walls, suite, code, limits, suite.tests[len(outcomes) :]):
+        for outcome in _session(isolation, suite, code, limits, suite.tests[len(outcomes) :]):
             outcomes.append(outcome)
             if stop_early and outcome.status is not RunStatus.PASS:
                 break
@@ -83,28 +85,28 @@ def _check(walls: Isolation, suite: Suite, code: str, limits: ResourceLimits, st
         return outcomes
     is_sure = all(
         outcome.status is RunStatus.PASS
-        for outcome in _session(walls, suite, code, limits, _repeats(suite, code, outcomes))
+        for outcome in _session(isolation, suite, code, limits, _repeats(suite, code, outcomes))
     )
-    return outcomes if is_sure else [_BY_TURNS if one.status is RunStatus.PASS else one for one in outcomes]
+    return outcomes if is_sure else [_ORDER_DEPENDENT if one.status is RunStatus.PASS else one for one in outcomes]
 
 
 def _repeats(suite: Suite, code: str, outcomes: Sequence[RunResult]) -> list[object]:
-    """The tests to ask again, drawn for this program of those that it passed."""
+    """Draw the tests to repeat from those that passed, seeded by the program."""
     passed = [test for test, one in zip(suite.tests, outcomes, strict=True) if one.status is RunStatus.PASS]
-    share = answers_by_turns(suite)
-    if not share or not passed:
+    fraction = guess_rate(suite)
+    if not fraction or not passed:
         return []
     draws = random.Random(hashlib.sha256(code.encode("utf-8", "surrogatepass")).digest())
-    return draws.choices(passed, k=min(math.ceil(math.log(_LUCK, share)), MAX_REPEATS))
+    return draws.choices(passed, k=min(math.ceil(math.log(_CHANCE, fraction)), MAX_REPEATS))
 
 
 def _session(
-    walls: Isolation, suite: Suite, code: str, limits: ResourceLimits, tests: Sequence[Any]
+    isolation: Isolation, suite: Suite, code: str, limits: ResourceLimits, tests: Sequence[Any]
 ) -> Iterator[RunResult]:
-    """The outcomes of ``tests``, up to the first that breaks the box."""
+    """Yield the results of ``tests``, up to the first that breaks the box."""
     if not tests:
         return
-    with Box(walls, "candidate", limits) as box:
+    with Box(isolation, "candidate", limits) as box:
         try:
             if suite.style != "stdin":
                 names = [USUAL_NAMES] if suite.style == "call" else []
@@ -113,17 +115,17 @@ def _session(
                     yield from [_raised(answer)] * len(tests)
                     return
             if suite.style == "assert" or suite.checker:
-                yield from _assertions(walls, _Asked(box, suite, code, limits), tests)
+                yield from _assertions(isolation, _LoadedProgram(box, suite, code, limits), tests)
                 return
             for test in tests:
-                asked = _Asked(box, suite, code, limits)
-                yield _compared(suite, test, asked.answer(test, _deadline(limits)))
+                program = _LoadedProgram(box, suite, code, limits)
+                yield _compared(suite, test, program.answer(test, _deadline(limits)))
         except (OutOfTime, ProcessDied, ProtocolViolation) as broken:
             yield _broken(broken)
 
 
 def _compared(suite: Suite, test: Mapping[str, Any], answer: tuple[object, ...]) -> RunResult:
-    """The outcome of a test whose expected output is known; without all that was printed, which may be much."""
+    """Return the result of a test with a known output. The printed output is dropped, since it may be large."""
     if answer[0] == "raised":
         return _raised(answer)
     wanted, found = test["output"], answer[1]
@@ -133,30 +135,30 @@ def _compared(suite: Suite, test: Mapping[str, Any], answer: tuple[object, ...])
         verb, is_right = "returned", same_value(wanted, found, suite.tolerance)
     if is_right:
         return _PASSED
-    return RunResult(status=RunStatus.FAIL, error=f"it {verb} {shown(found)}, expected {shown(wanted)}")
+    return RunResult(status=RunStatus.FAIL, error=f"{verb} {shown(found)}, expected {shown(wanted)}")
 
 
-def _assertions(walls: Isolation, asked: _Asked, tests: Sequence[Any]) -> Iterator[RunResult]:
-    suite, nonce = asked.suite, secrets.token_hex(16)
-    with Box(walls, "tester", asked.limits) as tester:
+def _assertions(isolation: Isolation, program: _LoadedProgram, tests: Sequence[Any]) -> Iterator[RunResult]:
+    suite, nonce = program.suite, secrets.token_hex(16)
+    with Box(isolation, "tester", program.limits) as tester:
         name, prelude = ("candidate", suite.checker) if suite.checker else (suite.entry_point, suite.prelude)
         texts = [_checked(suite, test) if suite.checker else test for test in tests]
-        tester.send((nonce, name, prelude, texts), _deadline(asked.limits))
-        relay = _Relay(tester, asked, nonce)
+        tester.send((nonce, name, prelude, texts), _deadline(program.limits))
+        relay = _Relay(tester, program, nonce)
         for test in tests:
-            yield relay.outcome(test, _deadline(asked.limits))
+            yield relay.outcome(test, _deadline(program.limits))
 
 
 def _checked(suite: Suite, test: Mapping[str, Any]) -> str:
-    """The assertion that a task's checker takes the answer to a test."""
+    """Return the assertion that calls a task's checker on the answer to a test."""
     if suite.style == "stdin":
         return f"assert check({test['input']!r}, candidate(), {test['output']!r})"
     return f"assert check({test['args']!r}, candidate(), {test['output']!r})"
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A program in its box."""
+class _LoadedProgram:
+    """Program in its box."""
 
     box: Box
     suite: Suite
@@ -164,40 +166,40 @@ class _Asked:
     limits: ResourceLimits
 
     def answer(self, test: Mapping[str, Any], deadline: float) -> tuple[object, ...]:
-        """``("value", what the program printed or returned)``, or ``("raised", name, text)``."""
+        """Return ``("value", printed or returned value)`` or ``("raised", name, text)``."""
         if self.suite.style == "call":
             return self.call(test["args"], test.get("kwargs", {}), deadline)
-        most = max(self.limits.output_bytes, 2 * len(test["output"].encode("utf-8", "surrogatepass")))
-        outcome = _printed(self.box, self.suite.program(self.code), test["input"], most, deadline)
+        max_bytes = max(self.limits.output_bytes, 2 * len(test["output"].encode("utf-8", "surrogatepass")))
+        outcome = _printed(self.box, self.suite.program(self.code), test["input"], max_bytes, deadline)
         if outcome.status is RunStatus.PASS:
             return "value", outcome.stdout
         return "raised", *outcome.error.split(": ", 1)
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> tuple[object, ...]:
-        """What a call of its function gives."""
+        """Return the result of a call of the program's function, as for :meth:`answer`."""
         request = ("call", self.suite.entry_point, args, kwargs, self.suite.style == "call")
         match self.box.ask(request, deadline):
             case ("value", _) | ("raised", str(_), str(_)) as answer:
                 return answer
             case ("refused" | "too large", str(why)):
-                raise ProtocolViolation(f"it returned what is no plain data: {why}")
+                raise ProtocolViolation(f"the program did not return plain data: {why}")
             case _:
-                raise ProtocolViolation("an answer of another shape")
+                raise ProtocolViolation("the answer has the wrong shape")
 
 
 class _Relay:
-    """Passes calls and results between the two boxes.
+    """Relay of calls and results between the two boxes.
 
-    Once the tests hold a result of the program, what breaks them is data that it made up: its error. Before that, and
-    where they pass on what is no data at all, it is a error of the tests.
+    Once the tests hold a result of the program, an error in the tests is an error of the program, whose data caused it.
+    Before the first call, it is an error of the tests.
     """
 
-    def __init__(self, tester: Box, asked: _Asked, nonce: str) -> None:
-        self._tester, self._asked, self._nonce = tester, asked, nonce
+    def __init__(self, tester: Box, program: _LoadedProgram, nonce: str) -> None:
+        self._tester, self._program, self._nonce = tester, program, nonce
         self._was_called = False
 
     def outcome(self, test: Any, deadline: float) -> RunResult:
-        """The tester's verdict on its next test."""
+        """Return the tester's result of its next test."""
         while True:
             try:
                 match self._tester.receive(deadline):
@@ -206,22 +208,22 @@ class _Relay:
                     case ("call", list(args), dict(kwargs)):
                         pass
                     case ("too large", str(why)):
-                        raise ProtocolViolation(f"its results made the tests send too much: {why}")
+                        raise ProtocolViolation(f"the program's results made the tests send too much: {why}")
                     case other:
                         raise BoxError(f"the tests cannot be run: {other[1:]}")
             except (OutOfTime, ProcessDied, ProtocolViolation) as broken:
                 if not self._was_called:
-                    raise BoxError(f"the tests broke before they called the program: {broken}") from broken
+                    raise BoxError(f"the tests failed before they called the program: {broken}") from broken
                 raise
             self._was_called = True
-            ask = self._asked
+            ask = self._program
             answer = ask.answer(test, deadline) if ask.suite.checker else ask.call(args, kwargs, deadline)
             self._tester.send(answer, deadline)
 
 
-def _printed(box: Box, code: str, stdin: str, most: int, deadline: float) -> RunResult:
-    """What a script printed, which is at most ``most`` bytes."""
-    match box.ask(("script", code, stdin, most), deadline, most=4 * most + MAX_FRAME_BYTES):
+def _printed(box: Box, code: str, stdin: str, max_bytes: int, deadline: float) -> RunResult:
+    """Run a script and return its output of at most ``max_bytes`` bytes."""
+    match box.ask(("script", code, stdin, max_bytes), deadline, max_bytes=4 * max_bytes + MAX_FRAME_BYTES):
         case ("printed", str(text)):
             return RunResult(status=RunStatus.PASS, stdout=text)
         case ("raised", str(name), str(message), str(text)):
@@ -229,7 +231,7 @@ def _printed(box: Box, code: str, stdin: str, most: int, deadline: float) -> Run
         case ("refused" | "too large", str(why)):
             raise ProtocolViolation(why)
         case _:
-            raise ProtocolViolation("an answer of another shape")
+            raise ProtocolViolation("the answer has the wrong shape")
 
 
 def _raised(answer: tuple[object, ...]) -> RunResult:
@@ -237,7 +239,7 @@ def _raised(answer: tuple[object, ...]) -> RunResult:
         case ("raised", str(name), str(text)):
             return RunResult(status=RunStatus.ERROR, error=f"{name}: {text}")
         case _:
-            raise ProtocolViolation("an answer of another shape")
+            raise ProtocolViolation("the answer has the wrong shape")
 
 
 def _broken(error: OutOfTime | ProcessDied | ProtocolViolation) -> RunResult:

@@ -1,22 +1,22 @@
-"""The program inside a box. It is never imported there: its code and that of ``wire`` arrive as bytes on descriptor 0.
+"""Program inside a box. It is never imported there: its code arrives with that of ``wire`` as bytes on descriptor 0.
 
-Bootstrap (see ``box.py``) binds the names of ``wire`` and ``script``, then runs this module, which limits the process,
-says READY and serves. Only posix and resource are imported: json and struct would double the time to start. Nothing
-here guards anything. A candidate may rewrite all of it, because whatever is sent from here is data, compared outside.
+The bootstrap (see ``box.py``) binds the names of ``wire`` and ``script``, then runs this module, which limits the
+process, sends READY and serves. It imports only posix and resource: json and struct would double the startup time.
+Nothing here enforces isolation. A program may rewrite all of it, because its messages are data, compared outside.
 
 As ``candidate`` it takes requests ``(verb, …)`` and answers each with one frame:
 
     ("load", code)                          → ("done",) | ("raised", name, text)
     ("load", code, names)                   → the same, with those of ``names`` that the code uses without an import
     ("call", name, args, kwargs, as_json)   → ("value", value) | ("raised", name, text)
-    ("script", code, stdin, most)           → ("printed", stdout) | ("raised", name, text, stdout)
+    ("script", code, stdin, max_bytes)      → ("printed", stdout) | ("raised", name, text, stdout)
 
-``most`` is the longest output in bytes. A script runs as a program of its own would: it has descriptors 0, 1 and 2,
-its threads are waited for, and its exit handlers run. What is no plain data becomes ("refused", why), what is more than
-fits into a frame ("too large", why).
+``max_bytes`` limits the output. A script runs like a separate program: it has descriptors 0, 1 and 2, its threads are
+joined, and its exit handlers run. Values that are not plain data become ("refused", why). Values larger than a frame
+become ("too large", why).
 
-As ``tester`` it takes one request ``(nonce, entry_point, prelude, tests)``, asks ``("call", args, kwargs)`` as often as
-the tests do and answers each test with ``("verdict", nonce, verdict, text)``.
+As ``tester`` it takes one request ``(nonce, entry_point, prelude, tests)``, sends ``("call", args, kwargs)`` for each
+call by a test, and answers each test with ``("verdict", nonce, status, text)``.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from rlcore.sandbox.script import PROGRAM, clear_descriptors, described, fresh_n
 from rlcore.sandbox.wire import MAX_FRAME_BYTES, MAX_REQUEST_BYTES, WireError, WireLimitError, decode, encode
 
 READY = b"READY"
-_IN, _OUT = 30, 31  # of 34 descriptors that a box may have; the last two are a script's (``script.py``)
-# The first cannot be made of a text; the others would end the loop of a test that calls the program by map or iter.
-_NOT_PASSED_ON = (UnicodeError, StopIteration, StopAsyncIteration)
+_IN, _OUT = 30, 31  # of the 34 descriptors of a box; the last two belong to scripts (``script.py``)
+# UnicodeError takes more than a text; the others would end a loop of a test that calls the program in map or iter.
+_NOT_REPRODUCED = (UnicodeError, StopIteration, StopAsyncIteration)
 
 
 def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
-    """Limit this process, say READY, and serve ``role`` (``candidate`` or ``tester``) until the box is killed."""
+    """Limit this process, send READY, and serve ``role`` (``candidate`` or ``tester``) until the box is killed."""
     _take_channel()
     sys.argv[:] = [PROGRAM]
     sys.set_int_max_str_digits(0)
-    # As the module site would, which is left out and has a class for them.
+    # The module site, which is not imported, would define these.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     _limit(memory_bytes, cpu_seconds)
     _send_bytes(READY)
@@ -87,7 +87,7 @@ def _load(code: str, names: Mapping[str, str] | None = None) -> tuple[Any, ...]:
         namespace.update((name, _usual(name, home)) for name, home in (names or {}).items() if _uses(compiled, name))
         exec(compiled, namespace)
     except (SystemExit, EOFError):
-        pass  # what it has defined by then is there: its last lines end it, or read an input that calls have not
+        pass  # its definitions exist: only its last lines exit, or read an input that calls do not have
     except BaseException as error:  # noqa: BLE001 - whatever a program raises is data
         return ("raised", *described(error))
     return ("done",)
@@ -98,7 +98,7 @@ def _uses(code: CodeType, name: str) -> bool:
 
 
 def _usual(name: str, home: str) -> Any:
-    """A module by its name, or a name of the module ``home``."""
+    """Return a module, or a name of the module ``home``."""
     module = __import__(home or name)
     return getattr(module, name) if home else module
 
@@ -112,7 +112,7 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> 
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """The program's function, or the method of its ``class Solution``."""
+    """Return the program's function, or the method of its ``class Solution``."""
     program = sys.modules["__main__"]
     holder = program if hasattr(program, name) or not hasattr(program, "Solution") else program.Solution()
     if not hasattr(holder, name):
@@ -122,7 +122,7 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _listed(value: Any) -> Any:
-    """A collection of another kind (a deque, a range, the keys of a dict) as the list that JSON has."""
+    """Return other collections (a deque, a range, dict keys) as the list that JSON has."""
     kind = type(value)
     is_plain = isinstance(value, str | bytes | bytearray | list | tuple | set | frozenset | dict)
     return list(value) if hasattr(kind, "__len__") and hasattr(kind, "__iter__") and not is_plain else value
@@ -152,7 +152,7 @@ def _judged(test: str, namespace: dict[str, Any]) -> tuple[str, str]:
 
 
 def _proxy(*args: Any, **kwargs: Any) -> Any:
-    """The candidate, as the tests see it: plain data goes there and plain data, or a builtin exception, comes back."""
+    """Call the candidate for a test: send plain data and return plain data or raise a builtin exception."""
     _send(("call", list(args), kwargs))
     kind, *rest = _receive()
     if kind == "value":
@@ -162,7 +162,7 @@ def _proxy(*args: Any, **kwargs: Any) -> Any:
 
 def _exception(name: str) -> Callable[[str], Exception]:
     kind = getattr(builtins, name, None)
-    is_simple = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _NOT_PASSED_ON)
+    is_simple = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _NOT_REPRODUCED)
     return kind if is_simple else RuntimeError  # type: ignore[return-value]  # checked in the line before
 
 
@@ -181,11 +181,11 @@ def _read(count: int) -> bytes:
     return b"".join(parts)
 
 
-def _send(message: tuple[Any, ...], most: int = MAX_FRAME_BYTES) -> None:
+def _send(message: tuple[Any, ...], max_bytes: int = MAX_FRAME_BYTES) -> None:
     try:
-        data = encode(message, most=most)
-        if len(data) > most:
-            raise WireLimitError(f"{len(data)} bytes are more than {most}")
+        data = encode(message, max_bytes=max_bytes)
+        if len(data) > max_bytes:
+            raise WireLimitError(f"{len(data)} bytes are more than {max_bytes}")
     except WireLimitError as error:
         data = encode(("too large", str(error)))
     except (WireError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""A script inside a box, run as a program of its own would be. Like ``runner``, it goes there as bytes.
+"""Script inside a box, run like a separate program. Like ``runner``, its code is sent there as bytes.
 
-Its input comes through a pipe on descriptor 0 and its output goes through one on descriptor 1, each with a thread at
-the other end, for either may be more than a pipe holds.
+Its input arrives through a pipe on descriptor 0 and its output leaves through descriptor 1. Each pipe has a thread at
+the other end, because data may exceed the capacity of a pipe.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable
 from typing import IO, Any
 
 PROGRAM = "<program>"
-# Out of the way of the descriptors that programs use: what a script is still to read, and what it has printed.
+# Outside the descriptors that programs use: the rest of a script's input, and its output.
 _TO_SCRIPT, _FROM_SCRIPT = 32, 33
 _FIRST_OF_OURS = 30
 _TEXT = 2_000
 
 
-def run_script(code: str, stdin: str, most: int) -> tuple[Any, ...]:
-    """``("printed", stdout)``, ``("raised", name, text, stdout)`` or ``("too large", why)``, at the end of a script."""
-    _thread.stack_size(0)  # the last script's own would hold for our threads too
-    sys.modules.pop("fileinput", None)  # it refuses to begin anew
-    fed, printed = _feed(stdin.encode("utf-8", "surrogatepass")), _catch(most)
+def run_script(code: str, stdin: str, max_bytes: int) -> tuple[Any, ...]:
+    """Return ``("printed", stdout)``, ``("raised", name, text, stdout)`` or ``("too large", why)``."""
+    _thread.stack_size(0)  # a previous script's size would apply to the pipe threads
+    sys.modules.pop("fileinput", None)  # it cannot be restarted
+    fed, printed = _feed(stdin.encode("utf-8", "surrogatepass")), _catch(max_bytes)
     _set_streams(_opened(0), _opened(1), _opened(2))
     namespace, error = fresh_namespace("__main__"), None
     try:
@@ -32,33 +32,33 @@ def run_script(code: str, stdin: str, most: int) -> tuple[Any, ...]:
         pass  # the usual way to end a program early
     except BaseException as raised:  # noqa: BLE001 - whatever a program raises is data
         error = raised
-    said = () if error is None else described(error)
+    raised_as = () if error is None else described(error)
     _end_script(namespace)
     fed()
     data = printed()
-    if len(data) > most:
-        return ("too large", f"it printed more than {most} bytes")
+    if len(data) > max_bytes:
+        return ("too large", f"the program printed more than {max_bytes} bytes")
     text = data.decode("utf-8", "replace")
-    return ("raised", *said, text) if said else ("printed", text)
+    return ("raised", *raised_as, text) if raised_as else ("printed", text)
 
 
 def _end_script(namespace: dict[str, Any]) -> None:
-    """What Python does at the end of a program: wait for threads, call exit handlers, write out what is buffered."""
+    """End a program as Python does: join threads, call exit handlers, flush buffers."""
     threading, atexit, signal = (sys.modules.get(name) for name in ("threading", "atexit", "_signal"))
     steps: list[Callable[[], object]] = [
         lambda: _join_all(threading) if threading else None,
         lambda: atexit._run_exitfuncs() if atexit else None,
         lambda: sys.stdout.flush(),
         lambda: sys.__stdout__.flush() if sys.__stdout__ else None,
-        lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN) if signal else None,  # we write to it after the program
-        namespace.clear,  # files that it left open are written out
+        lambda: signal.signal(signal.SIGPIPE, signal.SIG_IGN) if signal else None,  # the runner writes later
+        namespace.clear,  # flushes files that it left open
     ]
     for step in steps:
         try:  # noqa: SIM105 - contextlib takes long to import
             step()
-        except BaseException:  # noqa: BLE001 - as at the end of a program, nobody is told
+        except BaseException:  # noqa: BLE001 - ignored at the end of a program
             pass
-    _set_streams(None, None, None)  # one that the program made closes its descriptor as it goes
+    _set_streams(None, None, None)  # streams of the program close their descriptors
     clear_descriptors()
     posix.closerange(3, _FIRST_OF_OURS)
 
@@ -69,7 +69,7 @@ def _opened(descriptor: int) -> IO[Any]:
 
 
 def _set_streams(*streams: IO[Any] | None) -> None:
-    """Under both of their names: a program that wraps the buffer of one lets go of the first."""
+    """Set both names of each stream: a program that wraps a stream's buffer drops the first name."""
     for name, stream in zip(("stdin", "stdout", "stderr"), streams, strict=True):
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
@@ -82,7 +82,7 @@ def _join_all(threading: Any) -> None:
 
 
 def _feed(data: bytes) -> Callable[[], object]:
-    """Give ``data`` to whoever reads descriptor 0; what is returned waits for the end, when nobody reads any more."""
+    """Write ``data`` to descriptor 0 from a thread. The returned function waits for its end."""
     _pipe_to(0, _TO_SCRIPT)
 
     def pour() -> None:
@@ -91,21 +91,24 @@ def _feed(data: bytes) -> Callable[[], object]:
             while view:
                 view = view[posix.write(_TO_SCRIPT, view) :]
         except OSError:
-            pass  # nobody reads it any more
+            pass  # no reader is left
         posix.close(_TO_SCRIPT)
 
     return _begin(pour)
 
 
-def _catch(most: int) -> Callable[[], bytes]:
-    """Collect what is written to descriptor 1; what is returned waits for its end and gives ``most`` bytes, or more."""
+def _catch(max_bytes: int) -> Callable[[], bytes]:
+    """Collect the output of descriptor 1. The returned function waits for its end and returns it.
+
+    It keeps at most one read beyond ``max_bytes``, so that the caller notices the excess.
+    """
     _pipe_to(1, _FROM_SCRIPT)
     parts = []
 
     def drain() -> None:
         kept = 0
         while part := posix.read(_FROM_SCRIPT, 1 << 16):
-            if kept <= most:
+            if kept <= max_bytes:
                 parts.append(part)
                 kept += len(part)
         posix.close(_FROM_SCRIPT)
@@ -119,16 +122,16 @@ def _catch(most: int) -> Callable[[], bytes]:
     return all_of_it
 
 
-def _pipe_to(descriptor: int, ours: int) -> None:
-    """A pipe between ``descriptor`` and a number of ours; 0 reads from it, 1 writes to it."""
+def _pipe_to(descriptor: int, own: int) -> None:
+    """Connect ``descriptor`` to ``own`` with a pipe; descriptor 0 reads from it, 1 writes to it."""
     ends = posix.pipe()
-    for end, number in zip(ends if descriptor == 0 else ends[::-1], (descriptor, ours), strict=True):
-        posix.dup2(end, number)
+    for end, target in zip(ends if descriptor == 0 else ends[::-1], (descriptor, own), strict=True):
+        posix.dup2(end, target)
         posix.close(end)
 
 
 def _begin(work: Callable[[], None]) -> Callable[[], object]:
-    """Run ``work`` in a thread; what is returned waits for its end."""
+    """Run ``work`` in a thread. The returned function waits for its end."""
     is_over = _thread.allocate_lock()
     is_over.acquire()
 
@@ -143,7 +146,7 @@ def _begin(work: Callable[[], None]) -> Callable[[], object]:
 
 
 def clear_descriptors() -> None:
-    """Point descriptors 0, 1 and 2 at nothing."""
+    """Redirect descriptors 0, 1 and 2 to the null device."""
     null = posix.open("/dev/null", posix.O_RDWR)
     for descriptor in (0, 1, 2):
         posix.dup2(null, descriptor)
@@ -152,9 +155,9 @@ def clear_descriptors() -> None:
 
 
 def fresh_namespace(name: str = "__main__") -> dict[str, Any]:
-    """The names of a new module, where dataclasses and type hints look for what a program defines.
+    """Return the namespace of a new module, which dataclasses and type hints need to resolve names.
 
-    A program whose function is called is no ``__main__`` to itself.
+    If a program's function is called, its ``name`` is not ``__main__``.
     """
     module = type(sys)(name)
     sys.modules["__main__"] = sys.modules[name] = module
@@ -162,7 +165,7 @@ def fresh_namespace(name: str = "__main__") -> dict[str, Any]:
 
 
 def described(error: BaseException) -> tuple[str, str]:
-    """Name and text of an exception, with the line of the program that raised it."""
+    """Return name and text of an exception, with the program line that raised it."""
     trace, line = error.__traceback__, 0
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == PROGRAM:

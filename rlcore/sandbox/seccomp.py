@@ -1,8 +1,8 @@
-"""Which system calls a box may make, as the BPF program that the kernel runs at each of them (seccomp(2)).
+"""System calls that a box may make, as a BPF program that the kernel runs on each call (seccomp(2)).
 
-An allow-list: what is not named fails with EPERM. Not named, on purpose: fork and vfork, sockets, memfd and shared
-memory, ptrace, bpf, io_uring, mounts, namespaces, keys, signals to others by anything but kill and tgkill (which
-reach no one outside the box). With fork gone, RLIMIT_AS bounds *the* process of a box.
+It is an allow-list: other calls fail with EPERM. Deliberately absent are fork and vfork, sockets, memfd and shared
+memory, ptrace, bpf, io_uring, mounts, namespaces, keys, and signals to others except by kill and tgkill (which reach no
+process outside the box). Without fork, RLIMIT_AS bounds the one process of a box.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlcore.errors import SandboxError
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in struct seccomp_data
-_X32 = 0x40000000  # the other ABI of x86_64: the same calls under other numbers
+_X32 = 0x40000000  # second ABI of x86_64, with other numbers for the same calls
 
 _THREAD = 0x00010000 | 0x00000100 | 0x00000800  # CLONE_THREAD | CLONE_VM | CLONE_SIGHAND
 _NAMESPACES = 0x7E020080  # every CLONE_NEW* flag
@@ -56,15 +56,16 @@ _MACHINES = {"x86_64": _Machine(0, 0xC000003E), "aarch64": _Machine(1, 0xC00000B
 
 
 def allow_list(machine: str = "") -> bytes:
-    """The program as the kernel takes it, for ``machine`` (``x86_64`` or ``aarch64``; default: this one).
+    """Return the compiled filter for ``machine`` (``x86_64`` or ``aarch64``; default: this machine).
 
     Raises:
-        SandboxError: another machine.
+        SandboxError: The machine is not supported.
     """
     name = machine or platform.machine()
     if name not in _MACHINES:
         raise SandboxError(
-            f"no list of system calls is known for {name}", fix=f"run untrusted code on one of {', '.join(_MACHINES)}"
+            f"the sandbox has no list of system calls for {name}",
+            fix=f"run untrusted code on one of {', '.join(_MACHINES)}",
         )
     kind = _MACHINES[name]
     numbers = [pair[kind.column] for pair in _CALLS.values()]
@@ -84,19 +85,19 @@ def allow_list(machine: str = "") -> bytes:
 
 
 def _only_for(number: int, argument: int, values: tuple[int, ...] | list[int], *, mask: int) -> list[bytes]:
-    """Allow a call when the low word of an argument, under ``mask``, is one of ``values``."""
+    """Allow a call if the low word of an argument, under ``mask``, is one of ``values``."""
     checks = [step for value in values for step in (_if_equal(value), _return(_ALLOW))]
     body = [_load(argument), _instruction(_AND, 0, 0, mask), *checks, _return(_ERRNO | errno.EPERM)]
     return [_instruction(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
 def _if_equal(value: int) -> bytes:
-    """Go on when equal, else skip one instruction."""
+    """Continue if equal, else skip one instruction."""
     return _instruction(_JUMP_EQUAL, 0, 1, value)
 
 
 def _unless_equal(value: int) -> bytes:
-    """Skip one instruction when equal."""
+    """Skip one instruction if equal."""
     return _instruction(_JUMP_EQUAL, 1, 0, value)
 
 
@@ -109,5 +110,5 @@ def _return(action: int) -> bytes:
 
 
 def _instruction(code: int, if_true: int, if_false: int, operand: int) -> bytes:
-    """One ``struct sock_filter``."""
+    """Return one ``struct sock_filter``."""
     return struct.pack("=HBBI", code, if_true, if_false, operand)

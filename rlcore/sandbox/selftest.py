@@ -1,7 +1,7 @@
-"""Attacks on the sandbox itself, run before the first program: a box whose walls are missing is never used.
+"""Attacks on the sandbox, run before the first program: a sandbox with incomplete isolation is never used.
 
-Every attack tries something that a program must not be able to do and says whether it could. A control says that the
-box works at all: when everything fails, nothing is proved.
+Every attack tries a forbidden action and reports whether it succeeded. A control confirms that the box runs programs,
+because in a broken box every attack would fail.
 """
 
 from __future__ import annotations
@@ -116,22 +116,24 @@ _FIX = (
 
 
 def self_test(run: Run, check: Check) -> None:
-    """Run the attacks through a sandbox's own functions.
+    """Run the attacks through a sandbox's functions.
 
     Raises:
-        SandboxError: boxes do not start, or one of the walls is missing; nothing else has been run.
+        SandboxError: Boxes do not start, or their isolation is incomplete. No other program was run.
     """
     outcome = run(_ATTACKS, _LIMITS)
     if outcome.status is not RunStatus.PASS:
-        raise SandboxError(f"the sandbox does not work here: {outcome.status}: {outcome.error}", fix=_FIX)
-    said = json.loads(outcome.stdout)
-    if said["control"] != 42 or said["succeeded"]:
-        raise SandboxError(f"the sandbox has holes: a program could {', '.join(said['succeeded'])}", fix=_FIX)
+        raise SandboxError(f"the sandbox does not work on this machine: {outcome.status}: {outcome.error}", fix=_FIX)
+    report = json.loads(outcome.stdout)
+    if report["control"] != 42 or report["succeeded"]:
+        raise SandboxError(f"the sandbox is not isolated: a program could {', '.join(report['succeeded'])}", fix=_FIX)
     if run("while True: pass", ResourceLimits(wall_seconds=0.3)).status is not RunStatus.TIMEOUT:
-        raise SandboxError("the sandbox has holes: an endless loop was not stopped")
+        raise SandboxError("the sandbox is not isolated: an endless loop was not stopped")
     right = check(_REFERENCE, "def double(x): return 2 * x", _LIMITS)
     if any(one.status is not RunStatus.PASS for one in right):
-        raise SandboxError(f"the sandbox does not work here: a right program did not pass: {right[0].error}", fix=_FIX)
+        raise SandboxError(
+            f"the sandbox does not work on this machine: a correct program failed: {right[0].error}", fix=_FIX
+        )
     for name, code in _FORGERIES.items():
         if all(one.status is RunStatus.PASS for one in check(_REFERENCE, code, _LIMITS)):
-            raise SandboxError(f"the sandbox has holes: {name} passed the tests")
+            raise SandboxError(f"the sandbox is not isolated: {name} passed the tests")

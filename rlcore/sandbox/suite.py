@@ -1,18 +1,16 @@
-"""What a program is checked against: the ``reference`` of a code task, and how values and texts are compared.
+r"""Tests of a code task: its ``reference``, a JSON object. ``style`` is the form of a test:
 
-A reference is a JSON object. ``style`` says what a test is:
-
-    stdin    {"input": "3 4\\n", "output": "7\\n"}: the program is run whole for each test
-    call     {"args": [3, 4], "output": 7}: ``entry_point`` is called; ``kwargs`` may be given too
+    stdin    {"input": "3 4\\n", "output": "7\\n"}: the whole program runs for each test
+    call     {"args": [3, 4], "output": 7}: ``entry_point`` is called; ``kwargs`` is optional
     assert   "assert add(3, 4) == 7": any Python, in which ``entry_point`` and ``candidate`` are the program's function
 
-``tests`` is a list of those. ``prelude`` is code in front of the program and of assertions (imports and helpers that
-the prompt gives); ``solution`` is a program that passes. For stdin and call tests there may be:
+``tests`` is a list of tests. ``prelude`` is code before the program and the assertions (imports and helpers that the
+prompt gives). ``solution`` is a program that passes. Stdin and call tests have two more options:
 
-    tolerance  of numbers: absolute, or relative to the expected one where that is above 1. Without it, 1e-6 where the
-               expected number is written with a point or an exponent, and none where it is an integer
-    checker    Python that defines check(input, answer, output), true for a right answer to a test: for tasks with
-               several. ``input`` is the text or the list ``args``, ``answer`` what was printed or returned
+    tolerance  of numbers: absolute, or relative to an expected number above 1. Default: 1e-6 if the expected number is
+               written with a point or an exponent, 0 if it is an integer
+    checker    Python that defines check(input, answer, output), which returns True for a correct answer: for tasks with
+               several. ``input`` is the text or the list ``args``, ``answer`` the printed or returned value
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _FIELDS = {"style", "tests", "tolerance", *_TEXTS}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """A parsed reference; ``tests`` are in the form that ``style`` says."""
+    """Parsed reference. ``style`` is the form of ``tests``."""
 
     style: Style
     tests: tuple[Any, ...]
@@ -45,20 +43,20 @@ class Suite:
     tolerance: float | None = None
 
     def program(self, code: str) -> str:
-        """The candidate's code with the prelude in front, where its own definitions win."""
+        """Return the candidate's code after the prelude, whose definitions it may override."""
         return f"{self.prelude}\n{code}" if self.prelude else code
 
 
 def parse_suite(reference: str) -> Suite:
-    """The suite of a reference.
+    """Parse a reference.
 
     Raises:
-        ValueError: no JSON object, an unknown field, style or shape of a test, or no test.
+        ValueError: It is not a JSON object, has an unknown field, style or form of a test, or no test.
     """
-    # int() takes no text of more than 4,300 digits, which a test may well have.
+    # int() rejects texts of more than 4,300 digits by default, which tests may contain.
     fields = json.loads(reference, parse_int=lambda digits: int(digits if len(digits) < 4_000 else Decimal(digits)))
     if not isinstance(fields, dict) or not fields.keys() <= _FIELDS:
-        raise ValueError(f"a code task is an object with {', '.join(sorted(_FIELDS))}")
+        raise ValueError(f"a code task must be an object with {', '.join(sorted(_FIELDS))}")
     if fields.get("style") not in get_args(Style):
         raise ValueError(f"style must be one of {', '.join(get_args(Style))}")
     texts = {name: fields.get(name, "") for name in _TEXTS}
@@ -68,20 +66,20 @@ def parse_suite(reference: str) -> Suite:
         raise ValueError("entry_point must be the name of a function")
     tests = fields.get("tests")
     if not isinstance(tests, list) or not tests:
-        raise ValueError("tests must be a list that is not empty")
-    for place, test in enumerate(tests):
+        raise ValueError("tests must be a non-empty list")
+    for index, test in enumerate(tests):
         if not _is_test(test, fields["style"]):
-            raise ValueError(f"tests.{place} is no {fields['style']} test")
+            raise ValueError(f"tests.{index} is not a test of style {fields['style']}")
     tolerance = fields.get("tolerance")
     if tolerance is not None and not (type(tolerance) in (int, float) and 0 <= tolerance < float("inf")):
-        raise ValueError("tolerance must be a number from 0 on")
+        raise ValueError("tolerance must be at least 0")
     if fields["style"] == "assert" and (texts["checker"] or tolerance is not None):
-        raise ValueError("assertions compare by themselves: they take no checker and no tolerance")
+        raise ValueError("assert tests take no checker and no tolerance")
     return Suite(style=fields["style"], tests=tuple(tests), tolerance=tolerance, **texts)
 
 
 def best_constant(suite: Suite) -> int:
-    """How many tests one and the same answer to all of them passes; what a test expects of itself counts as its own."""
+    """Return how many tests the best constant answer passes. Expectations that must be executed count as different."""
     known = Counter(expected for test in suite.tests if (expected := _expected(test, suite.style)))
     return max(known.values(), default=1)
 
@@ -90,10 +88,10 @@ _MOST_ANSWERS, _LONGEST_ANSWER = 3, 8
 _NUMBER_OF_SEVERAL = re.compile(r"-?(?!0$|1$)[0-9.]+")
 
 
-def answers_by_turns(suite: Suite) -> float:
-    """The share of tests that the commonest answer passes, where answers can be guessed by the order of the tests.
+def guess_rate(suite: Suite) -> float:
+    """Return the fraction of tests that the commonest answer passes if the order of tests reveals the answers.
 
-    0 where they cannot: tests expect more than three answers, long ones, one and the same, or a number each.
+    It is 0 if tests expect more than three answers, long answers, only one answer, or a different number each.
     """
     known = Counter(_expected(test, suite.style) for test in suite.tests)
     is_few = 2 <= len(known) <= _MOST_ANSWERS and all(0 < len(one) <= _LONGEST_ANSWER for one in known)
@@ -102,7 +100,7 @@ def answers_by_turns(suite: Suite) -> float:
 
 
 def _expected(test: Any, style: Style) -> str:
-    """The answer that a test wants, as a text; empty where that takes running it."""
+    """Return the answer that a test expects, as text; empty if only execution can tell."""
     if style == "stdin":
         return "\n".join(lines_of(test["output"])) or "\n"
     try:
@@ -115,7 +113,7 @@ def _expected(test: Any, style: Style) -> str:
 
 
 def _asserted(condition: ast.expr) -> str:
-    """``f(x) == 3`` wants 3, ``f(x)`` wants True, ``not f(x)`` wants False."""
+    """Return the expected value: 3 for ``f(x) == 3``, True for ``f(x)``, False for ``not f(x)``."""
     match condition:
         case ast.Compare(left=ast.Call(), ops=[ast.Eq() | ast.Is()], comparators=[wanted]):
             return repr(ast.literal_eval(wanted))

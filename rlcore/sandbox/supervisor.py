@@ -1,9 +1,9 @@
-"""A small process that makes boxes, one program at a time, and cleans up after each.
+"""Supervisor: a small process that starts boxes for one program at a time and cleans up after each.
 
-Run as ``python -m rlcore.sandbox.supervisor CONNECTION_FD BWRAP IMAGE``. Small, because making a process costs a
-large parent 100 ms; and of its own, because it must inherit and reap whatever a box leaves behind. As root it first
-becomes a user that nobody else is: no box and no supervisor has a right on anything. When the caller ends, however
-it ends, the connection closes, the supervisor ends, and its boxes die with it.
+Run as ``python -m rlcore.sandbox.supervisor CONNECTION_FD BWRAP IMAGE``. It is small because forking a large parent
+takes 100 ms. It is a separate process because it must reap the processes that a box leaves behind. As root it switches
+to an unused uid, so boxes and supervisors have no rights on other processes. When the caller ends, the connection
+closes, the supervisor ends, and its boxes die with it.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ _LARGEST_PID = 1 << 22
 def main(arguments: list[str]) -> None:
     """Serve requests until the connection closes."""
     connection = Connection(int(arguments[0]))
-    walls = Isolation(bwrap=arguments[1], image=arguments[2])
-    sys.set_int_max_str_digits(0)  # tests may hold longer ones
+    isolation = Isolation(bwrap=arguments[1], image=arguments[2])
+    sys.set_int_max_str_digits(0)  # tests may contain long integers
     become_subreaper()
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     runner_code()
-    if os.geteuid() == 0 and walls.bwrap:
+    if os.geteuid() == 0 and isolation.bwrap:
         _drop_privileges()
     with contextlib.suppress(EOFError, ConnectionResetError, BrokenPipeError):
         while True:
             request = json.loads(connection.recv_bytes(MAX_MESSAGE_BYTES))
-            outcomes = _handle(request, walls)
+            outcomes = _handle(request, isolation)
             _reap()
             connection.send_bytes(json.dumps([_to_json(one) for one in outcomes]).encode())
 
 
 def become_subreaper() -> None:
-    """Orphans below this process become its children, so that it can wait for them."""
+    """Make orphans below this process its children, so that it can reap them."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_with(descriptor: int) -> None:
-    """Die when the other end of the connection closes, also in the middle of a program; the boxes die too."""
+    """Kill this process, and thereby its boxes, when the other end of the connection closes."""
     poll = select.poll()
     poll.register(descriptor, select.POLLRDHUP)
     poll.poll()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _handle(request: Mapping[str, Any], walls: Isolation) -> list[RunResult]:
+def _handle(request: Mapping[str, Any], isolation: Isolation) -> list[RunResult]:
     limits = ResourceLimits(**request["limits"])
     if "reference" not in request:
-        return [run_program(walls, request["code"], request["stdin"], limits)]
+        return [run_program(isolation, request["code"], request["stdin"], limits)]
     suite = parse_suite(request["reference"])
-    return check_program(walls, suite, request["code"], limits, stop_early=request["stop_early"])
+    return check_program(isolation, suite, request["code"], limits, stop_early=request["stop_early"])
 
 
 def _to_json(outcome: RunResult) -> dict[str, str]:
-    """With text that every file can hold: half of a surrogate pair becomes its escape."""
-    said = {"stdout": outcome.stdout, "error": outcome.error}
-    plain = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in said.items()}
+    """Return a result as JSON. Half of a surrogate pair becomes its escape, because files cannot hold it."""
+    texts = {"stdout": outcome.stdout, "error": outcome.error}
+    plain = {name: text.encode("utf-8", "backslashreplace").decode() for name, text in texts.items()}
     return {"status": outcome.status.value, **plain}
 
 
 def _drop_privileges() -> None:
-    """A uid per supervisor: limits on processes count per user, and with a shared one boxes failed each other."""
+    """Switch to a uid per supervisor: process limits count per user, so boxes with one uid would affect each other."""
     uid = _FIRST_UID + os.getpid()
     if not _is_mapped(_FIRST_UID + _LARGEST_PID):  # a container with 65,536 users
         uid = _NARROW_UID + os.getpid() % _NARROW_COUNT
@@ -94,7 +94,7 @@ def _is_mapped(uid: int) -> bool:
 
 
 def _reap() -> None:
-    """Children of children that were left to us; every process that we started ourselves has been waited for."""
+    """Reap orphans of boxes. Processes that this supervisor started itself were waited for already."""
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
             pass

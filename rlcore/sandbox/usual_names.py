@@ -1,7 +1,6 @@
-"""Names that are there without an import where a function is called: those that LeetCode's Python has.
+"""Names that call-style programs may use without an import, as on LeetCode.
 
-A program that uses ``List`` or ``deque`` as its platform taught it is no wrong program. A whole script has to import
-what it uses, as everywhere.
+A program that uses ``List`` or ``deque`` without an import is correct there. A whole script must import its names.
 """
 
 from __future__ import annotations
@@ -24,4 +23,4 @@ _FROM = {
 USUAL_NAMES = dict.fromkeys(_MODULES.split(), "") | {
     name: home for home, names in _FROM.items() for name in names.split()
 }
-"""By name: the module that has it, or nothing where it is one."""
+"""Maps each name to its module; empty if the name is a module."""

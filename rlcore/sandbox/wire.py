@@ -1,8 +1,7 @@
-"""Plain data as bytes, for the way into and out of a box. Runs on both sides and imports nothing: boxes start fast.
+"""Plain data as bytes, for messages to and from a box. It runs on both sides and imports nothing, so boxes start fast.
 
-One letter says the type, and a size stands in front of what it measures: ``l2:i1,i2,`` is ``[1, 2]``. Only None,
-bool, int, float, str, bytes, list, tuple, set and dict exist; everything else is refused on the way out and cannot be
-said on the way in. That is what keeps objects with an ``__eq__`` of their own, code and pickles out.
+One letter encodes the type, and a size precedes the content: ``l2:i1,i2,`` is ``[1, 2]``. Only None, bool, int, float,
+str, bytes, list, tuple, set and dict can be encoded. Objects with a custom ``__eq__``, code and pickles cannot.
 """
 
 from __future__ import annotations
@@ -10,30 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-MAX_FRAME_BYTES = 1 << 20  # of what a program answers
-MAX_REQUEST_BYTES = 64 << 20  # of what it is asked
+MAX_FRAME_BYTES = 1 << 20  # of an answer
+MAX_REQUEST_BYTES = 64 << 20
 MAX_DEPTH = 45
 MAX_HASHED_ITEMS = 2_000  # a set of 20,000 multiples of 2**61 - 1 took ten seconds to build
 
 
-_ITEMS_PER_LOOK = 1_024  # items that are decoded between two looks at the clock
+_ITEMS_PER_CHECK = 1_024  # decoded items between two checks of the time
 
 
 class WireError(Exception):
-    """Bytes that are no plain data, or a value that is none."""
+    """Malformed bytes, or a value that is not plain data."""
 
 
 class WireLimitError(WireError):
     """Plain data that is too deep or too large."""
 
 
-def encode(value: Any, depth: int = 0, most: int = MAX_FRAME_BYTES) -> bytes:
-    """The bytes of a value, none of its texts and lists longer than ``most``. A subclass of a plain type is sent as
-    that type (a ``Counter`` as a dict).
+def encode(value: Any, depth: int = 0, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """Encode a value whose texts and lists have at max_bytes ``max_bytes`` bytes or items.
+
+    A subclass of a plain type is encoded as that type (a ``Counter`` as a dict).
 
     Raises:
-        WireError: another type.
-        WireLimitError: data that is too deep or too large.
+        WireError: The value has another type.
+        WireLimitError: The data is too deep or too large.
     """
     if depth > MAX_DEPTH:
         raise WireLimitError(f"nested deeper than {MAX_DEPTH} levels")
@@ -44,24 +44,24 @@ def encode(value: Any, depth: int = 0, most: int = MAX_FRAME_BYTES) -> bytes:
     if isinstance(value, float):
         return b"f" + float.hex(value).encode() + b","
     if isinstance(value, str):
-        return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"), most)
+        return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"), max_bytes)
     if isinstance(value, bytes | bytearray):
-        return _sized(b"b", bytes(value), most)
-    return _encode_many(value, depth + 1, most)
+        return _sized(b"b", bytes(value), max_bytes)
+    return _encode_many(value, depth + 1, max_bytes)
 
 
-def _no_look() -> None:
-    """Nobody waits."""
+def _no_check() -> None:
+    """Check nothing."""
 
 
-def decode(data: bytes, look: Callable[[], None] = _no_look) -> Any:
-    """The value that :func:`encode` made these bytes from. ``look`` is called now and then; it may raise.
+def decode(data: bytes, check: Callable[[], None] = _no_check) -> Any:
+    """Decode a value of :func:`encode`, calling ``check`` now and then, which may raise.
 
     Raises:
-        WireError: anything else, however it is malformed.
+        WireError: The bytes are malformed.
     """
     try:
-        value, end = _decode(data, 0, 0, look)
+        value, end = _decode(data, 0, 0, check)
     except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise WireError(f"malformed data: {type(error).__name__}") from error
     if end != len(data):
@@ -69,29 +69,29 @@ def decode(data: bytes, look: Callable[[], None] = _no_look) -> Any:
     return value
 
 
-def _sized(tag: bytes, data: bytes, most: int) -> bytes:
-    if len(data) > most:
-        raise WireLimitError(f"a text of {len(data)} bytes is larger than {most}")
+def _sized(tag: bytes, data: bytes, max_bytes: int) -> bytes:
+    if len(data) > max_bytes:
+        raise WireLimitError(f"a text of {len(data)} bytes is larger than {max_bytes}")
     return tag + b"%d:" % len(data) + data
 
 
-def _encode_many(value: Any, depth: int, most: int) -> bytes:
+def _encode_many(value: Any, depth: int, max_bytes: int) -> bytes:
     if isinstance(value, dict):
         items = [part for pair in dict.items(value) for part in pair]
-        return _joined(b"d", _bounded(len(items) // 2), items, depth, most)
+        return _joined(b"d", _bounded(len(items) // 2), items, depth, max_bytes)
     if isinstance(value, set | frozenset):
-        return _joined(b"t", _bounded(len(value)), value, depth, most)
+        return _joined(b"t", _bounded(len(value)), value, depth, max_bytes)
     if isinstance(value, list):
-        return _joined(b"l", len(value), value, depth, most)
+        return _joined(b"l", len(value), value, depth, max_bytes)
     if isinstance(value, tuple):
-        return _joined(b"u", len(value), value, depth, most)
-    raise WireError(f"a {type(value).__name__} is no plain data")
+        return _joined(b"u", len(value), value, depth, max_bytes)
+    raise WireError(f"a {type(value).__name__} is not plain data")
 
 
-def _joined(tag: bytes, count: int, items: Any, depth: int, most: int) -> bytes:
-    if count > most:
+def _joined(tag: bytes, count: int, items: Any, depth: int, max_bytes: int) -> bytes:
+    if count > max_bytes:
         raise WireLimitError(f"{count} items are too many")
-    return tag + b"%d:" % count + b"".join([encode(item, depth, most) for item in items])
+    return tag + b"%d:" % count + b"".join([encode(item, depth, max_bytes) for item in items])
 
 
 def _bounded(count: int) -> int:
@@ -100,7 +100,7 @@ def _bounded(count: int) -> int:
     return count
 
 
-def _decode(data: bytes, at: int, depth: int, look: Callable[[], None]) -> tuple[Any, int]:
+def _decode(data: bytes, at: int, depth: int, check: Callable[[], None]) -> tuple[Any, int]:
     if depth > MAX_DEPTH:
         raise WireError(f"nested deeper than {MAX_DEPTH} levels")
     tag, at = data[at : at + 1], at + 1
@@ -120,9 +120,9 @@ def _decode(data: bytes, at: int, depth: int, look: Callable[[], None]) -> tuple
     count = 2 * _bounded(size) if tag == b"d" else _bounded(size) if tag == b"t" else size
     items = []
     for number in range(count):
-        if number % _ITEMS_PER_LOOK == 0:
-            look()
-        item, at = _decode(data, at, depth + 1, look)
+        if number % _ITEMS_PER_CHECK == 0:
+            check()
+        item, at = _decode(data, at, depth + 1, check)
         items.append(item)
     return _made(tag, items), at
 

@@ -23,11 +23,11 @@ from rlcore.sampling.vllm.gpu_assignment import (
     is_installed,
     memory_fractions,
     shares_trainer_gpu,
-    visible_cards,
+    visible_gpus,
 )
 from rlcore.sampling.vllm.in_process import open_in_process
 from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
-from rlcore.sampling.vllm.weights import exchange_folder
+from rlcore.sampling.vllm.weights import make_weight_dir
 from rlcore.tasks.steps.workload import Workload, engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
 
@@ -43,10 +43,10 @@ def open_vllm_in_process(
 ) -> Iterator[Sampler]:
     """Open vLLM in this process, on the trainer's GPU if there is one; it sleeps during updates."""
     empty_cache()  # the engine may use the free memory
-    cards = visible_cards(runtime.device, learns=work.learns)
+    cards = visible_gpus(runtime.device, learns=work.learns)
     own = () if cards.trainer is None else (cards.trainer,)
     (fraction,) = memory_fractions(config, [own], cards)
-    alone = replace(_whole_spec(model, config, work, runtime, cards), devices=own, memory_fraction=fraction)
+    alone = replace(_whole_spec(model, config, work, runtime, cards), devices=own, gpu_memory_utilization=fraction)
     turns = bool(own) and work.learns
     with open_in_process(alone, tokenizer, sleeps=turns, free=empty_cache, progress=progress) as in_process:
         yield in_process
@@ -63,9 +63,9 @@ def open_vllm_servers(
 ) -> Iterator[Sampler]:
     """Open the servers of ``config``: those of its addresses, or new ones on the GPUs that it names."""
     empty_cache()  # the engine may use the free memory
-    cards = visible_cards(runtime.device, learns=work.learns)
+    cards = visible_gpus(runtime.device, learns=work.learns)
     whole = _whole_spec(model, config, work, runtime, cards)
-    specs = server_specs(whole, cards, runtime.device, adapter_rank=work.adapter.rank, can_send=is_installed())
+    specs = server_specs(whole, cards, runtime.device, lora_rank=work.adapter.rank, can_send=is_installed())
     with open_servers(specs, tokenizer, progress) as servers:
         yield servers
 
@@ -99,7 +99,7 @@ def place(
 
 
 def server_specs(
-    whole: ServerSpec, cards: VisibleGpus, device: torch.device, *, adapter_rank: int, can_send: bool
+    whole: ServerSpec, cards: VisibleGpus, device: torch.device, *, lora_rank: int, can_send: bool
 ) -> list[ServerSpec]:
     """Return the specs of servers that share the work of ``whole``, and a folder for weights from ``device``.
 
@@ -109,18 +109,18 @@ def server_specs(
     config = whole.config
     num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
     placed = place(config, cards, device, num_bytes=num_bytes, can_send=can_send)
-    exchange = exchange_folder(config.weight_dir, num_bytes=num_bytes)
+    exchange = make_weight_dir(config.weight_dir, num_bytes=num_bytes)
     urls = config.urls or ("",) * len(placed.dealt)
     return [
         replace(
             whole,
-            exchange=exchange,
+            weight_dir=exchange,
             max_concurrent=-(-whole.max_concurrent // len(placed.dealt)),
             url=url,
             transfer=placed.transfer,
             devices=devices,
-            memory_fraction=fraction,
-            adapter_rank=0 if url or adapter_rank > ADAPTER_RANKS[-1] else adapter_rank,
+            gpu_memory_utilization=fraction,
+            lora_rank=0 if url or lora_rank > ADAPTER_RANKS[-1] else lora_rank,
         )
         for url, devices, fraction in zip(urls, placed.dealt, placed.fractions, strict=True)
     ]
@@ -130,13 +130,13 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
     """Return the spec of one server for all of the work."""
     return ServerSpec(
         model=model.resolve(),
-        exchange=Path(),  # only for servers
+        weight_dir=Path(),  # only for servers
         config=config,
         dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
         max_model_len=_model_length(model, config, work),
         max_concurrent=work.max_concurrent,
         prefill_in_parts=cards.count > 0,
-        eager=config.enforce_eager if config.enforce_eager is not None else cards.count == 0,
+        enforce_eager=config.enforce_eager if config.enforce_eager is not None else cards.count == 0,
         trainer_moves=work.learns_meanwhile,
     )
 

@@ -168,7 +168,7 @@ def builtin_senders(checkpoint: Path) -> dict[str, Any]:
             asked.append((path, payload))
             return {"world_size": 3}
 
-    group = ControlGroup([Server(("127.0.0.1", 1), last_words=str)])
+    group = ControlGroup([Server(("127.0.0.1", 1), log_tail=str)])
     sizes = world_sizes(group)
     nccl, ipc = (init_info(kind, "127.0.0.1", sizes) for kind in ("nccl", "ipc"))
     worker = {"master_address": nccl.master_address, "master_port": nccl.master_port, "world_size": nccl.world_size}
@@ -202,7 +202,7 @@ def main(checkpoint: Path) -> None:
     tokenizer = ChatTokenizer.load(checkpoint)
     spec = ServerSpec(
         model=checkpoint,
-        exchange=Path(),
+        weight_dir=Path(),
         config=EngineConfig(kind="vllm_inprocess", kv_cache_gib=0.25),
         dtype="float32",
         max_model_len=256,

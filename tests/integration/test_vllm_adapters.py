@@ -42,7 +42,7 @@ def policy(checkpoint: Path) -> AdaptedModel:
 
 @pytest.fixture(scope="module")
 def engine(checkpoint: Path, tokenizer: ChatTokenizer) -> Iterator[VllmSampler]:
-    with vllm_runs.serving(checkpoint, tokenizer, adapter_rank=RANK) as sampler:
+    with vllm_runs.serving(checkpoint, tokenizer, lora_rank=RANK) as sampler:
         yield sampler
 
 
@@ -89,7 +89,7 @@ def test_after_two_swaps_the_engine_is_the_policy_and_only_the_adapter_went_ther
         assert swap(engine, policy, prompts, seed=seed) <= TOLERANCE
         assert worst_difference(engine, policy, prompts, seed=seed) <= TOLERANCE
     assert {r.policy_version for r in rollouts_of(engine.sample(prompts, PARAMS, seed=2))} == {2}
-    (served,) = engine._spec.exchange.iterdir()
+    (served,) = engine._spec.weight_dir.iterdir()
     size = sum(path.stat().st_size for path in served.iterdir())
     assert size < 0.5 * sum(path.stat().st_size for path in engine._spec.model.glob("*.safetensors"))
 
@@ -99,7 +99,7 @@ def test_an_adapter_that_the_engine_refuses_leaves_the_one_before_on_a_fresh_ser
 ) -> None:
     version, first = engine.policy_version, engine._process
     larger = add_lora(policy, LoraConfig(rank=64, alpha=16), "larger", seed=0)  # the server has room for rank 8
-    with pytest.raises(SamplingError, match="did not reach the engine"):
+    with pytest.raises(SamplingError, match="could not be sent to the engine"):
         engine.load_weights(MergedState(larger), policy_version=version + 1)
     assert engine._process is not first
     assert engine.policy_version == version
@@ -128,7 +128,7 @@ def test_a_policy_whose_adapter_is_not_asked_for_is_seen(
 ) -> None:
     """Right weights in the server, and completions of its base."""
     with monkeypatch.context() as patched:
-        patched.setattr(type(engine), "_named", lambda _: {})
+        patched.setattr(type(engine), "_adapter", lambda _: {})
         with pytest.raises((CanaryError, StaleSamplerError)):
             swap(engine, policy, prompts, seed=5)
     assert swap(engine, policy, prompts, seed=6) <= TOLERANCE

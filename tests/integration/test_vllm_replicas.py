@@ -58,7 +58,7 @@ def test_one_server_of_two_parts_is_sent_the_whole_by_each_way(
 @pytest.fixture(scope="module")
 def engines(checkpoint: Path, tokenizer: ChatTokenizer, transfer: TransferKind) -> Iterator[ReplicatedSampler]:
     exchange = Path(tempfile.mkdtemp())
-    specs = [replace(vllm_runs.make_spec(checkpoint, transfer=transfer), exchange=exchange) for _ in range(2)]
+    specs = [replace(vllm_runs.make_spec(checkpoint, transfer=transfer), weight_dir=exchange) for _ in range(2)]
     with open_servers(specs, tokenizer, say) as sampler:
         assert isinstance(sampler, ReplicatedSampler)
         yield sampler
@@ -94,7 +94,7 @@ def test_a_sync_reaches_both(
         sync_all(engines, trained, prompts)
     assert [member.policy_version for member in engines.members] == [2, 2]
     (one, other) = members(engines)
-    assert len(list(one._spec.exchange.iterdir())) == 1  # one file for both
+    assert len(list(one._spec.weight_dir.iterdir())) == 1  # one file for both
     assert one.served is other.served
     assert worst_difference(engines, NativeSampler(trained, tokenizer), prompts, seed=2) <= TOLERANCE
 

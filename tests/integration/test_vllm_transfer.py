@@ -73,7 +73,7 @@ def test_an_update_that_breaks_off_in_the_middle_leaves_the_old_weights_on_a_fre
     probe = (prompts[0].token_ids, prompts[1].token_ids[:8])
     before = engine.logprobs(*probe, temperature=1.0)
     lose(engine, "refuse")
-    with pytest.raises(SamplingError, match="did not reach the engine"):
+    with pytest.raises(SamplingError, match="could not be sent to the engine"):
         engine.load_weights(vllm_runs.move(trained, 99, 0.03), policy_version=version + 1)
     assert engine._process is not first
     assert engine.policy_version == version

@@ -64,7 +64,7 @@ def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
     deadlines = TimeoutConfig(request_seconds=300.0)
     return ServerSpec(
         model=checkpoint,
-        exchange=Path(tempfile.mkdtemp()),
+        weight_dir=Path(tempfile.mkdtemp()),
         config=EngineConfig(kind="vllm", python=PYTHON, kv_cache_gib=0.25, timeouts=deadlines),
         dtype=DTYPE,
         max_model_len=256,
@@ -84,7 +84,7 @@ def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iter
         folder = sampler._process.folder if sampler._process else Path("/")
         processes = psutil.Process().children(recursive=True)
     assert not [process for process in processes if process.is_running()], "the engine left processes behind"
-    assert not spec.exchange.exists()
+    assert not spec.weight_dir.exists()
     assert not folder.exists()
 
 

@@ -1,4 +1,4 @@
-"""HTTP requests to vLLM servers: one request, the routes of one server, and several servers at once."""
+"""HTTP client of vLLM servers: one request, the routes of one server, and several servers concurrently."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 from rlcore.errors import ConfigError, SamplingError
 
 Result = TypeVar("Result")
-_SECONDS = 600.0  # of a weight update
+_SECONDS = 600.0  # timeout of a weight update
 
 
 class Address(NamedTuple):
-    """Where a server is. ``token``: what it asks for, if it is one of ours; no message and no log shows it."""
+    """Address of a server. ``token`` authenticates to servers started by rlcore; messages and logs never contain it."""
 
     host: str
     port: int
@@ -28,19 +28,19 @@ class Address(NamedTuple):
 
 
 class EngineUnreachableError(ConnectionError):
-    """The server did not answer: it is gone, it hangs, or it broke off."""
+    """No complete answer from the server: it ended, hangs, or closed the connection."""
 
 
 def address_of(url: str) -> Address:
-    """Host and port of ``http://host:port``.
+    """Parse host and port of ``http://host:port``.
 
     Raises:
-        ConfigError: another scheme, or no port.
+        ConfigError: The URL has another scheme or no port.
     """
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:  # a bracket without its partner, a port that is no number
+    except ValueError:  # an unbalanced bracket or a malformed port
         host, port = None, None
     if not url.startswith("http://") or not host or port is None:
         raise ConfigError(f"the engine's address {url!r} is not http://host:port", where="engine.urls")
@@ -48,12 +48,12 @@ def address_of(url: str) -> Address:
 
 
 def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
-    """The HTTP status and the JSON of the answer, or its text; ``payload`` is posted as JSON, and None makes a GET.
+    """Return the HTTP status and the answer as JSON or text. ``payload`` is posted as JSON; None sends a GET.
 
-    The connection is closed on the way out. The server then drops a request that still runs.
+    The connection is closed on exit. The server then drops a request that still runs.
 
     Raises:
-        EngineUnreachableError: the server was silent for ``seconds`` before its answer was complete.
+        EngineUnreachableError: The server sent nothing for ``seconds`` before its answer was complete.
     """
     connection = http.client.HTTPConnection(address.host, address.port, timeout=seconds)
     headers = {"Authorization": f"Bearer {address.token}"} if address.token else {}
@@ -72,65 +72,66 @@ def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seco
 
 
 class EngineControl:
-    """The routes of one server at ``address``; ``last_words`` gives what it logged last."""
+    """Routes of the server at ``address``. ``log_tail`` returns the last lines of its log."""
 
-    def __init__(self, address: Address, *, last_words: Callable[[], str]) -> None:
-        self.address, self._last_words = address, last_words
+    def __init__(self, address: Address, *, log_tail: Callable[[], str]) -> None:
+        self.address, self._log_tail = address, log_tail
 
     def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = _SECONDS) -> Any:
-        """The server's answer to ``payload``; None makes a GET.
+        """Return the server's answer to ``payload``; None sends a GET.
 
         Raises:
-            SamplingError: there was no answer within ``seconds``, or its status was not 200. The message has the last
-                lines of the server's log.
+            SamplingError: There was no answer within ``seconds``, or its status was not 200. The message has the last
+                lines
+                of the server's log.
         """
         try:
             status, answer = call(self.address, path, payload, seconds=seconds)
         except EngineUnreachableError as error:
-            raise SamplingError(f"the engine does not answer {path}: {error}", fix=self._last_words()) from error
+            raise SamplingError(f"the engine does not answer {path}: {error}", fix=self._log_tail()) from error
         if status != 200:
-            raise SamplingError(f"the engine refused {path}: {str(answer)[:500]}", fix=self._last_words())
+            raise SamplingError(f"the engine refused {path}: {str(answer)[:500]}", fix=self._log_tail())
         return answer
 
-    def name_version(self, policy_version: int) -> None:
-        """Set the version that the server stamps on every token from now on."""
+    def set_version(self, policy_version: int) -> None:
+        """Set the version that the server assigns to every token from now on."""
         self.ask("/update_weight_version", {"new_version": str(policy_version)})
 
 
 class ControlGroup:
-    """The routes of several servers, which are called at the same time."""
+    """Routes of several servers, called concurrently."""
 
     def __init__(self, members: Sequence[EngineControl]) -> None:
         self.members = tuple(members)
 
     def ask(self, path: str, payload: Mapping[str, Any] | None) -> list[Any]:
-        """The answer of each server.
+        """Return the answer of each server.
 
         Raises:
-            SamplingError: one of them refused. The others are not waited for, because they may be waiting for that one.
+            SamplingError: A server refused. The others are not awaited, because they may wait for that server.
         """
-        return self.tell(path, [payload] * len(self.members))
+        return self.ask_each(path, [payload] * len(self.members))
 
-    def tell(self, path: str, payloads: Sequence[Mapping[str, Any] | None]) -> list[Any]:
-        """As :meth:`ask`, but each server gets a payload of its own."""
-        asked = [
+    def ask_each(self, path: str, payloads: Sequence[Mapping[str, Any] | None]) -> list[Any]:
+        """Return the answer of each server to its own payload, as :meth:`ask`."""
+        pending = [
             in_background(lambda member=member, payload=payload: member.ask(path, payload))  # type: ignore[misc]
             for member, payload in zip(self.members, payloads, strict=True)
         ]
-        done, _ = wait(asked, return_when=FIRST_EXCEPTION)
+        done, _ = wait(pending, return_when=FIRST_EXCEPTION)
         for each in done:
-            each.result()  # one that failed is raised here
-        return [each.result() for each in asked]
+            each.result()  # raises its error
+        return [each.result() for each in pending]
 
 
 def in_background(work: Callable[[], Result]) -> Future[Result]:
-    """The result of ``work``, which runs in a daemon thread, so that a silent peer cannot keep the process alive."""
+    """Run ``work`` in a daemon thread and return its future: a silent peer cannot keep the process alive."""
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 it is raised where the result is pending for
             future.set_exception(error)
 
     threading.Thread(target=run, name="weights", daemon=True).start()

@@ -1,12 +1,12 @@
-"""Ends an engine's processes when the process that started them ends, however it ends.
+"""Guard: stop an engine's processes when the process that started them ends in any way.
 
     python guard.py PARENT_PID FOLDERS COMMAND...
 
-The guard runs between the two. It ends the engine on SIGTERM, and when the parent is gone. It notices a SIGKILL of the
-parent too, because it looks at its parent's number twice a second. When the engine's first process ends, the guard ends
-what is left of the engine. A parent that is gone cannot clean up, so the guard then removes FOLDERS (joined as in
-PATH). The engine's processes share memory by name. It outlives a process that is killed, hundreds of megabytes each
-time, so the guard removes it too. The script imports the standard library alone, and starts at once.
+The guard is the parent of the engine. It stops the engine on SIGTERM, and when its own parent is gone. It also notices
+SIGKILL, because it checks its parent's pid twice a second. When the engine's first process ends, the guard stops the
+remaining ones. If the parent is gone, it then removes FOLDERS (joined as in PATH). It also removes named shared memory
+of the engine, hundreds of megabytes that a killed process leaves behind. The script imports only the standard library,
+so it starts quickly.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from types import FrameType
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
 _POLL_SECONDS = 0.5
-_LOOKS_SECONDS = 5.0  # between two looks at what the engine's processes share
-_SHARED = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")  # names that Python's multiprocessing gives
+_SCAN_SECONDS = 5.0  # between two scans for shared memory of the engine
+_SHARED = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")  # names of Python's multiprocessing
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run COMMAND until it ends or must end. Returns its exit status, or 143 after SIGTERM or the parent's death."""
+    """Run COMMAND until it ends or must end. Return its exit status, or 143 after SIGTERM or the parent's death."""
     parent, folders, command = int(arguments[0]), arguments[1].split(os.pathsep), arguments[2:]
     asked: list[int] = []
 
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str]) -> int:
         asked.append(number)
 
     signal.signal(signal.SIGTERM, note)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends the engine in order
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the engine's grandchildren become ours, not init's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which stops the engine cleanly
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # the engine's orphans become children of the guard, not of init
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_guard)
     shared: set[str] = set()
     looked = time.monotonic()
     while engine.poll() is None and not asked and os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
-        if time.monotonic() - looked > _LOOKS_SECONDS:
+        if time.monotonic() - looked > _SCAN_SECONDS:
             shared, looked = shared | shared_memory(), time.monotonic()
     shared |= shared_memory()
     end_all(engine)
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def end_all(engine: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL, to every descendant of this process; some may have left the engine's group."""
+    """Send SIGTERM, then SIGKILL, to all descendants of this process, including those that left the engine's group."""
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while descendants(os.getpid()):
@@ -74,7 +74,7 @@ def end_all(engine: subprocess.Popen[bytes]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """The process numbers of all descendants of ``root``, as /proc lists them."""
+    """Return the pids of all descendants of ``root``, as /proc lists them."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -91,7 +91,7 @@ def descendants(root: int) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """The paths of the shared memory that descendants of this process have mapped under a name of Python's."""
+    """Return the paths of named multiprocessing shared memory that descendants of this process have mapped."""
     found: set[str] = set()
     for process in descendants(os.getpid()):
         with contextlib.suppress(OSError):  # it has ended
@@ -106,7 +106,7 @@ def _signal_all(number: signal.Signals) -> None:
 
 
 def _reap(engine: int) -> None:
-    """Collect the exit status of adopted processes that have ended; Popen collects that of the engine itself."""
+    """Reap adopted processes that have ended. Popen reaps the engine itself."""
     for number in descendants(os.getpid()):
         if number != engine:
             with contextlib.suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""A vLLM server as a child of this process: its command line, its start within a deadline, its log and its end."""
+"""vLLM server as a child process: its command line, startup timeout, log and shutdown."""
 
 from __future__ import annotations
 
@@ -22,36 +22,40 @@ from rlcore.sampling.vllm import guard
 from rlcore.sampling.vllm.client import Address, EngineUnreachableError, call
 from rlcore.sampling.vllm.worker.gate import TOKEN, Gate
 
-ALONE = 0.85  # of a GPU's memory, for a server that shares it with nothing
+ALONE = 0.85  # fraction of a GPU's memory, for a server without other users of it
 WORKER_FOLDER = Path(__file__).with_name("worker")
-WORKER_PACKAGE = "rlcore_worker"  # its name in the engine's environment
+WORKER_PACKAGE = "rlcore_worker"  # package name in the engine's environment
 WORKER_CLASS = f"{WORKER_PACKAGE}.receiver.WeightReceiver"
-ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # for which vLLM has room; a smaller one has more than it needs
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; others use the next larger
 _LOG_LINES = 15
 _ERROR = re.compile(r" ERROR .*\w(Error|Exception): ")
-_SOCKET_FOLDER = 70  # characters, so that a socket's path, which has 37 more, is one that the kernel takes
+_SOCKET_FOLDER = 70  # characters; a socket's path has 37 more, and the kernel limits its length
 _HEALTH_SECONDS = 10.0
 _STOP_SECONDS = guard.GRACE_SECONDS + 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSpec:
-    """What a server serves, and how.
+    """Model and settings of a server.
 
-    ``exchange``: the folder of the weight files. ``dtype``: the name of a torch type. ``url``: that of a running
-    server; empty if one is to be started. ``transfer``: how the weights get there, never ``auto``.
-
-    ``devices``: GPUs among those that this process sees; none on a CPU. ``memory_fraction``: the share of their memory
-    that the server takes. ``eager``: no CUDA graphs. ``trainer_moves``: the trainer's weights change while the server
-    samples. ``adapter_rank``: the rank of the adapters that are sent as such; 0: none are.
-
-    ``prefill_in_parts``: chunked prefill. A prompt that is longer than one step takes is spread over several steps.
-    vLLM 0.32 crashes on a CPU if it is on and requests have seeds of their own. ``worker_class`` takes the weights;
-    ``worker_file``: a file that it may import, if the class is not ours.
+    Attributes:
+        weight_dir: Folder of the weight files.
+        dtype: Name of a torch type.
+        url: Address of a running server; empty to start one.
+        transfer: Transport of the weights, never ``auto``.
+        devices: Indices of visible GPUs; empty for a CPU.
+        gpu_memory_utilization: Fraction of GPU memory that the server may use.
+        enforce_eager: Disable CUDA graphs.
+        trainer_moves: True if the trainer's weights change while the server samples.
+        lora_rank: Rank of LoRA weights that are sent as such; 0 if merged.
+        prefill_in_parts: Chunked prefill: spread a long prompt over several steps. With seeded requests, vLLM 0.32
+            crashes on a CPU if it is enabled.
+        worker_file: File that ``worker_class`` is imported from, if it is not rlcore's.
+        worker_class: Class that receives the weights.
     """
 
     model: Path
-    exchange: Path
+    weight_dir: Path
     config: EngineConfig
     dtype: str
     max_model_len: int
@@ -59,20 +63,19 @@ class ServerSpec:
     url: str = ""
     transfer: TransferKind = "file"
     devices: tuple[int, ...] = ()
-    memory_fraction: float = ALONE
-    eager: bool = True
+    gpu_memory_utilization: float = ALONE
+    enforce_eager: bool = True
     trainer_moves: bool = False
-    adapter_rank: int = 0
+    lora_rank: int = 0
     prefill_in_parts: bool = False
     worker_file: Path | None = None
     worker_class: str = WORKER_CLASS
 
 
 class ServerProcess:
-    """One server, from its start to its end. When this process ends, :mod:`rlcore.sampling.vllm.guard` ends the server.
+    """Server process, stopped by :mod:`rlcore.sampling.vllm.guard` when this process ends.
 
-    ``folder``: the server's own, with its log, the worker's module and its temporary files. It is removed when the
-    server stops.
+    ``folder`` has its log, the worker's module and temporary files. It is removed when the server stops.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -92,7 +95,7 @@ class ServerProcess:
             "-I",
             guard.__file__,
             str(os.getpid()),
-            f"{self.folder}{os.pathsep}{spec.exchange}",
+            f"{self.folder}{os.pathsep}{spec.weight_dir}",
         ]
         python = spec.config.python or sys.executable
         if shutil.which(python) is None:
@@ -112,11 +115,11 @@ class ServerProcess:
             )
 
     def wait_until_ready(self, progress: Callable[[str], None]) -> None:
-        """Return when the server answers.
+        """Wait until the server answers.
 
         Raises:
-            SamplingError: the server ended, or the deadline passed; it is stopped then. The message has the last lines
-                of its log.
+            SamplingError: The server ended or the timeout passed; it is stopped. The message has the last lines of its
+                log.
         """
         limit = self.spec.config.timeouts.startup_seconds
         started = time.monotonic()
@@ -125,22 +128,22 @@ class ServerProcess:
             seconds = time.monotonic() - started
             if self._guard.poll() is not None or seconds > limit:
                 what = f"did not answer within {limit:.0f} s" if self._guard.poll() is None else "ended as it started"
-                said = self.log_tail()
+                log = self.log_tail()
                 self.stop()
                 raise SamplingError(
-                    f"the engine {what}; its last lines:\n{said}",
+                    f"the engine {what}; its last lines:\n{log}",
                     where=self.spec.config.python or sys.executable,
-                    fix="see the lines above; engine.timeouts.startup_seconds is the deadline",
+                    fix="see the lines above, or raise engine.timeouts.startup_seconds",
                 )
             time.sleep(0.5)
         progress(f"vLLM answers after {time.monotonic() - started:.0f} s")
 
     def is_healthy(self) -> bool:
-        """Whether the server runs, and says that its engine runs."""
+        """Return True if the server runs and reports a running engine."""
         return self._guard.poll() is None and is_healthy(self.address)
 
     def log_tail(self) -> str:
-        """The first error in the engine's log, which caused the later ones, and the log's last lines."""
+        """Return the first error in the engine's log, which caused later ones, and the log's last lines."""
         try:
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
@@ -149,7 +152,7 @@ class ServerProcess:
         return "\n".join(f"    {line[:300]}" for line in [*cause, *lines[-_LOG_LINES:]]) or "(nothing)"
 
     def stop(self) -> None:
-        """End every process of the server and remove its folder."""
+        """Stop every process of the server and remove its folder."""
         self._guard.terminate()
         try:
             self._guard.wait(_STOP_SECONDS)
@@ -160,7 +163,7 @@ class ServerProcess:
 
 
 def is_healthy(address: Address) -> bool:
-    """Whether a server answers at the address, and says that its engine runs."""
+    """Return True if a server answers and reports a running engine."""
     try:
         return call(address, "/health", None, seconds=_HEALTH_SECONDS)[0] == 200
     except EngineUnreachableError:
@@ -168,7 +171,7 @@ def is_healthy(address: Address) -> bool:
 
 
 def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
-    """The server's command line. The checkpoint's sampling defaults are not read: they may filter the distribution."""
+    """Return the server's command line. The checkpoint's sampling defaults, which may filter, are not used."""
     config = spec.config
     options = {
         "model": spec.model,
@@ -178,7 +181,7 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
         "dtype": spec.dtype,
         "max-model-len": spec.max_model_len,
         "max-num-seqs": spec.max_concurrent,
-        "gpu-memory-utilization": spec.memory_fraction,
+        "gpu-memory-utilization": spec.gpu_memory_utilization,
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "generation-config": "vllm",
@@ -191,41 +194,40 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
         options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
     if spec.transfer != "file":
         options["weight-transfer-config"] = json.dumps({"backend": spec.transfer})
-    if spec.adapter_rank:
-        options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.adapter_rank)
-    switches = ["--enable-lora"] if spec.adapter_rank else []
+    if spec.lora_rank:
+        options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.lora_rank)
+    switches = ["--enable-lora"] if spec.lora_rank else []
     switches += ["--tokens-only", "--disable-uvicorn-access-log"]
-    switches += ["--enforce-eager"] if spec.eager else []
+    switches += ["--enforce-eager"] if spec.enforce_eager else []
     switches += [] if spec.prefill_in_parts else ["--no-enable-chunked-prefill"]
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
 
 
 def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
-    """This process's variables without its Python path, and those that open the server's routes for weights."""
+    """Return the environment of the server: this process's without its Python path, with the weight routes enabled."""
     ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
-    # Where its processes meet: a file that a killed one would leave for good, and sockets. They go with the folder.
+    # Rendezvous files and sockets of its processes, which a killed process would leave behind, are in the folder.
     ours["TMPDIR"] = str(folder)
-    # What PyTorch compiles stays where it would be, for the next server: each would compile for a minute otherwise.
+    # The compile cache of PyTorch stays outside the folder: each server would compile for a minute otherwise.
     compiled = Path(tempfile.gettempdir(), f"torchinductor_uid_{os.getuid()}")
     ours["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(compiled)
     if len(str(folder)) > _SOCKET_FOLDER:
         ours["VLLM_RPC_BASE_PATH"] = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
-    if spec.adapter_rank:
+    if spec.lora_rank:
         ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
-    if spec.transfer == "ipc":  # vLLM pickles the handles of GPU memory; it listens on the loopback interface alone
+    if spec.transfer == "ipc":  # vLLM pickles GPU memory handles; it listens only on the loopback interface
         ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if spec.devices:
         ours["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    # Its figures are read from /metrics; in its log they would push out the lines that say why it ended.
+    # Statistics are read from /metrics; in the log they would displace error lines.
     return {**os.environ, **ours, "VLLM_LOG_STATS_INTERVAL": "86400"}
 
 
 def visible_devices(devices: Sequence[int], named: str) -> str:
-    """``CUDA_VISIBLE_DEVICES`` for a process that computes on ``devices``; ``named`` is the value in this process.
+    """Return ``CUDA_VISIBLE_DEVICES`` for a process on ``devices``; ``named`` is the value in this process.
 
-    vLLM's ``--device-ids`` will not do: where the variable is not set, vLLM counts GPUs in the order of the bus, and
-    PyTorch in the order of their speed.
+    vLLM's ``--device-ids`` does not work: without the variable, vLLM numbers GPUs in bus order and PyTorch by speed.
     """
     names = [name.strip() for name in named.split(",")] if named.strip() else []
     return ",".join(names[index] if names else str(index) for index in devices)

@@ -1,4 +1,4 @@
-"""What vLLM is asked and what it answers, as plain values: sampling settings, completions, scores of a text."""
+"""Requests to vLLM and its answers as plain values: sampling settings, completions, prompt scores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 
-_NO_NUMBER = -9999.0  # what vLLM writes for a log-probability of NaN
+_NO_NUMBER = -9999.0  # vLLM's value for a log-probability of NaN
 
 
 def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """The sampling settings of one completion. Only our own stop tokens end it, whatever the checkpoint says."""
+    """Return the sampling settings of one completion. Only rlcore's stop tokens end it, not the checkpoint's."""
     return {
         "temperature": 0.0 if params.greedy else params.temperature,
         "max_tokens": params.max_new_tokens,
@@ -29,7 +29,7 @@ def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> 
 
 
 def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
-    """Why a prompt cannot be completed by an engine with ``limit`` positions; empty when it can."""
+    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
     needed = len(prompt.token_ids) + max_new_tokens
     if not prompt.token_ids:
         return "the prompt has no tokens"
@@ -37,10 +37,10 @@ def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
 
 
 def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:
-    """A completion as the server wrote it. If weights changed while it was sampled, it has the oldest version.
+    """Return the rollout of a completion. If weights changed during sampling, it has the oldest version.
 
     Raises:
-        SamplingError: a log-probability is not a number.
+        SamplingError: A log-probability is not a number.
     """
     tokens = tuple(choice["token_ids"])
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
@@ -49,7 +49,7 @@ def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokeniz
         raise SamplingError(
             f"the model computes NaN or infinity on prompt {prompt.prompt_id!r}",
             where=f"policy version {version}",
-            fix="go back to an earlier checkpoint and lower the learning rate",
+            fix="restore an earlier checkpoint and lower the learning rate",
         )
     return Rollout(
         prompt=prompt,
@@ -63,10 +63,10 @@ def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokeniz
 
 
 def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-    """The log-probability of each token at ``temperature`` from those at temperature 1.
+    """Return the log-probability of each token at ``temperature`` from those at temperature 1.
 
-    ``rows``: the scores by token id. They cover the whole vocabulary where the temperature is not 1, because then
-    ``log p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
+    ``rows`` are the scores by token id. They cover the whole vocabulary if the temperature is not 1, because then ``log
+    p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
     """
     if temperature == 1.0:
         return [row[str(token)]["logprob"] for token, row in zip(completion_ids, rows, strict=True)]

@@ -1,8 +1,8 @@
-"""Rollouts from a vLLM server: token ids go in, token ids and log-probabilities come out, weights have a version.
+"""Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, with versioned weights.
 
-A request is one completion with its own seed, so its draws do not depend on what else the server computes. Equal
-prompts share their prefill in the server's prefix cache. A server that dies is started again with the weights that it
-served, and completions that it did not deliver are requested again.
+Each request is one completion with its own seed, so its samples do not depend on other requests. Equal prompts share
+their prefill in the server's prefix cache. A dead server is restarted with the weights that it served, and its missing
+completions are requested again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-MAX_ATTEMPTS = 3  # to get one completion
+MAX_ATTEMPTS = 3  # per completion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """One completion to be made, with its prompt and its seed."""
+    """Completion to sample, with its prompt and seed."""
 
     prompt: Prompt
     seed: int
@@ -42,15 +42,15 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """An attempt without a completion; it is made again."""
+    """Failed attempt at a completion, which is retried."""
 
     reason: str
 
 
 class VllmSampler:
-    """A rollout engine in processes of its own; see :class:`rlcore.sampling.base.Sampler` and :func:`open_vllm`.
+    """Rollout engine in separate processes; see :class:`rlcore.sampling.base.Sampler` and :func:`open_vllm`.
 
-    ``spec.max_concurrent`` bounds the requests under way. At first it serves ``spec.model`` as version 0.
+    ``spec.max_concurrent`` bounds concurrent requests. Initially it serves ``spec.model`` as version 0.
     """
 
     def __init__(self, spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> None:
@@ -71,8 +71,8 @@ class VllmSampler:
             self.start()
 
     def close(self) -> None:
-        """End the server, if it was started here."""
-        self._pool.shutdown(wait=False, cancel_futures=True)  # requests under way end with the server
+        """Stop the server if it was started here."""
+        self._pool.shutdown(wait=False, cancel_futures=True)  # running requests end with the server
         if self._process is not None:
             self._process.stop()
         self.sync.close()
@@ -80,10 +80,10 @@ class VllmSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """A group of completions per prompt. One that fails ``MAX_ATTEMPTS`` times is a failed rollout.
+        """Return a group of completions per prompt. A completion that fails ``MAX_ATTEMPTS`` times is a failed rollout.
 
         Raises:
-            SamplingError: the server cannot be started again, answers nothing at all, or computes NaN.
+            SamplingError: The server cannot be restarted, completes nothing, or computes NaN.
         """
         numbers = range(len(prompts)) if places is None else places
         groups = [
@@ -102,35 +102,35 @@ class VllmSampler:
         return [[made[request] for request in group] for group in groups]
 
     def take_metrics(self) -> dict[str, float]:
-        """How busy the server was since the last call."""
+        """Return the server load since the last call."""
         return self._watch.take()
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Hand the weights over; see :meth:`rlcore.sampling.vllm.server_sync.WeightSync.send`."""
+        """Send the weights; see :meth:`rlcore.sampling.vllm.server_sync.WeightSync.send`."""
         self.sync.send(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """Log-probability of each completion token under the weights that are being served.
+        """Return the log-probability of each completion token under the served weights.
 
-        The server scores a given text at temperature 1 only. For another temperature they are computed from the scores
-        of the whole vocabulary. That is fast enough for a probe, not for a batch.
+        The server scores a text only at temperature 1. Other temperatures are computed from the scores of the whole
+        vocabulary, which is fast enough for checks but not for batches.
         """
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
-        payload = self._named() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
+        payload = self._adapter() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
         seconds = self._spec.config.timeouts.for_request(1)
-        answer = self._asked("/inference/v1/generate", payload, seconds=seconds)
+        answer = self._ask("/inference/v1/generate", payload, seconds=seconds)
         rows = answer["prompt_logprobs"][len(prompt_ids) :]
         return rescored(rows, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
-        """The parts whose weights differ from these in the server's precision, by the sums that its workers report."""
+        """Return the parts whose weights differ in the server's precision, by the checksums of its workers."""
         seed = self.policy_version
-        answer = self._asked("/collective_rpc", {"method": "weight_sums", "args": [seed]})
+        answer = self._ask("/collective_rpc", {"method": "weight_checksums", "args": [seed]})
         dtype = getattr(torch, self._spec.dtype)
         return differing_parts(answer["results"], state, is_adapter=self.served.is_adapter, dtype=dtype, seed=seed)
 
-    def _asked(self, path: str, payload: Mapping[str, Any], **settings: float) -> Any:
-        """The answer to a question about the weights; a server that is dead is started again, and asked once more."""
+    def _ask(self, path: str, payload: Mapping[str, Any], **settings: float) -> Any:
+        """Return the answer to a request about the weights. A dead server is restarted, and the request repeated."""
         try:
             return self.control.ask(path, payload, **settings)
         except SamplingError:
@@ -142,13 +142,13 @@ class VllmSampler:
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
     ) -> None:
-        """Add a completion of every request to ``made``, each exactly once."""
+        """Add a completion or a failure of every request to ``made``."""
         reasons: dict[_Request, str] = {}
-        num_asked = len(pending)
+        num_requests = len(pending)
         for attempt in range(MAX_ATTEMPTS):
             if attempt and pending:
                 self._progress(f"engine: retry completions={len(pending)} reason={reasons[pending[0]]}")
-                self._watch.asked_again += len(pending)
+                self._watch.num_retries += len(pending)
                 self._restart_server()
             outcomes = self._pool.map(lambda request: self._one(request, params), pending)
             for request, outcome in zip(pending, outcomes, strict=True):
@@ -157,13 +157,15 @@ class VllmSampler:
                 else:
                     made[request] = outcome
             pending = [request for request in pending if request not in made]
-        if pending and len(pending) == num_asked:
-            raise SamplingError(f"the engine completes nothing: {reasons[pending[0]]}", fix=self._last_words())
+        if pending and len(pending) == num_requests:
+            raise SamplingError(
+                f"the engine completed none of {num_requests} requests: {reasons[pending[0]]}", fix=self._log_tail()
+            )
         for request in pending:
             made[request] = FailedRollout(prompt=request.prompt, reason=reasons[request])
 
     def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | _Missed:
-        payload = self._named() | {
+        payload = self._adapter() | {
             "token_ids": list(request.prompt.token_ids),
             "sampling_params": settings_of(params, request.seed, self._tokenizer),
         }
@@ -173,66 +175,66 @@ class VllmSampler:
         except EngineUnreachableError as error:
             return _Missed(str(error))
         if status == 400:
-            return FailedRollout(prompt=request.prompt, reason=f"the engine refused: {str(answer)[:300]}")
+            return FailedRollout(prompt=request.prompt, reason=f"the engine rejected the request: {str(answer)[:300]}")
         if status != 200:
             return _Missed(f"HTTP {status}: {str(answer)[:300]}")
         choice = answer["choices"][0]
         if choice["finish_reason"] not in ("stop", "length"):
-            return _Missed(f"the engine ended it with {choice['finish_reason']!r}")
+            return _Missed(f"the engine ended the completion with {choice['finish_reason']!r}")
         return rollout_of(request.prompt, choice, self._tokenizer)
 
-    def _named(self) -> dict[str, Any]:
-        """The name of the adapter that a request is for. Before the first adapter the base is the policy."""
+    def _adapter(self) -> dict[str, Any]:
+        """Return the adapter of a request. Before the first adapter, the base is the policy."""
         return {"model": ADAPTER} if self.served.is_adapter else {}
 
     def is_alive(self) -> bool:
-        """Whether the server answers, and says that its engine runs."""
+        """Return True if the server answers and reports a running engine."""
         return is_healthy(self.control.address)
 
     def start(self) -> None:
-        """Start a fresh server. It reads the weights that were served last from a file.
+        """Restart the server with the weights that it served last, read from a file.
 
         Raises:
-            SamplingError: it does not start, it is not ours to start, or there is neither a file nor room for one.
+            SamplingError: The server does not start, is external, or there is no file and no room for one.
         """
         if self._spec.url:
             raise SamplingError(
-                "the engine is broken, and it is not ours to start again",
+                "the external engine failed, and rlcore cannot restart it",
                 where=self._spec.url,
-                fix="start it again, then this run: it goes on from its newest checkpoint",
+                fix="restart it, then rerun: the run resumes from its newest checkpoint",
             )
         if self._process is not None:
             if not self.is_alive():
-                self._progress(f"the engine is dead, {self._last_words()}")
+                self._progress(f"engine: restart, {self._log_tail()}")
             self._process.stop()
         self._process = ServerProcess(self._spec)
         self._process.wait_until_ready(self._progress)
         self._attach(self._process.address)
         if self.served.path == self._spec.model:
-            self.control.name_version(self.policy_version)
+            self.control.set_version(self.policy_version)
             return
         group = ControlGroup([self.control])
         way = FileTransfer(group, len(checkpoint_shapes(self._spec.model)))
         try:
             publish(group, self.served, self.policy_version, way.send)
         except OSError as error:
-            raise SamplingError(f"the weights did not reach the engine: {error}") from error
+            raise SamplingError(f"the weights could not be sent to the engine: {error}") from error
 
     def _attach(self, address: Address) -> None:
-        self.control = EngineControl(address, last_words=self._last_words)
+        self.control = EngineControl(address, log_tail=self._log_tail)
 
     def _restart_server(self) -> None:
         if not self.is_alive():
             self.start()
 
-    def _last_words(self) -> str:
-        said = self._process.log_tail() if self._process is not None else "it logs where it was started"
-        return f"the engine's last lines:\n{said}"
+    def _log_tail(self) -> str:
+        log = self._process.log_tail() if self._process is not None else "(in the log of the external server)"
+        return f"the engine's last lines:\n{log}"
 
 
 @contextmanager
 def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """An engine that serves its checkpoint. All its processes end, and its files are removed, on the way out."""
+    """Open an engine that serves its checkpoint. Its processes are stopped and its files removed on exit."""
     with open_alone(spec, tokenizer, progress) as sampler:
         sampler.sync.begin()
         yield sampler
@@ -240,11 +242,11 @@ def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[st
 
 @contextmanager
 def open_alone(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """As :func:`open_vllm`, but a server that ran before still serves what it served."""
+    """Open an engine as :func:`open_vllm`, but an external server continues to serve its current weights."""
     sampler = None
     try:
         yield (sampler := VllmSampler(spec, tokenizer, progress))
     finally:
         if sampler is not None:
             sampler.close()
-        shutil.rmtree(spec.exchange, ignore_errors=True)
+        shutil.rmtree(spec.weight_dir, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How busy a vLLM server was while it sampled, read from its Prometheus page several times a second."""
+"""Load of a vLLM server while it samples, read from its Prometheus page several times a second."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "pref
 
 
 class EngineWatch:
-    """What a server did between two calls of :meth:`take`; only time within :meth:`over` counts.
+    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts.
 
-    A server that publishes no figures (``--disable-log-stats``) gives ``engine/retries`` alone.
+    A server that publishes no statistics (``--disable-log-stats``) gives only ``engine/retries``.
     """
 
     def __init__(self) -> None:
-        self.asked_again = 0
+        self.num_retries = 0
         self._peaks: dict[str, float] = {}
         self._counts: dict[str, float] = {}
         self._seconds = 0.0
 
     @contextmanager
     def over(self, address: Callable[[], Address]) -> Iterator[None]:
-        """Watch a block in which the server samples; a server that is started again has another address."""
+        """Watch a block in which the server samples. A restarted server has another address."""
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
         before, started = read_page(address()), time.monotonic()
@@ -50,14 +50,14 @@ class EngineWatch:
             self._count(before, read_page(address()))
 
     def take(self) -> dict[str, float]:
-        """The metrics since the last call, by the glossary's names."""
-        metrics = {"engine/retries": float(self.asked_again), **self._peaks}
+        """Return the metrics since the last call."""
+        metrics = {"engine/retries": float(self.num_retries), **self._peaks}
         if self._counts and self._seconds > 0.0:
             queries = self._counts["prefix_cache_queries"]
             metrics["engine/tokens_per_second"] = self._counts["generation_tokens"] / self._seconds
             metrics["engine/preemptions"] = self._counts["num_preemptions"]
             metrics["engine/prefix_cache_hit_rate"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
-        self.asked_again, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
+        self.num_retries, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
         return metrics
 
     def _watch(self, address: Callable[[], Address], done: threading.Event) -> None:
@@ -68,7 +68,7 @@ class EngineWatch:
                     self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Add the increase between two readings. A restarted server counts from 0: what it says now is all we know."""
+        """Add the increase between two readings. A restarted server counts from 0 again."""
         if not all(name in after for name in _COUNTS):
             return
         restarted = any(after[name] < before.get(name, 0.0) for name in _COUNTS)
@@ -78,7 +78,7 @@ class EngineWatch:
 
 
 def read_page(address: Address) -> dict[str, float]:
-    """The server's figures by name, summed over its engines; empty if it does not answer or publishes none."""
+    """Return the server's statistics by name, summed over its engines; empty if it publishes none."""
     with contextlib.suppress(EngineUnreachableError):
         status, page = call(address, "/metrics", None, seconds=_PAGE_SECONDS)
         if status == 200 and isinstance(page, str):
@@ -87,7 +87,7 @@ def read_page(address: Address) -> dict[str, float]:
 
 
 def parse_page(page: str) -> dict[str, float]:
-    """The ``vllm:name{labels} value`` lines, by name without ``_total``: the largest of shares, the sum of all else."""
+    """Parse lines ``vllm:name{labels} value``, by name without ``_total``: the maximum of fractions, else the sum."""
     found: dict[str, float] = {}
     for name, value in _LINE.findall(page):
         if name in _PEAKS or name in _COUNTS:

@@ -1,4 +1,4 @@
-"""New weights for a run's vLLM servers: they are packed once and sent to all; what follows if a server refuses."""
+"""Weight sync to a run's vLLM servers: pack once, send to all, recover if a server refuses."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.transfer import Transfer, open_transfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
-ADAPTER = "policy"  # the name under which the servers know the adapter
+ADAPTER = "policy"  # name of the adapter on the servers
 _FAULTS = (OSError, RuntimeError, SamplingError)
 
 
 class Server(Protocol):
-    """A server as the sync sees it; ``control`` is a new one after each start of it."""
+    """Server of a weight sync. ``control`` changes with each restart."""
 
     control: EngineControl
     served: Weights
     policy_version: int
 
     def is_alive(self) -> bool:
-        """Whether it answers, and says that its engine runs."""
+        """Return True if it answers and reports a running engine."""
         ...
 
     def start(self) -> None:
-        """Start the server again, with the weights that it served last."""
+        """Restart the server with the weights that it served last."""
         ...
 
 
 class WeightSync:
-    """Brings weights to ``servers``, all of which serve the checkpoint that ``spec`` names.
+    """Weight sync to ``servers``, all of which serve the checkpoint that ``spec`` names.
 
-    All servers read the same file. Where tensors are sent instead, this process and all workers form one group,
-    because NCCL warns of several groups that several threads drive.
+    All servers read the same file. If tensors are sent instead, this process and all workers form one group, because
+    NCCL warns of several groups driven by several threads.
     """
 
     def __init__(self, servers: Sequence[Server], spec: ServerSpec) -> None:
@@ -50,13 +50,13 @@ class WeightSync:
         self._numbers = itertools.count()
         self._served = Weights(path=spec.model)
         self._transfer: Transfer | None = None
-        self._met: tuple[EngineControl, ...] = ()  # the servers that the transfer was opened for
+        self._met: tuple[EngineControl, ...] = ()  # servers of the open transfer
 
     def begin(self) -> None:
-        """Send the checkpoint, as version 0, to servers that ran before this process: they may serve anything.
+        """Send the checkpoint, as version 0, to external servers, which may serve any weights.
 
         Raises:
-            SamplingError: a server refused it.
+            SamplingError: A server refused it.
         """
         if self._spec.url:
             self._publish(self._served, 0)
@@ -64,19 +64,19 @@ class WeightSync:
     def send(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         """Pause the servers, update their weights, drop the prefix cache, resume.
 
-        The file of the weights stays until the next update, because a server that dies gets it again. If there is no
-        file, such a server gets the trainer's own weights. One that has died since it was last asked is started first.
-        Where one dies while it loads, all start again, and are sent the weights once more.
+        The weight file stays until the next update, because a server that dies reads it again. Without a file, such a
+        server gets the trainer's current weights. A dead server is restarted first. If a server dies while it loads,
+        all are restarted and the weights are sent again.
 
         Raises:
-            SamplingError: the names or shapes differ, or a server refused. All then serve what they served before.
+            SamplingError: Names or shapes differ, or a server refused. All servers then have the previous weights.
         """
-        path = self._spec.exchange / str(next(self._numbers))  # a version may be sent twice
+        path = self._spec.weight_dir / str(next(self._numbers))  # a version may be sent twice
         try:
             weights = pack(state, path, spec=self._spec, shapes=self._shapes)
         except (OSError, SafetensorError) as error:
             discard(path)
-            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
+            raise SamplingError(f"the weights could not be sent to the engine: {error}", where=str(path)) from error
         try:
             self._restart([server for server in self._servers if not server.is_alive()])
             try:
@@ -89,14 +89,14 @@ class WeightSync:
         except _FAULTS as error:
             discard(path)
             self._reload_previous()
-            raise SamplingError(f"the weights did not reach the engine: {error}", where=str(path)) from error
+            raise SamplingError(f"the weights could not be sent to the engine: {error}", where=str(path)) from error
         old, self._served = self._served, weights if weights.is_live_alone else replace(weights, live=None)
         for server in self._servers:
             server.served, server.policy_version = self._served, policy_version
         self._discard(old)
 
     def close(self) -> None:
-        """Remove the file of the weights that are served."""
+        """Remove the file of the served weights."""
         self._discard(self._served)
 
     def _publish(self, weights: Weights, policy_version: int) -> None:
@@ -104,7 +104,7 @@ class WeightSync:
         publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
 
     def _opened(self, group: ControlGroup) -> Transfer:
-        """The transport to the servers. It is opened at its first use, and again after a server was restarted."""
+        """Return the transport to the servers, reopened after a server was restarted."""
         if self._transfer is None or group.members != self._met:
             if self._transfer is not None and self._spec.transfer != "file":
                 group.ask("/shutdown_weight_transfer_engine", {})
@@ -113,19 +113,19 @@ class WeightSync:
         return self._transfer
 
     def _reload_previous(self) -> None:
-        """Start every server again, because it may be paused, or hold a part of the new weights.
+        """Restart every server, because it may be paused or hold a part of the new weights.
 
         Raises:
-            SamplingError: the old weights no longer exist, or the servers are not ours to start.
+            SamplingError: The previous weights no longer exist, or a server is external.
         """
         if self._served.is_live_alone:
-            self._served = replace(self._served, live=None)  # the trainer's weights are the new ones by now
+            self._served = replace(self._served, live=None)  # the trainer has the new weights now
             for server in self._servers:
                 server.served = self._served
         self._restart(self._servers)
 
     def _restart(self, servers: Sequence[Server]) -> None:
-        """Start them all at the same time."""
+        """Restart the servers concurrently."""
         with ThreadPoolExecutor(max(1, len(servers))) as threads:
             list(threads.map(lambda server: server.start(), servers))
 
@@ -135,21 +135,21 @@ class WeightSync:
 
 
 def publish(group: ControlGroup, weights: Weights, policy_version: int, send: Callable[[Weights], None]) -> None:
-    """Serve ``weights`` from now on. ``send`` brings them to the servers; an adapter is read by the servers themselves.
+    """Serve ``weights`` from now on. ``send`` transfers them, but servers read an adapter themselves.
 
-    Running requests wait (mode ``keep``). They go on with the new weights, and their keys and values are computed anew.
+    Running requests wait (mode ``keep``) and continue with the new weights and recomputed keys and values.
 
     Raises:
-        SamplingError: a server refused. It may be paused, and hold a part of the weights.
+        SamplingError: A server refused. It may be paused, and hold a part of the weights.
     """
     group.ask("/pause?mode=keep", {})
-    if weights.is_adapter:  # it replaces the one before, and requests under way go on with it
+    if weights.is_adapter:  # it replaces the previous one, also for running requests
         adapter = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve()), "load_inplace": True}
         group.ask("/v1/load_lora_adapter", adapter)
     else:
         send(weights)
     for answer in group.ask("/reset_prefix_cache?reset_running_requests=true", {}):
         if not answer["success"]:
-            raise SamplingError("the engine keeps the prefix cache of the old weights")
+            raise SamplingError("the engine did not drop the prefix cache of the old weights")
     group.ask("/update_weight_version", {"new_version": str(policy_version)})
     group.ask("/resume", {})

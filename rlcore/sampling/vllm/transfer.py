@@ -1,9 +1,8 @@
-"""The trainer's side of a weight update: the transports that bring new weights to the workers of vLLM servers.
+"""Transports of new weights from the trainer to the workers of vLLM servers.
 
-``file`` needs only our worker in the server. The others use vLLM's weight-transfer API: first a handshake, then for
-each update a start, the weights and a finish. The engine is paused meanwhile. ``nccl`` (between GPUs) and ``ipc`` (on
-one GPU) are vLLM's own transports. They need vLLM in the trainer's environment too, because the trainer sends through
-its classes.
+``file`` needs only rlcore's worker in the server. The others use vLLM's weight-transfer API: a handshake, then for each
+update a start, the weights and a finish, while the engine is paused. ``nccl`` (between GPUs) and ``ipc`` (on one GPU)
+are vLLM's transports. They need vLLM in the trainer's environment too, because it has the sender classes.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, open_store, 
 
 
 class Transfer(Protocol):
-    """A transport of weights to a group of servers."""
+    """Transport of weights to a group of servers."""
 
     def send(self, weights: Weights) -> None:
-        """Return when every worker has loaded them.
+        """Send the weights and return when every worker has loaded them.
 
         Raises:
-            SamplingError: the server refused.
+            SamplingError: A server refused.
         """
         ...
 
 
 def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) -> Transfer:
-    """A transport to running servers, after the handshake. It has to be opened again when one of them was restarted.
+    """Open a transport to running servers with a handshake. Reopen it after a server was restarted.
 
     Raises:
-        SamplingError: a server was started for another transport, or they are reached by different interfaces.
+        SamplingError: A server was started for another transport, or servers are reached by different interfaces.
     """
     if kind == "file":
         return FileTransfer(group, num_tensors)
@@ -50,49 +49,49 @@ def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) 
 
 
 def world_sizes(group: ControlGroup) -> list[int]:
-    """The number of workers of each server."""
+    """Return the number of workers of each server."""
     return [answer["world_size"] for answer in group.ask("/get_world_size", None)]
 
 
 def rendezvous_host(group: ControlGroup) -> str:
-    """The address of this machine by which all servers reach it.
+    """Return this machine's address by which all servers reach it.
 
     Raises:
-        SamplingError: there is none.
+        SamplingError: There is no such address.
     """
     hosts = {own_address(member.address[:2]) for member in group.members}
     if len(hosts) > 1:
         raise SamplingError(
             f"the servers are reached by different interfaces: {', '.join(sorted(hosts))}",
             where="engine.urls",
-            fix="name all of them by addresses of one network, or take transfer = 'file'",
+            fix='name all by addresses of one network, or set engine.weight_transfer = "file"',
         )
     return hosts.pop()
 
 
 class FileTransfer:
-    """Sends the path of a file that the workers read. Any server with our worker takes it, so it is the fallback."""
+    """Transport by the path of a file that the workers read. It is the fallback, which needs only rlcore's worker."""
 
     def __init__(self, group: ControlGroup, num_tensors: int) -> None:
         self._group, self._num_tensors = group, num_tensors
 
     def send(self, weights: Weights) -> None:
-        """See :class:`Transfer`."""
+        """Send as :class:`Transfer`."""
         path = str(weights.stored().resolve())
         for answer in self._group.ask("/collective_rpc", {"method": "receive_weights", "args": [path]}):
             if any(result["tensors"] != self._num_tensors for result in answer["results"]):
-                raise SamplingError(f"a worker read other tensors than were sent: {answer['results']}", where=path)
+                raise SamplingError(f"a worker read tensors that were not sent: {answer['results']}", where=path)
 
 
 class SharedMemoryTransfer:
-    """Sends the path of a file in memory, and the number of its tensors."""
+    """Transport by the path of a file in memory, with the number of its tensors."""
 
     def __init__(self, group: ControlGroup, num_tensors: int) -> None:
         self._group, self._num_tensors = group, num_tensors
         group.ask("/init_weight_transfer_engine", {"init_info": {}})
 
     def send(self, weights: Weights) -> None:
-        """See :class:`Transfer`."""
+        """Send as :class:`Transfer`."""
         update = {"path": str(weights.stored().resolve()), "num_tensors": self._num_tensors}
         self._group.ask("/start_weight_update", {})
         self._group.ask("/update_weights", {"update_info": update})
@@ -100,20 +99,20 @@ class SharedMemoryTransfer:
 
 
 class GlooTransfer:
-    """Sends one tensor after the other over TCP, to every worker of every server at once."""
+    """Transport over TCP, one tensor after the other to every worker concurrently."""
 
     def __init__(self, group: ControlGroup) -> None:
         self._group, sizes = group, world_sizes(group)
         host, size = rendezvous_host(group), 1 + sum(sizes)
-        self._store = open_store(host, size)  # kept, because the group needs it as long as it lives
+        self._store = open_store(host, size)  # the group needs the store while it exists
         meeting = in_background(lambda: join_group(self._store, 0, size, host=host))
         where = {"host": host, "port": self._store.port, "size": size}
-        told = [{"init_info": {**where, "first_rank": first}} for first in first_ranks(sizes)]
-        group.tell("/init_weight_transfer_engine", told)
+        payloads = [{"init_info": {**where, "first_rank": first}} for first in first_ranks(sizes)]
+        group.ask_each("/init_weight_transfer_engine", payloads)
         self._members = meeting.result()
 
     def send(self, weights: Weights) -> None:
-        """See :class:`Transfer`. If a server refuses, the sender waits until server and group have ended."""
+        """Send as :class:`Transfer`. If a server refuses, wait until server and group have ended."""
         names, dtypes, shapes = zip(*weights.listed(), strict=True)
         update = {"names": names, "dtypes": [str(dtype).removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
         self._group.ask("/start_weight_update", {})
@@ -128,13 +127,13 @@ class GlooTransfer:
 
 
 def first_ranks(sizes: Sequence[int]) -> list[int]:
-    """The rank of each server's first worker. The trainer is rank 0, and the servers follow in order."""
+    """Return the rank of each server's first worker. The trainer is rank 0, and the servers follow in order."""
     return [1 + sum(sizes[:number]) for number in range(len(sizes))]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What vLLM has to know of a tensor before it is sent."""
+    """Metadata of a tensor, which vLLM needs before it is sent."""
 
     name: str
     dtype: torch.dtype
@@ -142,14 +141,14 @@ class TensorMeta:
 
 
 class WeightSource:
-    """The weights as vLLM's senders read them: first a description of all tensors, then the tensors, on the GPU."""
+    """Weights as vLLM's senders read them: first the metadata of all tensors, then the tensors on the GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.weights: Weights | None = None
         self._device = device
 
     def metadata(self) -> list[TensorMeta]:
-        """Name, type and shape of every tensor, in the order in which they are sent."""
+        """Return name, type and shape of every tensor, in sending order."""
         assert self.weights is not None
         return [TensorMeta(name, dtype, shape) for name, dtype, shape in self.weights.listed()]
 
@@ -160,56 +159,56 @@ class WeightSource:
 
 
 class ControlClient:
-    """The four calls that vLLM's senders make. Several servers look like one group to the sender.
+    """Client for vLLM's senders. Several servers appear as one group.
 
-    ``sizes``: the number of workers of each server. vLLM counts ranks within one server, so the ranks of each further
-    server begin where those of the one before end.
+    ``sizes`` is the number of workers of each server. vLLM counts ranks within one server, so the ranks of each further
+    server are offset.
     """
 
     def __init__(self, group: ControlGroup, sizes: Sequence[int]) -> None:
         self._group, self._sizes = group, sizes
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """The handshake."""
-        told = [{"init_info": dict(init_info)} for _ in self._sizes]
+        """Send the handshake."""
+        payloads = [{"init_info": dict(init_info)} for _ in self._sizes]
         if "rank_offset" in init_info:
-            for number, each in enumerate(told):
+            for number, each in enumerate(payloads):
                 each["init_info"]["rank_offset"] += sum(self._sizes[:number])
-        self._group.tell("/init_weight_transfer_engine", told)
+        self._group.ask_each("/init_weight_transfer_engine", payloads)
 
     def start_weight_update(self) -> None:
-        """Before the first tensor."""
+        """Start an update before the first tensor."""
         self._group.ask("/start_weight_update", {})
 
     def update_weights(self, update_info: Any) -> None:
-        """Announce what is sent. vLLM itself turns handles of GPU memory into text."""
+        """Announce the tensors. vLLM itself encodes GPU memory handles as text."""
         from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
 
         self._group.ask("/update_weights", {"update_info": _json_safe_update_payload(update_info)})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """After the last tensor. Whoever asked for the update names the version."""
+        """Finish an update after the last tensor. The caller of the update sets the version."""
         self._group.ask("/finish_weight_update", {})
 
 
 class BuiltInTransfer:
-    """Sends by one of vLLM's own senders; see :class:`Transfer`."""
+    """Transport by one of vLLM's senders; see :class:`Transfer`."""
 
     def __init__(self, sender: Any, source: WeightSource) -> None:
         self._sender, self._source = sender, source
 
     def send(self, weights: Weights) -> None:
-        """See :class:`Transfer`."""
+        """Send as :class:`Transfer`."""
         self._source.weights = weights
         self._sender.send_weights()
         self._source.weights = None
 
 
 def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[int]) -> BuiltInTransfer:
-    """A transport by ``nccl`` or ``ipc``, after the handshake; ``host``: this machine's address, as servers reach it.
+    """Open ``nccl`` or ``ipc`` with a handshake. ``host`` is this machine's address, as servers reach it.
 
     Raises:
-        SamplingError: a server refused.
+        SamplingError: A server refused.
     """
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
@@ -221,7 +220,7 @@ def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[i
 
 
 def init_info(kind: str, host: str, sizes: Sequence[int]) -> Any:
-    """What vLLM's sender is told. For NCCL: where all meet, and how many they are (this process and every worker)."""
+    """Return the arguments of vLLM's sender; for NCCL, the rendezvous and the number of processes."""
     if kind == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 

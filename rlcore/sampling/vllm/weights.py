@@ -1,4 +1,4 @@
-"""Weights for a vLLM engine: checks, files that another process reads, and comparison with what the engine holds."""
+"""Weights for a vLLM engine: checks, files that another process reads, and comparison with the engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_sums
+from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_checksums
 
-DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from the trainer's GPU, without a file in between
-_MEMORY = Path("/dev/shm")  # a file there never touches a disk
+DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from GPU to GPU, without a file
+_MEMORY = Path("/dev/shm")
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 )
@@ -33,11 +33,11 @@ _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Weights:
-    """One version of the weights: a safetensors file, or the folder of the checkpoint that an engine starts from.
+    """Version of the weights: a safetensors file, or the folder of the checkpoint that an engine starts from.
 
-    ``is_adapter``: ``path`` is the folder of an adapter in peft's format, which the engine puts on the base that it
-    serves. ``live``: the same tensors in the trainer's memory, in the engine's precision; each is made when it is read.
-    It is None when the trainer no longer has them.
+    Attributes:
+        live: The same tensors in the trainer's memory, converted when read; None once the trainer has other weights.
+        is_adapter: True if ``path`` is the folder of a LoRA adapter in peft's format, applied to the served base.
     """
 
     path: Path
@@ -46,31 +46,31 @@ class Weights:
 
     @property
     def is_live_alone(self) -> bool:
-        """Whether they have not been written to a file yet."""
+        """True if the weights are not written to a file yet."""
         return self.live is not None and not self.path.exists()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor by its name in the checkpoint, always in the same order."""
+        """Yield every tensor by its checkpoint name, always in the same order."""
         return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
 
     def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        """Name, type and shape of every tensor, in the order of :meth:`tensors`. No live tensor is made for it."""
+        """Return name, type and shape of every tensor, in the order of :meth:`tensors`. Live ones are not converted."""
         if self.live is not None:
             return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
         return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
 
     def stored(self) -> Path:
-        """The path where a server finds them; the file is written first if there is none.
+        """Return the path for a server, writing the file first if it does not exist.
 
         Raises:
-            SamplingError: only the trainer had them, and by now it has others.
+            SamplingError: The weights were never stored, and the trainer has other weights now.
         """
         if self.live is not None and not self.path.exists():
             write_weights(self.live, self.path)
         if not self.path.exists():
             raise SamplingError(
-                "the weights that the engine served are in no file, and the trainer has others by now",
-                fix="start the run again: it goes on from its newest checkpoint",
+                "the weights that the engine served were not stored, and the trainer has newer ones",
+                fix="rerun: the run resumes from its newest checkpoint",
             )
         return self.path
 
@@ -78,18 +78,18 @@ class Weights:
 def pack(
     state: Mapping[str, torch.Tensor], path: Path, *, spec: ServerSpec, shapes: Mapping[str, tuple[int, ...]]
 ) -> Weights:
-    """Check ``state`` against the stored ``shapes`` of the server's checkpoint, and write what is sent to ``path``.
+    """Check ``state`` against the ``shapes`` of the server's checkpoint, and write the weights to ``path``.
 
-    The file stays while it is served, so that a server that died can read it again. Nothing is written for weights that
-    go from GPU to GPU, or to a server that we cannot restart, unless a server reads a file.
+    The file stays while it is served, so that a restarted server can read it again. No file is written if weights go
+    from GPU to GPU, or to an external server, unless a server reads a file.
 
     Raises:
-        SamplingError: the names or shapes differ.
-        OSError, SafetensorError: there is no room.
+        SamplingError: Names or shapes differ.
+        OSError, SafetensorError: There is no room.
     """
-    adapted = state.adapted if isinstance(state, MergedState) and spec.adapter_rank else None
+    adapted = state.adapted if isinstance(state, MergedState) and spec.lora_rank else None
     state = state if adapted else to_checkpoint_names(state, spec.model)
-    problems = adapter_misfits(shapes, adapted.adapter_shapes()) if adapted else shape_mismatches(shapes, state)
+    problems = adapter_mismatches(shapes, adapted.adapter_shapes()) if adapted else shape_mismatches(shapes, state)
     if problems:
         raise SamplingError(
             f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
@@ -106,9 +106,9 @@ def pack(
 
 
 def needs_file(spec: ServerSpec) -> bool:
-    """Whether a server reads the weights from a file, or may have to after a restart.
+    """Return True if a server reads the weights from a file, or may have to after a restart.
 
-    A server of ours that is restarted can get the trainer's own weights, unless those change while it samples.
+    A restarted server can get the trainer's current weights, unless these change while it samples.
     """
     if spec.transfer in ("file", "shared_memory"):
         return True
@@ -124,7 +124,7 @@ def discard(path: Path) -> None:
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint folder stores. Tied tensors have one name."""
+    """Return name and shape of every tensor that a checkpoint folder stores. Tied tensors have one name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -133,10 +133,10 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def shape_mismatches(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Why ``state`` is not the whole of such a checkpoint. A second name of a stored tensor must hold the same."""
+    """Return why ``state`` does not match the checkpoint. A second name of a stored tensor must have equal values."""
     missing = [f"{name} is missing" for name in shapes if name not in state]
     other = [
-        f"{name} has another shape" for name in shapes if name in state and tuple(state[name].shape) != shapes[name]
+        f"{name} has a different shape" for name in shapes if name in state and tuple(state[name].shape) != shapes[name]
     ]
     extra = [
         f"{name} is unknown, or tied in the engine and different here"
@@ -146,17 +146,17 @@ def shape_mismatches(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, 
     return sorted(missing + other + extra)
 
 
-def adapter_misfits(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Why an adapter does not fit such a checkpoint; ``adapter``: the shapes of the weights that it changes."""
+def adapter_mismatches(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Return why an adapter does not match the checkpoint. ``adapter``: shapes of the weights that it changes."""
     return [
         f"{name} has no weight of the adapter's shape" for name in sorted(adapter) if shapes.get(name) != adapter[name]
     ]
 
 
 class Converted(Mapping[str, torch.Tensor]):
-    """The tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device.
+    """Tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device.
 
-    Each is made when it is read, and not kept.
+    Each is converted when read, and not cached.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class Converted(Mapping[str, torch.Tensor]):
 
 
 def write_weights(weights: Converted, path: Path) -> None:
-    """Save them in the safetensors format, with one tensor at a time in this machine's memory.
+    """Write the weights in the safetensors format, with one tensor at a time in CPU memory.
 
-    The library's own writer takes all tensors at once. The format (https://huggingface.co/docs/safetensors): the
-    header's length in 8 bytes, the header, the tensors' bytes without a gap.
+    The library's writer needs all tensors in memory. The format (https://huggingface.co/docs/safetensors): the header's
+    length in 8 bytes, the header, the tensors' bytes without gaps.
 
     Raises:
-        OSError: there is no room.
+        OSError: There is no room.
     """
     unfinished = path.with_name(f"{path.name}.{threading.get_ident()}")
     try:
@@ -206,22 +206,22 @@ def _header(weights: Converted) -> bytes:
 
 
 def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a safetensors file, or of a folder of such files, one at a time. Tied tensors come once."""
+    """Yield every tensor of a safetensors file, or of a folder of such files. Tied tensors occur once."""
     for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         with safe_open(each, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 no mapping
                 yield name, file.get_tensor(name)
 
 
-def exchange_folder(named: str, *, num_bytes: int) -> Path:
-    """A new folder for weight files: in ``named``, else in memory if three files fit there, else a temporary folder."""
+def make_weight_dir(named: str, *, num_bytes: int) -> Path:
+    """Create a folder for weight files: in ``named``, else in memory if three files fit there, else temporary."""
     if named:
         return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=named))
     return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits_in_memory(num_bytes) else None))
 
 
 def fits_in_memory(num_bytes: int) -> bool:
-    """Whether three files of ``num_bytes`` fit in memory: what is served, what comes next, and some to spare."""
+    """Return True if three files of ``num_bytes`` fit in memory: the served weights, the next ones, and a reserve."""
     return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
 
 
@@ -237,9 +237,11 @@ def differing_parts(
     dtype: torch.dtype,
     seed: int,
 ) -> list[str]:
-    """The parts whose sums differ; ``answers``: each worker's ``engine_checksums``.
+    """Return the parts whose checksums differ.
 
-    ``is_adapter``: the engine holds the base's weights, and the adapter of ``state`` apart from them.
+    Args:
+        answers: Result of ``engine_checksums`` of each worker.
+        is_adapter: True if the engine has the base's weights, and separately the adapter of ``state``.
     """
     found: dict[str, int] = {}
     for answer in answers:
@@ -247,14 +249,14 @@ def differing_parts(
             add(found, part, value)
     adapted = state.adapted if is_adapter and isinstance(state, MergedState) else None
     whole = MergedState(AdaptedModel(adapted.base, "")) if adapted else state
-    expected = state_sums(whole.items(), dtype=dtype, seed=seed, by_columns=answers[0]["by_columns"])
+    expected = state_checksums(whole.items(), dtype=dtype, seed=seed, by_columns=answers[0]["by_columns"])
     if adapted:
-        expected |= adapter_sums(adapted, dtype)
+        expected |= adapter_checksums(adapted, dtype)
     return sorted(part for part in {*found, *expected} if found.get(part, 0) != expected.get(part, 0))
 
 
-def adapter_sums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, int]:
-    """The sums of an adapter as vLLM keeps it: in ``dtype``, with B multiplied by alpha / rank."""
+def adapter_checksums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, int]:
+    """Return the checksums of an adapter as vLLM stores it: in ``dtype``, with B multiplied by alpha / rank."""
     config = adapted.base.peft_config[adapted.name]
     scale = config.lora_alpha / config.r
     sums: dict[str, int] = {}

@@ -15,7 +15,7 @@ from rlcore.hardware.memory import measure_peak
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.lora import AdaptedModel, active_name, add_lora
 from rlcore.models.policy import completion_logprobs
-from rlcore.sampling.kv_cache import passed
+from rlcore.sampling.kv_cache import cache_argument
 from rlcore.text.packing import PackedBatch, pack
 from tests import strategies
 from tests.rlcore.models.packed import gradients, packed_loss
@@ -51,7 +51,7 @@ def test_dropout_stays_off() -> None:
 def test_a_copy_in_evaluation_mode_may_use_a_cache() -> None:
     copied = copy.deepcopy(enable_gradient_checkpointing(tree_llama())).eval()
     cache = DynamicCache(config=copied.config)
-    copied(torch.tensor([[1, 2, 3]]), use_cache=True, **passed(copied, cache))
+    copied(torch.tensor([[1, 2, 3]]), use_cache=True, **cache_argument(copied, cache))
     assert cache.get_seq_length() == 3
 
 

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from rlcore.sampling import decoding
 from rlcore.sampling.decoding import decode, sample_tokens
-from rlcore.sampling.kv_cache import group_rows, passed
+from rlcore.sampling.kv_cache import cache_argument, group_rows
 from tests.rlcore.sampling.test_decoding import NO_EOS, llama, ready, uniforms
 
 
@@ -26,15 +26,15 @@ class After(PreTrainedModel):  # type: ignore[misc]
 @pytest.mark.parametrize(("kind", "name"), [(Before, "past_key_values"), (After, "cache")])
 def test_a_cache_has_the_name_that_the_model_of_each_version_gives_it(kind: type[PreTrainedModel], name: str) -> None:
     cache = Cache(layers=[])
-    assert passed(kind(PreTrainedConfig()), cache) == {name: cache}
+    assert cache_argument(kind(PreTrainedConfig()), cache) == {name: cache}
 
 
 def test_rows_of_one_prompt_stand_side_by_side() -> None:
     # Prompt 0 has the rows 1 and 3, prompt 1 the rows 0, 2 and 4: three slots each, and one of prompt 0 is left over.
     sharing = group_rows(Cache(layers=[]), torch.tensor([1, 0, 1, 0, 1]), torch.ones(2, 4, dtype=torch.bool))
     assert sharing.slots.tolist() == [1, 3, 0, 0, 2, 4]
-    assert sharing.places.tolist() == [3, 0, 4, 1, 5]
-    assert sharing.slots[sharing.places].tolist() == [0, 1, 2, 3, 4]
+    assert sharing.indices.tolist() == [3, 0, 4, 1, 5]
+    assert sharing.slots[sharing.indices].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_prompts_are_not_copied_for_their_rows_and_leave_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ def untied(state: dict[str, torch.Tensor]) -> None:
     [
         (missing, "model.norm.weight is missing"),
         (unknown, "model.lora.weight is unknown"),
-        (reshaped, "model.norm.weight has another shape"),
+        (reshaped, "model.norm.weight has a different shape"),
         (untied, "tied in the engine"),
     ],
 )

@@ -175,7 +175,7 @@ def test_where_one_server_does_not_start_nothing_is_left(
         specs.append(
             ServerSpec(
                 model=checkpoint,
-                exchange=tmp_path / str(number),
+                weight_dir=tmp_path / str(number),
                 config=EngineConfig(kind="vllm", python=str(tmp_path / "none")),
                 dtype="float32",
                 max_model_len=128,

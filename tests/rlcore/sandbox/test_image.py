@@ -86,7 +86,7 @@ def test_every_user_may_read_an_image_and_nobody_else_may_write() -> None:
 def test_a_folder_that_others_may_write_to_is_refused(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o777)
-    with pytest.raises(SandboxError, match=r"(?s)others may write.*XDG_CACHE_HOME"):
+    with pytest.raises(SandboxError, match=r"(?s)other users may write.*XDG_CACHE_HOME"):
         box_image()
 
 
@@ -94,7 +94,7 @@ def test_a_link_in_place_of_the_folder_is_refused(cache: Path, tmp_path: Path) -
     cache.parent.mkdir()
     (tmp_path / "elsewhere").mkdir()
     cache.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SandboxError, match="belongs to somebody else"):
+    with pytest.raises(SandboxError, match="belongs to another user"):
         box_image()
 
 

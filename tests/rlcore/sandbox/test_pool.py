@@ -92,7 +92,7 @@ def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) ->
 def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> None:
     limits = ResourceLimits(wall_seconds=30.0, cpu_seconds=1)
     outcome = sandbox.run("while True: pass", limits=limits)
-    assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "its processor time was up")
+    assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "the CPU time limit was exceeded")
     stubborn = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
     assert sandbox.run(stubborn, limits=limits).status is not RunStatus.PASS
 
@@ -315,7 +315,7 @@ def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch, open
     broken = open_folder / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(pools, "_walls", lambda backend: pools.Isolation(bwrap=str(broken), image="/"))
+    monkeypatch.setattr(pools, "_isolation", lambda backend: pools.Isolation(bwrap=str(broken), image="/"))
     with SandboxPool(num_workers=1) as pool, pytest.raises(SandboxError, match=r"(?s)No permissions.*fix:.*namespaces"):
         pool.run("print(1)")
     broken.chmod(0o600)

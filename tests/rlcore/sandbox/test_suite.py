@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.sandbox.suite import Suite, answers_by_turns, best_constant, parse_suite
+from rlcore.sandbox.suite import Suite, best_constant, guess_rate, parse_suite
 
 CALL = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 2}]}
 
@@ -29,10 +29,10 @@ def test_a_reference_becomes_a_suite_and_its_prelude_stands_in_front() -> None:
         ({"prelude": 3}, "must be texts"),
         ({"tests": []}, "not empty"),
         ({"tests": {}}, "not empty"),
-        ({"tests": [{"args": [1], "output": 2}, {"args": [1]}]}, "tests.1 is no call test"),
-        ({"tests": ["assert f()"]}, "tests.0 is no call test"),
-        ({"style": "assert"}, "tests.0 is no assert test"),
-        ({"style": "stdin"}, "tests.0 is no stdin test"),
+        ({"tests": [{"args": [1], "output": 2}, {"args": [1]}]}, "tests.1 is not a test of style call"),
+        ({"tests": ["assert f()"]}, "tests.0 is not a test of style call"),
+        ({"style": "assert"}, "tests.0 is not a test of style assert"),
+        ({"style": "stdin"}, "tests.0 is not a test of style stdin"),
         ({"extra": 1}, "an object with checker, entry_point"),
         ({"tolerance": -1}, "tolerance must be"),
         ({"tolerance": True}, "tolerance must be"),
@@ -58,10 +58,10 @@ def yes_no(answers: list[Any]) -> Suite:
 
 
 def test_answers_that_can_be_guessed_by_their_order_are_few_and_short() -> None:
-    assert answers_by_turns(yes_no([True, False, True, True])) == 0.75
-    assert answers_by_turns(yes_no([0, 1, -1])) == 1 / 3
-    assert answers_by_turns(yes_no([True, True])) == 0.0  # one constant: no order
-    assert answers_by_turns(yes_no([2, 2, 3, 2])) == 0.75
-    assert answers_by_turns(yes_no([27, 3, -6])) == 0.0  # whoever knows them has solved it
-    assert answers_by_turns(yes_no([1, 2, 3, 4])) == 0.0
-    assert answers_by_turns(yes_no(["a long answer", "another one"])) == 0.0
+    assert guess_rate(yes_no([True, False, True, True])) == 0.75
+    assert guess_rate(yes_no([0, 1, -1])) == 1 / 3
+    assert guess_rate(yes_no([True, True])) == 0.0  # one constant: no order
+    assert guess_rate(yes_no([2, 2, 3, 2])) == 0.75
+    assert guess_rate(yes_no([27, 3, -6])) == 0.0  # whoever knows them has solved it
+    assert guess_rate(yes_no([1, 2, 3, 4])) == 0.0
+    assert guess_rate(yes_no(["a long answer", "another one"])) == 0.0

@@ -95,12 +95,12 @@ def make(checkpoint: Path) -> Callable[..., list[ServerSpec]]:
 
     def specs(config: EngineConfig, *, count: int = 0, rank: int = 0, can_send: bool = False) -> list[ServerSpec]:
         whole = ServerSpec(
-            model=checkpoint, exchange=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9
+            model=checkpoint, weight_dir=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9
         )
         cards = VisibleGpus(count=count, trainer=0 if count else None, learns=True)
         device = torch.device("cuda" if count else "cpu")
-        made = server_specs(whole, cards, device, adapter_rank=rank, can_send=can_send)
-        made[0].exchange.rmdir()  # it is there, and empty
+        made = server_specs(whole, cards, device, lora_rank=rank, can_send=can_send)
+        made[0].weight_dir.rmdir()  # it is there, and empty
         return made
 
     return specs
@@ -111,11 +111,11 @@ def test_servers_share_what_is_under_way_and_an_adapter_goes_only_to_those_of_ou
 ) -> None:
     two = make(vllm(replicas=2), rank=4)
     assert [spec.max_concurrent for spec in two] == [5, 5]
-    assert two[0].exchange == two[1].exchange  # all of them read one file
-    assert [(spec.transfer, spec.adapter_rank, spec.url) for spec in two] == [("shared_memory", 4, "")] * 2
+    assert two[0].weight_dir == two[1].weight_dir  # all of them read one file
+    assert [(spec.transfer, spec.lora_rank, spec.url) for spec in two] == [("shared_memory", 4, "")] * 2
     (attached,) = make(vllm(urls=("http://a:1",)), rank=4)
-    assert (attached.transfer, attached.adapter_rank, attached.url) == ("file", 0, "http://a:1")
-    assert [make(vllm(), rank=rank)[0].adapter_rank for rank in (0, 512, 513)] == [0, 512, 0]
+    assert (attached.transfer, attached.lora_rank, attached.url) == ("file", 0, "http://a:1")
+    assert [make(vllm(), rank=rank)[0].lora_rank for rank in (0, 512, 513)] == [0, 512, 0]
 
 
 def test_eight_gpus_are_one_trainer_and_seven_engines_joined_by_nccl_where_vllm_is_here_too(
@@ -123,10 +123,10 @@ def test_eight_gpus_are_one_trainer_and_seven_engines_joined_by_nccl_where_vllm_
 ) -> None:
     seven = make(vllm(replicas=7), count=8, can_send=True)
     assert [spec.devices for spec in seven] == [(n,) for n in range(1, 8)]
-    assert {(spec.transfer, spec.memory_fraction) for spec in seven} == {("nccl", 0.85)}
+    assert {(spec.transfer, spec.gpu_memory_utilization) for spec in seven} == {("nccl", 0.85)}
     assert {spec.transfer for spec in make(vllm(replicas=7), count=8)} == {"shared_memory"}
     (shared,) = make(vllm(), count=1, can_send=True)
-    assert (shared.devices, shared.transfer, shared.memory_fraction) == ((0,), "shared_memory", 0.4)
+    assert (shared.devices, shared.transfer, shared.gpu_memory_utilization) == ((0,), "shared_memory", 0.4)
     attached = make(vllm(urls=("http://a:1", "http://b:1")), count=8, can_send=True)
     assert [(spec.devices, spec.transfer) for spec in attached] == [((), "file")] * 2
 
@@ -149,14 +149,14 @@ def test_an_engine_has_room_for_the_longest_text_of_the_run_and_no_more(
     def servers(specs: list[ServerSpec], *_: object) -> Iterator[None]:
         started.extend(specs)
         yield
-        specs[0].exchange.rmdir()
+        specs[0].weight_dir.rmdir()
 
     monkeypatch.setattr(vllm_engine, "open_servers", servers)
     work = Workload(max_concurrent=4, max_tokens=max_tokens, learns_meanwhile=True)
     with opened(checkpoint, vllm(max_model_len=named), work):
         (spec,) = started
     assert spec.max_model_len == expected
-    assert spec.eager == (not spec.prefill_in_parts) == (not torch.cuda.device_count())
+    assert spec.enforce_eager == (not spec.prefill_in_parts) == (not torch.cuda.device_count())
     assert spec.trainer_moves
 
 

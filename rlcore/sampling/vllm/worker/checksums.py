@@ -1,12 +1,11 @@
-"""Sums over the bits of weights, which say whether two places hold the same numbers, whatever their layout.
+"""Checksums of weights, which compare models across memory layouts.
 
-An engine fuses, packs and pads, so its tensors are not those of the checkpoint. But it holds the same numbers. The bits
-of each element are mixed to 64 pseudo-random bits (those of 0 to 0), and these are added up. Neither the order nor
-padding with zeros counts, and one element that differs in its last bit changes the sum. Elements that have swapped
-places are not noticed here; the comparison of log-probabilities notices them.
+An engine fuses, packs and pads tensors, but has the same numbers as the checkpoint. The bits of each element are mixed
+to 64 pseudo-random bits (zero stays zero), which are summed. Order and zero padding do not matter, and one changed bit
+changes the sum. Exchanged elements are not detected here, but by the comparison of log-probabilities.
 
-On a CPU vLLM keeps a packed copy of a matrix and drops, or forgets, the original. The copy is read by multiplying it
-with unit vectors, which is exact. A seed draws a few columns, the same ones on both sides.
+On a CPU vLLM keeps a packed copy of a matrix and drops the original. The copy is read by multiplying it with unit
+vectors, which is exact. A seed draws a few columns, the same on both sides.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any
 
 import torch
 
-NUM_COLUMNS = 64  # of a packed matrix that are read: enough for 1 changed weight in 1,000 to show in any matrix
-_CHUNK = 1 << 18  # elements whose 64 bits are in memory at once
+NUM_COLUMNS = 64  # columns read of a packed matrix: enough to detect 1 changed weight in 1,000
+_CHUNK = 1 << 18  # elements mixed at a time
 _FIRST, _SECOND = -0x61C8864680B583EB, -0x3B314601E57A13AD  # odd: SplitMix64's increment, MurmurHash3's multiplier
-_MODULUS = 2**63  # what fits a signed integer on the way
+_MODULUS = 2**63  # fits a signed integer
 _WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 EMBEDDING = "embedding"
 _LAYER = re.compile(r"\.(\d+)\.")
 
 
 def bit_checksum(values: torch.Tensor) -> int:
-    """The sum of one tensor, from 0 to 2^63 - 1; -0.0 counts as 0.0, that is as nothing."""
+    """Return the checksum of a tensor, 0 to 2^63 - 1. -0.0 counts as 0.0."""
     total = 0
     for chunk in torch.split((values.detach() + 0.0).flatten(), _CHUNK):
         bits = chunk.view(_WORDS[chunk.element_size()]).long()
@@ -40,9 +39,9 @@ def bit_checksum(values: torch.Tensor) -> int:
 
 
 def part_of(name: str, num_axes: int = 2) -> str:
-    """The part of a model that a weight belongs to. The engine's name and the checkpoint's give the same part.
+    """Return the part of a model that a weight belongs to, equal for the engine's and the checkpoint's name.
 
-    Vectors have parts of their own, because several workers share the matrices out while each of them has all norms.
+    Vectors have separate parts, because workers split the matrices while each has all norms.
     """
     if num_axes == 1:
         return f"vectors of {part_of(name)}"
@@ -55,16 +54,16 @@ def part_of(name: str, num_axes: int = 2) -> str:
 
 
 def columns(count: int, seed: int) -> torch.Tensor:
-    """The numbers of the columns that are read, int64: at most ``NUM_COLUMNS`` of ``count``."""
+    """Return the indices of the columns to read, int64: at most ``NUM_COLUMNS`` of ``count``."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:NUM_COLUMNS]
 
 
-def state_sums(
+def state_checksums(
     weights: Iterable[tuple[str, torch.Tensor]], *, dtype: torch.dtype, seed: int, by_columns: bool
 ) -> dict[str, int]:
-    """The sums of named weights by part, each weight in ``dtype``.
+    """Return the checksums of named weights by part, each weight converted to ``dtype``.
 
-    ``by_columns``: of a matrix, only the columns that ``seed`` draws are summed.
+    ``by_columns``: sum only the columns of a matrix that ``seed`` draws.
     """
     sums: dict[str, int] = {}
     for name, tensor in weights:
@@ -74,14 +73,14 @@ def state_sums(
 
 
 def engine_checksums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dict[str, Any]:
-    """What a vLLM model holds: ``sums`` by part. ``by_columns``: matrices are packed, so only a few columns are read.
+    """Return the checksums of a vLLM model by part. ``by_columns`` is True if matrices are packed.
 
-    A packed tied head is read by itself, because it has its own copy. Adapters have parts of their own.
+    A packed tied head has its own copy and is read separately. Adapters have separate parts.
     """
     by_columns = any(hasattr(module, "cpu_linear") for module in model.modules())
     sums: dict[str, int] = {}
     for path, module in model.named_modules():
-        # The embedding looks its rows up; a packed copy of it, where vLLM makes one, is not used.
+        # The embedding reads rows of the original; a packed copy is not used.
         packed = hasattr(module, "cpu_linear") and part_of(path) != EMBEDDING
         for name, parameter in module.named_parameters(recurse=False):
             if packed and name == "weight":
@@ -96,12 +95,12 @@ def engine_checksums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -
 
 
 def adapter_part(path: str) -> str:
-    """The part of an adapter on the module of that name."""
+    """Return the part of an adapter on the module of that name."""
     return f"adapter of {part_of(f'{path}.weight')}"
 
 
 def add(sums: dict[str, int], part: str, value: int) -> None:
-    """Add ``value`` to the sum of a part."""
+    """Add ``value`` to the checksum of a part."""
     sums[part] = (sums.get(part, 0) + value) % _MODULUS
 
 
@@ -110,7 +109,7 @@ def _chosen(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _multiplied(module: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """The columns of a packed matrix as it multiplies by them: [columns, outputs]."""
+    """Return the columns of a packed matrix by multiplication: [columns, outputs]."""
     width = int(module.input_size_per_partition)
     chosen = columns(width, seed)
     units = torch.zeros(len(chosen), width, dtype=dtype)

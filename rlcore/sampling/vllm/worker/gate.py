@@ -1,7 +1,7 @@
-"""Lets the trainer alone speak to its server: who does not send its token is answered 401, whatever the route.
+"""Access control of a server: requests without the trainer's token get status 401, on every route.
 
-The routes that take weights can do more than take weights, and any page in a browser on this machine can send requests
-to a port of it. vLLM's own key guards the routes below ``/v1`` alone.
+The weight routes can do more than load weights, and any page in a browser on this machine can send requests to a local
+port. vLLM's own key protects only the routes below ``/v1``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-TOKEN = "RLCORE_ENGINE_TOKEN"  # in the server's environment; never in a command line, which everybody can read
+TOKEN = "RLCORE_ENGINE_TOKEN"  # in the server's environment, because every user can read a command line
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 
 
 class Gate:
-    """ASGI middleware; the server adds it by its name, ``--middleware``."""
+    """ASGI middleware, which the server loads by ``--middleware``."""
 
     def __init__(self, app: App) -> None:
         self._app, self._expected = app, f"Bearer {os.environ[TOKEN]}".encode()

@@ -1,7 +1,7 @@
-"""The class that vLLM mixes into its workers (``--worker-extension-cls``), which takes new weights from the trainer.
+"""Worker extension of vLLM (``--worker-extension-cls``) that receives new weights from the trainer.
 
 Importing this module adds two transports to vLLM's weight-transfer API, which has none for a machine without a GPU:
-``shared_memory``, where only the name of a file is sent, and ``gloo``.
+``shared_memory``, which sends only a file name, and ``gloo``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .gloo import broadcast, join_group, join_store, own_address
 
 
 class SafetensorsReader(Mapping[str, torch.Tensor]):
-    """The tensors of a safetensors file, or of a folder of such files. Each is read when it is asked for.
+    """Tensors of a safetensors file, or of a folder of such files, each read on access.
 
-    Workers of several servers read the same file at the same time, and none of them holds a copy of it.
+    Workers of several servers read the same file concurrently, without copies.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,15 +48,15 @@ class SafetensorsReader(Mapping[str, torch.Tensor]):
 
 
 def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors to load, which are all of them."""
+    """Return the tensors to load: all of them."""
     return iter(weights)
 
 
 def repack_head(model: Any) -> None:
-    """Pack again an output head that is tied to the embedding.
+    """Repack an output head that is tied to the embedding.
 
-    On a CPU the head multiplies by a packed copy, which a reload of the embedding does not renew. Without this the
-    log-probabilities would come from mixed weights, and nothing would raise.
+    On a CPU the head uses a packed copy, which a reload of the embedding does not update. The log-probabilities would
+    come from mixed weights without any error.
     """
     head = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
@@ -68,14 +68,14 @@ def repack_head(model: Any) -> None:
 class WeightReceiver:
     """Methods that vLLM adds to its worker. The server's ``/collective_rpc`` calls them."""
 
-    model_runner: Any  # these two are the worker's
+    model_runner: Any  # both attributes belong to the worker
     reload_weights: Callable[..., None]
 
     def receive_weights(self, path: str) -> dict[str, int]:
-        """Serve the weights of ``path``, a safetensors file or a folder of such files, from now on.
+        """Serve the weights of ``path``, a safetensors file or a folder of such files.
 
-        No request may run. vLLM's layerwise reload restores the layout of a checkpoint, loads it, and packs it again
-        for its kernels. ``load_weights`` alone stops half way on a CPU, where the weights are packed.
+        No request may run. vLLM's layerwise reload restores the layout of a checkpoint, loads it, and repacks it for
+        its kernels. ``load_weights`` alone fails on a CPU, where the weights are packed.
 
         Returns:
             ``tensors``: the number of tensors.
@@ -88,20 +88,20 @@ class WeightReceiver:
         repack_head(self.model_runner.get_model())
         return {"tensors": len(weights)}
 
-    def weight_sums(self, seed: int) -> dict[str, Any]:
-        """Sums over the bits of the model's weights; see :func:`.checksums.engine_checksums`."""
+    def weight_checksums(self, seed: int) -> dict[str, Any]:
+        """Return the checksums of the model's weights; see :func:`.checksums.engine_checksums`."""
         model = self.model_runner.get_model()
         return engine_checksums(model, dtype=self.model_runner.model_config.dtype, seed=seed)
 
 
 @dataclass
-class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM's types are not seen by the check
-    """The handshake of this transport, which agrees on nothing."""
+class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not typed here
+    """Handshake of this transport, which needs no data."""
 
 
 @dataclass
 class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """``path``: a safetensors file, or a folder of such files, with ``num_tensors`` tensors in all."""
+    """Path of a safetensors file, or of a folder of such files, with ``num_tensors`` tensors in total."""
 
     path: str
     num_tensors: int
@@ -109,9 +109,9 @@ class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as 
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
-    """Where the trainer opened the store, and how many meet there: the trainer and every worker of every server.
+    """Address of the trainer's store, and the number of members: the trainer and every worker of every server.
 
-    ``first_rank``: the rank of this server's first worker.
+    ``first_rank`` is the rank of this server's first worker.
     """
 
     host: str
@@ -122,7 +122,7 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
 
 @dataclass
 class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """The tensors that follow, in their order."""
+    """Metadata of the following tensors, in their order."""
 
     names: list[str]
     dtypes: list[str]
@@ -130,7 +130,7 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
 
 
 class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
-    """Loads what arrives by vLLM's layerwise reload, and packs a tied head again afterwards."""
+    """Loader of received weights by vLLM's layerwise reload, which repacks a tied head afterwards."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -138,7 +138,7 @@ class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        # Not the method of the base, which waits for an accelerator that need not be there.
+        # The base method waits for an accelerator, which may not exist.
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -151,13 +151,13 @@ class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
 
 
 class SharedMemoryTransfer(_Reloading):
-    """Reads a file that the trainer wrote, best in memory. Every worker takes the part that it serves."""
+    """Reader of a file that the trainer wrote, preferably in memory. Every worker takes its part."""
 
     init_info_cls = SharedMemoryInit
     update_info_cls = SharedMemoryUpdate
 
     def init_transfer_engine(self, init_info: SharedMemoryInit) -> None:
-        """There is nothing to set up."""
+        """Set up nothing."""
 
     def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
         weights = SafetensorsReader(update_info.path)
@@ -166,11 +166,11 @@ class SharedMemoryTransfer(_Reloading):
         self.model.load_weights(chosen(weights.items()))
 
     def shutdown(self) -> None:
-        """There is nothing to give back."""
+        """Release nothing."""
 
 
 class GlooTransfer(_Reloading):
-    """Receives one tensor after the other over TCP. It needs no shared file, and extra memory for one tensor."""
+    """Receiver of one tensor after the other over TCP. It needs no shared file, only memory for one tensor."""
 
     init_info_cls = GlooInit
     update_info_cls = GlooUpdate

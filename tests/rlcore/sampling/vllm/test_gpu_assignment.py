@@ -16,7 +16,7 @@ from rlcore.sampling.vllm.gpu_assignment import (
     assign_gpus,
     memory_fractions,
     shares_trainer_gpu,
-    visible_cards,
+    visible_gpus,
 )
 
 
@@ -53,12 +53,12 @@ def test_gpus_are_dealt_in_order_beside_the_trainers_or_as_named(
 @pytest.mark.parametrize(
     ("settings", "seen", "message"),
     [
-        ({"replicas": 8}, cards(8), "8 replicas of 1 GPUs need 8, 7 are visible beside the trainer's"),
-        ({"tensor_parallel": 2}, cards(1), "1 replicas of 2 GPUs need 2, 0 are visible beside the trainer's"),
+        ({"replicas": 8}, cards(8), "8 replicas of 1 GPUs need 8, 7 are visible besides the trainer's"),
+        ({"tensor_parallel": 2}, cards(1), "1 replicas of 2 GPUs need 2, 0 are visible besides the trainer's"),
         ({"tensor_parallel": 2}, cards(1, trainer=None), r"need 2, 1 are visible\n"),
         ({"devices": (2,)}, cards(2), "devices names GPU 2, the visible ones are 0 to 1"),
-        ({"devices": (0,)}, cards(0, trainer=None), "devices names GPUs, none is visible"),
-        ({"devices": (1, 1), "tensor_parallel": 2}, cards(2), "is given GPU 1 twice"),
+        ({"devices": (0,)}, cards(0, trainer=None), "devices names GPUs, but none is visible"),
+        ({"devices": (1, 1), "tensor_parallel": 2}, cards(2), "has GPU 1 twice"),
     ],
 )
 def test_gpus_that_are_not_there_are_refused_before_anything_starts(
@@ -119,7 +119,7 @@ def test_who_shares_the_trainers_gpu_is_known() -> None:
 
 
 def test_a_trainer_on_the_processor_has_no_gpu() -> None:
-    assert visible_cards(torch.device("cpu"), learns=True).trainer is None
+    assert visible_gpus(torch.device("cpu"), learns=True).trainer is None
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def vllm_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def make(checkpoint: Path, tokenizer: ChatTokenizer) -> Callable[..., tuple[Llm, InProcessSampler]]:
     spec = ServerSpec(
         model=checkpoint,
-        exchange=Path(),
+        weight_dir=Path(),
         config=EngineConfig(kind="vllm_inprocess"),
         dtype="bfloat16",
         max_model_len=32,
@@ -149,7 +149,7 @@ def test_weights_that_do_not_fit_are_not_handed_over_and_a_cache_that_stays_is_a
         sampler.load_weights({}, policy_version=1)
     assert llm.told == []
     llm.resets = False
-    with pytest.raises(SamplingError, match="keeps the prefix cache"):
+    with pytest.raises(SamplingError, match="did not drop the prefix cache"):
         sampler.load_weights(model.state_dict(), policy_version=1)
     assert sampler.policy_version == 0
 
@@ -161,7 +161,7 @@ def test_beside_a_learner_the_engine_rests_during_an_update_and_wakes_once_for_t
     sampler.sample(prompts[:1], PARAMS, seed=1)
     sleep_engine(sampler)
     sleep_engine(sampler)
-    with pytest.raises(SamplingError, match="the engine rests without weights"):
+    with pytest.raises(SamplingError, match="the engine is asleep"):
         sampler.logprobs([3], [4], temperature=1.0)
     sampler.load_weights(model.state_dict(), policy_version=1)
     sampler.logprobs([3], [4], temperature=1.0)
@@ -199,14 +199,14 @@ def test_weights_are_not_copied_as_a_whole(
 def test_vllm_is_told_how_much_of_which_gpu_is_its_own(checkpoint: Path) -> None:
     spec = ServerSpec(
         model=checkpoint,
-        exchange=Path(),
+        weight_dir=Path(),
         config=EngineConfig(kind="vllm_inprocess", kv_cache_gib=0.5),
         dtype="float16",
         max_model_len=32,
         max_concurrent=4,
         devices=(2,),
-        memory_fraction=0.4,
-        eager=False,
+        gpu_memory_utilization=0.4,
+        enforce_eager=False,
     )
     told = arguments(spec, sleeps=True)
     assert (told["device_ids"], told["gpu_memory_utilization"], told["enable_sleep_mode"]) == ([2], 0.4, True)

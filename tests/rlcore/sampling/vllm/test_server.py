@@ -155,7 +155,7 @@ def sampler(
     (tmp_path / "exchange").mkdir()
     spec = ServerSpec(
         model=checkpoint,
-        exchange=tmp_path / "exchange",
+        weight_dir=tmp_path / "exchange",
         config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=1.0)),
         dtype="float32",
         max_model_len=128,
@@ -262,7 +262,7 @@ def test_a_sync_that_an_attached_engine_refuses_stops_the_run(
     trouble: str, routes: tuple[type[Routes], str], sampler: VllmSampler, model: PreTrainedModel
 ) -> None:
     routes[0].trouble[trouble] = 1
-    with pytest.raises(SamplingError, match="not ours to start again"):
+    with pytest.raises(SamplingError, match="rlcore cannot restart it"):
         sampler.load_weights(model.state_dict(), policy_version=1)
     assert sampler.policy_version == 0
 
@@ -276,14 +276,14 @@ def test_a_server_that_dies_between_a_sync_and_its_proof_is_asked_again_when_ano
         started.append(1)
         sampler.control = living
 
-    dead = EngineControl(Address("127.0.0.1", 9), last_words=str)
+    dead = EngineControl(Address("127.0.0.1", 9), log_tail=str)
     monkeypatch.setattr(sampler, "start", start)
     sampler.control = dead
-    assert sampler._asked("/collective_rpc", {"method": "m", "args": []}) == {"results": [{"tensors": 20}]}
+    assert sampler._ask("/collective_rpc", {"method": "m", "args": []}) == {"results": [{"tensors": 20}]}
     assert started == [1]
     routes[0].trouble["refuse"] = 1
     with pytest.raises(SamplingError, match="refused /collective_rpc"):
-        sampler._asked("/collective_rpc", {"method": "m", "args": []})
+        sampler._ask("/collective_rpc", {"method": "m", "args": []})
     assert started == [1]  # one that answers is not dead
 
 
@@ -293,7 +293,7 @@ def test_an_engine_that_ends_as_it_starts_says_its_last_lines(checkpoint: Path, 
     python.chmod(0o755)
     spec = ServerSpec(
         model=checkpoint,
-        exchange=tmp_path,
+        weight_dir=tmp_path,
         config=EngineConfig(kind="vllm", python=str(python)),
         dtype="float32",
         max_model_len=128,
@@ -317,7 +317,7 @@ def test_the_first_error_of_a_long_log_is_said_with_its_last_lines(checkpoint: P
     config = EngineConfig(kind="vllm", python=str(python))
     process = ServerProcess(
         ServerSpec(
-            model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
+            model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
         )
     )
     process._guard.wait(30)
@@ -329,7 +329,7 @@ def test_the_first_error_of_a_long_log_is_said_with_its_last_lines(checkpoint: P
 def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, tmp_path: Path) -> None:
     config = EngineConfig(kind="vllm", python=str(tmp_path / "none"))
     spec = ServerSpec(
-        model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
+        model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
     )
     with pytest.raises(SamplingError, match="there is no interpreter"):
         ServerProcess(spec)
@@ -347,14 +347,14 @@ def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = EngineConfig(kind="vllm", gpus=GpuConfig(tensor_parallel=2))
     spec = ServerSpec(
-        model=tmp_path, exchange=tmp_path, config=config, dtype="float16", max_model_len=128, max_concurrent=1
+        model=tmp_path, weight_dir=tmp_path, config=config, dtype="float16", max_model_len=128, max_concurrent=1
     )
     on_cpu = command(spec, "python", Address("127.0.0.1", 1, "planted-token"))
     assert on_cpu[on_cpu.index("--middleware") + 1] == "rlcore_worker.gate.Gate"
     assert "planted-token" not in " ".join(on_cpu) + repr(Address("127.0.0.1", 1, "planted-token"))
     assert "--enforce-eager" in on_cpu
     assert "CUDA_VISIBLE_DEVICES" not in environment(spec, tmp_path)
-    spec = dataclasses.replace(spec, devices=(2, 0), memory_fraction=0.4, eager=False)
+    spec = dataclasses.replace(spec, devices=(2, 0), gpu_memory_utilization=0.4, enforce_eager=False)
     line = command(spec, "python", Address("127.0.0.1", 1))
     assert line[line.index("--tensor-parallel-size") + 1] == "2"
     assert line[line.index("--gpu-memory-utilization") + 1] == "0.4"
@@ -374,7 +374,7 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
     python.chmod(0o755)
     config = EngineConfig(kind="vllm", python=str(python), timeouts=TimeoutConfig(startup_seconds=2.0))
     spec = ServerSpec(
-        model=checkpoint, exchange=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
+        model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
     )
     before = set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
     process = ServerProcess(spec)

@@ -30,7 +30,7 @@ class Control(EngineControl):
     """Says yes; ``refuses`` names a route that it does not, ``dies`` one after which it does not answer at all."""
 
     def __init__(self) -> None:
-        super().__init__(ADDRESS, last_words=str)
+        super().__init__(ADDRESS, log_tail=str)
         self.asked: list[tuple[str, Any]] = []
         self.refuses = self.dies = ""
         self.is_dead = False
@@ -78,7 +78,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
     def build(transfer: TransferKind, *, trainer_moves: bool = False) -> tuple[WeightSync, list[Server]]:
         spec = ServerSpec(
             model=checkpoint,
-            exchange=tmp_path,
+            weight_dir=tmp_path,
             config=EngineConfig(kind="vllm"),
             dtype="bfloat16",
             max_model_len=128,
@@ -124,7 +124,7 @@ def test_an_update_that_one_server_refuses_starts_all_of_them_again_with_the_wei
     sync.send(model.state_dict(), policy_version=1)
     (before,) = tmp_path.iterdir()
     servers[1].control.refuses = "/collective_rpc"  # type: ignore[attr-defined]
-    with pytest.raises(SamplingError, match="did not reach the engine"):
+    with pytest.raises(SamplingError, match="could not be sent to the engine"):
         sync.send(model.state_dict(), policy_version=2)
     assert [server.restarted_from for server in servers] == [[before], [before]]
     assert [server.policy_version for server in servers] == [1, 1]

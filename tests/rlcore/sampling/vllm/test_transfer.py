@@ -33,7 +33,7 @@ class Server(EngineControl):
     """A server of ``count`` workers that answer as vLLM's do; ``received`` is what each of them was sent."""
 
     def __init__(self, count: int = 1) -> None:
-        super().__init__(LOOPBACK, last_words=str)
+        super().__init__(LOOPBACK, log_tail=str)
         self.count = count
         self.asked: list[tuple[str, Any]] = []
         self.received: list[dict[str, torch.Tensor]] = []
@@ -134,7 +134,7 @@ def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_r
 
 def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "own_address", lambda peer: f"10.0.0.{peer[1]}")
-    group = ControlGroup([EngineControl(("a", number), last_words=str) for number in (1, 2)])
+    group = ControlGroup([EngineControl(("a", number), log_tail=str) for number in (1, 2)])
     with pytest.raises(SamplingError, match=r"different interfaces: 10\.0\.0\.1, 10\.0\.0\.2"):
         rendezvous_host(group)
 
@@ -201,7 +201,7 @@ def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> No
     def spec(transfer: TransferKind) -> ServerSpec:
         return ServerSpec(
             model=tmp_path,
-            exchange=tmp_path,
+            weight_dir=tmp_path,
             config=EngineConfig(kind="vllm"),
             dtype="float32",
             max_model_len=128,

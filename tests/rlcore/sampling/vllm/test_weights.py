@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 
 from rlcore.sampling.vllm.weights import (
     Converted,
-    adapter_misfits,
+    adapter_mismatches,
     checkpoint_shapes,
-    exchange_folder,
+    make_weight_dir,
     shape_mismatches,
     stored_tensors,
     write_weights,
@@ -54,7 +54,7 @@ def test_weights_that_are_not_the_whole_model_are_named(checkpoint: Path, model:
     assert shape_mismatches(shapes, {name: tensor for name, tensor in state.items() if name != norm}) == [
         f"{norm} is missing"
     ]
-    assert shape_mismatches(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has another shape"]
+    assert shape_mismatches(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has a different shape"]
     assert shape_mismatches(shapes, {**state, "extra": torch.ones(3)}) == [
         "extra is unknown, or tied in the engine and different here"
     ]
@@ -65,7 +65,7 @@ def test_weights_that_are_not_the_whole_model_are_named(checkpoint: Path, model:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_every_run_has_an_exchange_folder_of_its_own(tmp_path: Path, named: bool) -> None:
-    one, other = (exchange_folder(str(tmp_path) if named else "", num_bytes=10) for _ in range(2))
+    one, other = (make_weight_dir(str(tmp_path) if named else "", num_bytes=10) for _ in range(2))
     assert one != other
     assert (one.parent == tmp_path) == named
     one.rmdir()
@@ -74,8 +74,8 @@ def test_every_run_has_an_exchange_folder_of_its_own(tmp_path: Path, named: bool
 
 def test_an_adapter_of_another_model_is_named() -> None:
     shapes = {"q.weight": (4, 8), "k.weight": (2, 8)}
-    assert adapter_misfits(shapes, {"q.weight": (4, 8)}) == []
-    assert adapter_misfits(shapes, {"q.weight": (8, 4), "k.weight": (2, 8), "v.weight": (2, 8)}) == [
+    assert adapter_mismatches(shapes, {"q.weight": (4, 8)}) == []
+    assert adapter_mismatches(shapes, {"q.weight": (8, 4), "k.weight": (2, 8), "v.weight": (2, 8)}) == [
         "q.weight has no weight of the adapter's shape",
         "v.weight has no weight of the adapter's shape",
     ]

@@ -75,7 +75,7 @@ def test_the_calls_of_a_kept_episode_are_turns_before_its_answer() -> None:
 
 def test_answers_that_differ_in_their_calls_alone_are_no_duplicates() -> None:
     with_call = dataclasses.replace(candidate("q", "#### 2"), calls=(("<tool:calculator>1+1</tool>", "2"),))
-    assert len({with_call.said, candidate("q", "#### 2").said}) == 2
+    assert len({with_call.transcript, candidate("q", "#### 2").transcript}) == 2
 
 
 def test_too_few_kept_answers_are_an_error_that_says_where_they_went() -> None:

@@ -13,14 +13,14 @@ from torch import nn
 
 from rlcore.config import LoraConfig
 from rlcore.models.lora import MergedState, add_lora
-from rlcore.sampling.vllm.weights import adapter_sums, differing_parts
+from rlcore.sampling.vllm.weights import adapter_checksums, differing_parts
 from rlcore.sampling.vllm.worker.checksums import (
     NUM_COLUMNS,
     bit_checksum,
     columns,
     engine_checksums,
     part_of,
-    state_sums,
+    state_checksums,
 )
 from tests import strategies
 
@@ -160,7 +160,7 @@ def test_workers_that_share_a_matrix_out_hold_it_together() -> None:
     state = strategies.tiny_llama().state_dict()
     parts = {name: value for name, value in state.items() if value.ndim == 2}
     both = [
-        {"sums": state_sums(half.items(), dtype=torch.float32, seed=0, by_columns=False), "by_columns": False}
+        {"sums": state_checksums(half.items(), dtype=torch.float32, seed=0, by_columns=False), "by_columns": False}
         for half in ({n: v[:4] for n, v in parts.items()}, {n: v[4:] for n, v in parts.items()})
     ]
     assert differing_parts(both, parts, is_adapter=False, dtype=torch.float32, seed=0) == []
@@ -189,13 +189,13 @@ def test_an_adapter_is_compared_as_vllm_keeps_it(dtype: torch.dtype) -> None:
             module.lora_a_stacked = (torch.cat([down, torch.zeros_like(down)])[None, None],)
             module.lora_b_stacked = ((up * 4)[None, None],)
     found = answers(model, dtype)
-    everything = adapter_sums(policy, dtype)
+    everything = adapter_checksums(policy, dtype)
     only = SimpleNamespace(
         base=base,
         name="policy",
         named_parameters=lambda: [(n, p) for n, p in policy.named_parameters() if "o_proj" in n],
     )
-    expected = adapter_sums(only, dtype)  # type: ignore[arg-type]
+    expected = adapter_checksums(only, dtype)  # type: ignore[arg-type]
     assert {part: value for part, value in found[0]["sums"].items() if "adapter" in part} == expected
     assert set(everything) == set(expected) == {"adapter of layer 0", "adapter of layer 1"}
     state = MergedState(policy)

@@ -60,7 +60,7 @@ def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_
 ) -> None:
     spec = ServerSpec(
         model=checkpoint,
-        exchange=tmp_path,
+        weight_dir=tmp_path,
         config=EngineConfig(kind="vllm", python="true"),
         dtype="float32",
         max_model_len=128,
