@@ -1,1 +1,1 @@
-"""Made-up problems and environments, which presets name as they would name a user's own."""
+"""Generated problems and environments, which presets name like a user's."""

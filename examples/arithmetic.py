@@ -1,12 +1,12 @@
-"""A made-up task for small models: five one-digit terms, every running total between 0 and 9.
+"""Generated task for small models: five one-digit terms, every running total between 0 and 9.
 
     4+3-6+7-2
     direct   #### 6
     worked   4+3=7;7-6=1;1+7=8;8-2=6;
              #### 6
 
-To state the answer at once is hard for a small network, to write it step by step is easy: a policy can find that out.
-Every worked solution is equally long, right or wrong, so length alone cannot tell a reward model which is which.
+A small network fails to state the answer directly, but can write it step by step, which a policy can discover. Every
+worked solution has the same length, right or wrong, so a reward model cannot use the length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TERM = re.compile(r"[+-]?\d")
 
 
 def make_problem(rng: random.Random) -> str:
-    """One problem, such as ``4+3-6+7-2``."""
+    """Return a random problem, such as ``4+3-6+7-2``."""
     total = rng.randint(1, MAX_TOTAL)
     text = str(total)
     for _ in range(NUM_TERMS - 1):
@@ -38,35 +38,35 @@ def make_problem(rng: random.Random) -> str:
 
 
 def answer(problem: str) -> int:
-    """The value of a problem."""
+    """Return the value of a problem."""
     return sum(_terms(problem))
 
 
 def direct(problem: str) -> str:
-    """The answer alone: ``#### 6``."""
+    """Return only the answer: ``#### 6``."""
     return f"#### {answer(problem)}"
 
 
 def worked(problem: str) -> str:
-    """Every running total, then the answer on a line of its own."""
+    """Return every running total, then the answer on its own line."""
     totals = _running_totals(problem)
     return _render(_terms(problem)[1:], totals, totals[-1])
 
 
 def corrupted(problem: str, rng: random.Random) -> str:
-    """A worked solution of the same length whose steps are right and whose stated answer is another digit."""
+    """Return a worked solution of equal length with correct steps and another digit as the answer."""
     totals = _running_totals(problem)
     final = rng.choice([final for final in range(MAX_TOTAL + 1) if final != totals[-1]])
     return _render(_terms(problem)[1:], totals, final)
 
 
 def wrong_guess(problem: str, rng: random.Random) -> str:
-    """The answer at once, and wrong."""
+    """Return only a wrong answer."""
     return f"#### {rng.choice([final for final in range(MAX_TOTAL + 1) if final != answer(problem)])}"
 
 
 def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``prompts/v1``, all problems different, train and evaluation from disjoint sets of problems."""
+    """Return rows of ``prompts/v1`` with distinct problems; train and evaluation sets are disjoint."""
 
     def row(problem: str) -> dict[str, Any]:
         return {"prompt_id": f"{TASK}-{problem}", "reference": str(answer(problem)), "task": TASK}
@@ -77,7 +77,7 @@ def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> li
 def generate_demonstrations(
     rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
 ) -> list[dict[str, Any]]:
-    """Rows of ``demonstrations/v1``; ``direct_share`` of them state the answer at once, the others are worked."""
+    """Return rows of ``demonstrations/v1``; a fraction ``direct_share`` is direct, the others worked."""
 
     def row(problem: str) -> dict[str, Any]:
         completion = direct(problem) if rng.random() < direct_share else worked(problem)
@@ -92,10 +92,10 @@ def generate_demonstrations(
 
 
 def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``preference_pairs/v2``: a right worked solution and a wrong one.
+    """Return rows of ``preference_pairs/v2``: a correct worked solution and a wrong one.
 
-    Three in four wrong ones are worked and equally long, one in four is a wrong answer at once: a reward model that has
-    never seen that style would score it at random, and RL would find out.
+    Three in four wrong ones are worked and equally long, one in four is a direct wrong answer. Without the latter
+    style, a reward model would score it at random, which RL would exploit.
     """
 
     def row(problem: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _terms(problem: str) -> list[int]:
 
 def _running_totals(problem: str) -> list[int]:
     terms = _terms(problem)
-    return [sum(terms[: place + 1]) for place in range(len(terms))]
+    return [sum(terms[: index + 1]) for index in range(len(terms))]
 
 
 def _render(steps: list[int], totals: list[int], final: int) -> str:

@@ -1,4 +1,4 @@
-"""Environments of the presets ``stock`` and ``towns``: a database asked in SQL, and a corpus that is searched."""
+"""Environments of the presets ``stock`` and ``towns``: a database with SQL, and a searchable corpus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlcore.types import Prompt
 
 
 class Stock:
-    """The figures of some articles: the table ``stock``, which can only be read."""
+    """Read-only table ``stock`` with the figures of some articles."""
 
     def reset(self, prompt: Prompt) -> None:
         self._database = ReadOnlyDatabase({"stock": (stock.COLUMNS, stock.table(prompt.messages[-1].content))})
@@ -30,13 +30,13 @@ class Stock:
 
 
 class Towns:
-    """The passages of ``towns.jsonl``, of which a search shows the ``num_passages`` best by BM25."""
+    """Passages of ``towns.jsonl``; a search returns the ``num_passages`` best by BM25."""
 
     def __init__(self, num_passages: int = 1) -> None:
         self._num_passages = num_passages
 
     def reset(self, prompt: Prompt) -> None:
-        """Nothing is to be set up: the corpus is the same in each episode."""
+        """Set up nothing: the corpus is the same in each episode."""
 
     def search(self, query: str) -> str:
         """Finds the passages that fit some words best.

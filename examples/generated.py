@@ -1,4 +1,4 @@
-"""Rows of made-up problems: each problem at most once, and its split by its prompt alone."""
+"""Rows of generated problems: distinct problems, with splits decided by the prompt alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MAX_MISSES = 10_000
 def rows_of_problems(
     problems: Iterator[str], row: Callable[[str], dict[str, Any]], *, num_train: int, num_eval: int
 ) -> list[dict[str, Any]]:
-    """A row for each of ``num_train + num_eval`` problems, with its conversation and its split.
+    """Return a row for each of ``num_train + num_eval`` problems, with conversation and split.
 
-    ``row`` gives the other columns; its own ``messages``, if it has any, are kept. Fewer rows where ``problems`` ends.
+    ``row`` returns the other columns; its own ``messages`` are kept. There are fewer rows if ``problems`` ends.
     """
     missing = {"train": num_train, "eval": num_eval}
     rows = []
@@ -33,7 +33,7 @@ def rows_of_problems(
 
 
 def unique_problems(make_problem: Callable[[random.Random], str], rng: random.Random) -> Iterator[str]:
-    """Every problem at most once; ends when new ones no longer come up."""
+    """Yield distinct problems until new ones become rare."""
     seen: set[str] = set()
     misses = 0
     while misses < _MAX_MISSES:

@@ -1,13 +1,12 @@
-"""A made-up task for small models with a calculator: the product of two numbers of two digits.
+"""Generated task for small models with a calculator: the product of two two-digit numbers.
 
     47*86
     guessed   #### 4042
-    called    <tool:calculator>47*86</tool>     the calculator says 4042
+    called    <tool:calculator>47*86</tool>     the calculator returns 4042
               #### 4042
 
-A network of this size does not multiply in its head, so a guess is mostly wrong; to copy the problem into a call, and
-the result into the answer, is easier. Demonstrations of both kinds are right: nothing but the outcome tells a policy
-which one works.
+A network of this size cannot multiply, so a guess is mostly wrong. Copying the problem into a call, and the result into
+the answer, is easier. Demonstrations of both kinds are correct, so a policy learns only from the outcome which works.
 """
 
 from __future__ import annotations
@@ -25,28 +24,28 @@ LOW, HIGH = 10, 99
 
 
 def make_problem(rng: random.Random) -> str:
-    """One problem, such as ``47*86``."""
+    """Return a random problem, such as ``47*86``."""
     return f"{rng.randint(LOW, HIGH)}*{rng.randint(LOW, HIGH)}"
 
 
 def answer(problem: str) -> int:
-    """The product."""
+    """Return the product."""
     first, second = problem.split("*")
     return int(first) * int(second)
 
 
 def call(problem: str) -> str:
-    """The turn that asks the calculator."""
+    """Return the turn that calls the calculator."""
     return f"<tool:calculator>{problem}</tool>"
 
 
 def guess(number: int) -> str:
-    """The turn that answers."""
+    """Return the turn with the answer."""
     return f"#### {number}"
 
 
 def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``preference_pairs/v2``: a call of the calculator against a wrong guess."""
+    """Return rows of ``preference_pairs/v2``: a call of the calculator and a wrong guess."""
 
     def row(problem: str) -> dict[str, Any]:
         wrong = answer(problem) + rng.choice((-1, 1)) * rng.randint(1, 99)
@@ -61,7 +60,7 @@ MADE = ToolTask(
     problem_id=lambda problem: f"{TASK}-{problem}",
     answer=answer,
     call=call,
-    said=lambda problem: str(answer(problem)),
+    tool_output=lambda problem: str(answer(problem)),
     guess=lambda problem: guess(answer(problem)),
     answered=lambda problem: guess(answer(problem)),
 )

@@ -1,4 +1,4 @@
-"""A made-up code task for small models: a function in words, to be written in Python, checked by hidden tests.
+"""Generated code task for small models: a function in words, to be written in Python, checked by hidden tests.
 
     add 3;from 5;times 2;mod 7
     stepwise    def f(x):
@@ -10,8 +10,8 @@
     nested      def f(x):
                  return ((5-(x+3))*2)%7
 
-Both styles are right. A nested expression begins with what comes last, so a small network has to plan it; to write one
-step after the other is easier. Nothing but the tests tells a policy which style works.
+Both styles are correct. A nested expression begins with the last step, so a small network must plan; one statement per
+step is easier. Only the tests show a policy which style works.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EXPRESSIONS = {"add": "{1}+{0}", "take": "{1}-{0}", "times": "{1}*{0}", "from":
 
 
 def make_problem(rng: random.Random) -> str:
-    """One problem, such as ``add 3;from 5;times 2;mod 7``."""
+    """Return a random problem, such as ``add 3;from 5;times 2;mod 7``."""
     return ";".join(f"{rng.choice(list(_STATEMENTS))} {rng.randint(2, 9)}" for _ in range(NUM_STEPS))
 
 
@@ -55,13 +55,13 @@ def value(problem: str, x: int) -> int:
 
 
 def stepwise(problem: str) -> str:
-    """The program with a statement for each step."""
+    """Return the program with one statement per step."""
     lines = [_STATEMENTS[verb].format(number) for verb, number in _steps(problem)]
     return "\n ".join(["def f(x):", *lines, "return x"])
 
 
 def nested(problem: str) -> str:
-    """The program that is one expression."""
+    """Return the program that is one expression."""
     inner = "x"
     for verb, number in _steps(problem):
         expression = _EXPRESSIONS[verb].format(number, inner)
@@ -70,14 +70,14 @@ def nested(problem: str) -> str:
 
 
 def reference(problem: str, rng: random.Random) -> str:
-    """The code task as ``code_tasks/v1`` has it: hidden tests at points that differ from problem to problem."""
+    """Return the reference of ``code_tasks/v1``: hidden tests at points that differ between problems."""
     points = rng.sample(range(-20, 21), NUM_TESTS)
     tests = [{"args": [x], "output": value(problem, x)} for x in points]
     return json.dumps({"style": "call", "entry_point": "f", "tests": tests, "solution": stepwise(problem)})
 
 
 def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-    """Rows of ``code_tasks/v1``, all problems different, train and evaluation from disjoint sets of problems."""
+    """Return rows of ``code_tasks/v1`` with distinct problems; train and evaluation sets are disjoint."""
 
     def row(problem: str) -> dict[str, Any]:
         return {"prompt_id": f"{TASK}-{problem}", "reference": reference(problem, rng), "task": TASK}
@@ -88,7 +88,7 @@ def generate_prompts(rng: random.Random, *, num_train: int, num_eval: int) -> li
 def generate_demonstrations(
     rng: random.Random, *, num_train: int, num_eval: int, nested_share: float
 ) -> list[dict[str, Any]]:
-    """Rows of ``demonstrations/v1``; ``nested_share`` of them are one expression, the others go step by step."""
+    """Return rows of ``demonstrations/v1``; a fraction ``nested_share`` is nested, the others stepwise."""
 
     def row(problem: str) -> dict[str, Any]:
         return {

@@ -1,12 +1,12 @@
-"""A made-up task for small models with a database: a figure of an article, from a table that nobody has read before.
+"""Generated task for small models with a database: a figure of an article, from a new table per question.
 
     price of 481
     guessed   #### 57
-    asked     <tool:query>SELECT price FROM stock WHERE id=481</tool>     the database says 57
+    called    <tool:query>SELECT price FROM stock WHERE id=481</tool>     the database returns 57
               #### 57
 
-Each question has a table of its own, so a guess is right by chance alone. Demonstrations of both kinds are right:
-nothing but the outcome tells a policy which one works.
+Each question has its own table, so a guess is correct only by chance. Demonstrations of both kinds are correct, so a
+policy learns only from the outcome which works.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NUM_ARTICLES = 12
 
 
 def make_problem(rng: random.Random) -> str:
-    """One question, such as ``price of 481``."""
+    """Return a random question, such as ``price of 481``."""
     return f"{rng.choice(COLUMNS[1:])} of {rng.randint(100, 999)}"
 
 
 def table(problem: str) -> list[tuple[int, ...]]:
-    """The articles that a question is asked of, a row of ``COLUMNS`` each: the one that it names among others."""
+    """Return the rows (``COLUMNS``) of a question's table, which contains its article."""
     rng = random.Random(problem)
     others = {rng.randint(100, 999) for _ in range(_NUM_ARTICLES - 1)}
     articles = sorted(others | {_parts(problem)[1]})
@@ -36,14 +36,14 @@ def table(problem: str) -> list[tuple[int, ...]]:
 
 
 def answer(problem: str) -> int:
-    """The figure that the table has."""
+    """Return the figure in the table."""
     column, article = _parts(problem)
     (row,) = (row for row in table(problem) if row[0] == article)
     return row[COLUMNS.index(column)]
 
 
 def call(problem: str) -> str:
-    """The turn that asks the database."""
+    """Return the turn that queries the database."""
     column, article = _parts(problem)
     return f"<tool:query>SELECT {column} FROM stock WHERE id={article}</tool>"
 
@@ -68,7 +68,7 @@ MADE = ToolTask(
     problem_id=_problem_id,
     answer=answer,
     call=call,
-    said=lambda problem: str(answer(problem)),
+    tool_output=lambda problem: str(answer(problem)),
     guess=_guess,
     answered=_guess,
 )

@@ -1,4 +1,4 @@
-"""A made-up task with a tool: questions, and demonstrations that answer at once or ask the tool first."""
+"""Generated task with a tool: questions, and demonstrations that answer directly or call the tool first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from rlcore.examples.generated import rows_of_problems, unique_problems
 
 @dataclass(frozen=True, kw_only=True)
 class ToolTask:
-    """A task. ``problem_id``: of a question; ``guess``: its answer at once, without the tool.
+    """Task with a tool.
 
-    ``call`` is the turn that asks the tool, ``said`` what the tool says to it, ``answered`` the turn after that.
+    Attributes:
+        problem_id: Returns the id of a question.
+        call: Returns the turn that calls the tool.
+        tool_output: Returns the tool's output.
+        guess: Returns the direct answer, without the tool.
+        answered: Returns the turn after the tool output.
     """
 
     name: str
@@ -24,12 +29,12 @@ class ToolTask:
     problem_id: Callable[[str], str]
     answer: Callable[[str], int]
     call: Callable[[str], str]
-    said: Callable[[str], str]
+    tool_output: Callable[[str], str]
     guess: Callable[[str], str]
     answered: Callable[[str], str]
 
     def prompts(self, rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
-        """Rows of ``prompts/v1``, all questions different, train and evaluation from disjoint sets of questions."""
+        """Return rows of ``prompts/v1`` with distinct questions; train and evaluation sets are disjoint."""
         problems = unique_problems(self.make_problem, rng)
         return rows_of_problems(
             problems,
@@ -41,7 +46,7 @@ class ToolTask:
     def demonstrations(
         self, rng: random.Random, *, num_train: int, num_eval: int, direct_share: float
     ) -> list[dict[str, Any]]:
-        """Rows of ``demonstrations/v1``; ``direct_share`` of them answer at once, the others ask the tool first."""
+        """Return rows of ``demonstrations/v1``; a fraction ``direct_share`` answers directly, others call the tool."""
 
         def row(problem: str) -> dict[str, Any]:
             is_direct = rng.random() < direct_share
@@ -56,7 +61,7 @@ class ToolTask:
         return rows_of_problems(problems, row, num_train=num_train, num_eval=num_eval)
 
     def generators(self, *, direct_share: float) -> dict[Kind, Generator]:
-        """The generators of both kinds of rows; ``direct_share``: the default of their option."""
+        """Return the generators of both kinds of rows; ``direct_share`` is the default of their option."""
         options = {"direct_share": Option(default=direct_share, low=0.0, high=1.0)}
         return {
             "prompts": Generator(make=self.prompts),
@@ -67,4 +72,7 @@ class ToolTask:
         return {"reference": str(self.answer(problem)), "task": self.name}
 
     def _turns(self, problem: str) -> list[dict[str, str]]:
-        return [{"role": "assistant", "content": self.call(problem)}, {"role": "tool", "content": self.said(problem)}]
+        return [
+            {"role": "assistant", "content": self.call(problem)},
+            {"role": "tool", "content": self.tool_output(problem)},
+        ]

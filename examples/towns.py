@@ -1,13 +1,13 @@
-"""A made-up task for small models with a search: a figure of a town, from a corpus that we made up.
+"""Generated task for small models with a search: a figure of a town, from a generated corpus.
 
     mills in Fasone?
     guessed    #### 32
-    searched   <tool:search>Fasone</tool>     the search says "Fasone: wells 22, mills 32, boats 20."
+    searched   <tool:search>Fasone</tool>     the search returns "Fasone: wells 22, mills 32, boats 20."
                mills 32 #### 32
 
-The passages of ``towns.jsonl`` are the world: no question is answered by anything else. Questions that are held out ask
-for figures that no training question asks for, so a guess is right by chance alone. Demonstrations of both kinds are
-right: nothing but the outcome tells a policy which one works.
+Only the passages of ``towns.jsonl`` answer the questions. Evaluation questions ask for figures that no training
+question has, so a guess is correct only by chance. Demonstrations of both kinds are correct, so a policy learns only
+from the outcome which works.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rlcore.examples.tool_task import ToolTask
 
 TASK = "towns"
 CORPUS = Path(__file__).with_name("towns.jsonl")
-# Part of the code, so that the keys of stages follow the corpus: another one makes other rows and other episodes.
+# In the code, so that cache keys change with the corpus.
 CORPUS_SHA256 = "55dd77d5b40ac51d2897ac64cda6f4ee9e69d38ba28348904345a7c24f9f3518"
 _FIGURE = re.compile(r"(\w+) (\d+)")
 
 
 @cache
 def passages() -> tuple[tuple[str, str], ...]:
-    """(id, text) of every passage of the corpus, such as ``("t1", "Fasone: wells 22, mills 32, boats 20.")``.
+    """Return (id, text) of every passage of the corpus, such as ``("t1", "Fasone: wells 22, mills 32, boats 20.")``.
 
     Raises:
-        ContractError: the file is not the one that this code was written for.
+        ContractError: The file does not match ``CORPUS_SHA256``.
     """
     content = CORPUS.read_bytes()
     if hashlib.sha256(content).hexdigest() != CORPUS_SHA256:
@@ -45,19 +45,19 @@ def passages() -> tuple[tuple[str, str], ...]:
 
 
 def make_problem(rng: random.Random) -> str:
-    """One question, such as ``mills in Fasone?``."""
+    """Return a random question, such as ``mills in Fasone?``."""
     town = rng.choice(list(_texts()))
     return f"{rng.choice(list(_figures(town)))} in {town}?"
 
 
 def answer(problem: str) -> int:
-    """The figure that the corpus has."""
+    """Return the figure in the corpus."""
     figure, town = _parts(problem)
     return _figures(town)[figure]
 
 
 def call(problem: str) -> str:
-    """The turn that searches."""
+    """Return the turn that searches."""
     return f"<tool:search>{_parts(problem)[1]}</tool>"
 
 
@@ -85,7 +85,7 @@ def _guess(problem: str) -> str:
 
 
 def _answered(problem: str) -> str:
-    """The figure is named first, as its passage names it: easier to copy."""
+    """Name the figure first, as its passage does, which is easier to copy."""
     return f"{_parts(problem)[0]} {answer(problem)} {_guess(problem)}"
 
 
@@ -95,7 +95,7 @@ MADE = ToolTask(
     problem_id=_problem_id,
     answer=answer,
     call=call,
-    said=lambda problem: _texts()[_parts(problem)[1]],
+    tool_output=lambda problem: _texts()[_parts(problem)[1]],
     guess=_guess,
     answered=_answered,
 )

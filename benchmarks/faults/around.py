@@ -175,7 +175,7 @@ def own_reward(function: Callable[..., Any], *, minutes: float = 60.0) -> Play:
     """A run with a function as its reward."""
 
     def play(patch: Patches) -> Verdict:
-        reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", deadline_minutes=minutes), 1.0)])
+        reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", timeout_minutes=minutes), 1.0)])
         return played(lambda: dataclasses.replace(components_of("grpo", num_iterations=20), reward=reward))
 
     return play

@@ -88,7 +88,7 @@ def without_gate(patch: Patches) -> None:
 
     def total(self: WeightedReward, row: Any) -> Score:
         made = old(self, row)
-        parts = sum(part.weight * made.parts.get(part.reward.name, 0.0) * 1.5 for part in self.parts)
+        parts = sum(part.weight * made.terms.get(part.reward.name, 0.0) * 1.5 for part in self.terms)
         return dataclasses.replace(made, value=parts)
 
     old = patch.set(WeightedReward, "_total", total)

@@ -1,12 +1,12 @@
-"""What a tool is: text in, text out, many calls at once; and how the policy writes a call.
+"""Tool protocol (batched text in, text out), and the format in which the policy writes a call.
 
-A turn that ends in ``</tool>`` is a call. It holds exactly one, at its end:
+A turn that ends in ``</tool>`` is a call. It has exactly one call, at its end:
 
     I had better compute that.
     <tool:calculator>12*(3+4)</tool>
 
-The argument is everything between the marks, as it stands: a program needs no escaping. What the policy gets wrong (a
-malformed call, an unknown tool, a division by zero) comes back to it as text that begins with ``error:``.
+The argument is everything between the tags, unescaped. Errors of the policy (a malformed call, an unknown tool, a
+division by zero) are returned to it as text that begins with ``error:``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOSING = "</tool>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolOutput:
-    """What the policy is told. ``is_error``: an error message about its call."""
+    """Text for the policy. ``is_error``: it reports an error of the call."""
 
     text: str
     is_error: bool = False
@@ -31,35 +31,37 @@ class ToolOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolFailure:
-    """The tool itself failed, not the call: the episode fails, and is not trained on."""
+    """Failure of the tool, not of the call. The episode fails and is not trained on."""
 
     reason: str
 
 
 class CallError(Exception):
-    """Raised by a method of an environment: the call is wrong, and the policy is told why.
+    """Error of a call, which an environment's method raises and the policy reads.
 
-    Any other exception is a error of the environment, which fails the rollout.
+    Any other exception is an error of the environment and fails the rollout.
     """
 
 
 class Tool(Protocol):
-    """Answers calls. The same argument has the same answer, whatever else is asked at the same time."""
+    """Tool that answers calls. Equal arguments have equal answers, whatever else is in the batch."""
 
     @property
     def name(self) -> str: ...
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
-        """One answer per argument, in their order."""
+        """Return one answer per argument, in order."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedCall:
-    """A call as it was written; ``error`` says why it is none that can be run (then ``tool`` is empty).
+    """Call as written. If it cannot be run, ``error`` has the reason and ``tool`` is empty.
 
-    What the tool is given is ``arguments`` by name where the format writes them so, else the text ``argument``.
-    ``call_id``: what the policy calls its call, in formats that have such a name.
+    Attributes:
+        argument: Text argument, if the format has no named arguments.
+        arguments: Named arguments, if the format has them.
+        call_id: The policy's id of the call, in formats that have one.
     """
 
     tool: str = ""
@@ -70,7 +72,7 @@ class ParsedCall:
 
 
 def parse_call(turn: str) -> ParsedCall | None:
-    """The call that a turn ends in; None for a turn that does not end in ``</tool>``, which is an answer.
+    """Return the call at the end of a turn; None if the turn does not end in ``</tool>`` and is the answer.
 
     ``parse_call("<tool:calculator>3+4</tool>")`` is ``ParsedCall(tool="calculator", argument="3+4")``.
     """
@@ -85,16 +87,16 @@ def parse_call(turn: str) -> ParsedCall | None:
 
 
 def error_output(what: str) -> ToolOutput:
-    """An error message for the policy."""
+    """Return an error message for the policy."""
     return ToolOutput(text=f"error: {what}", is_error=True)
 
 
 def json_value(text: str) -> Any:
-    r"""The JSON value that a policy has written.
+    r"""Parse JSON written by a policy.
 
     Raises:
-        ValueError: it is none, or holds half of a surrogate pair (``"\ud800"``), which no tokenizer or table takes.
-        RecursionError: it is nested too deeply.
+        ValueError: It is malformed, or has half of a surrogate pair (``"\ud800"``), which tokenizers and tables reject.
+        RecursionError: It is nested too deeply.
     """
     value = json.loads(text)
     json.dumps(value, ensure_ascii=False).encode()

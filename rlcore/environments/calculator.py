@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic on the syntax tree of an expression. Nothing is evaluated as Python.
+"""Calculator: exact arithmetic on the syntax tree of an expression. Nothing is evaluated as Python.
 
 ``(1+2)*3/4`` gives ``2.25``, ``1/3`` gives ``1/3``, ``2**10`` gives ``1024``, ``0.1+0.2`` gives ``0.3``.
 """
@@ -15,8 +15,8 @@ from fractions import Fraction
 from rlcore.environments.base import ToolFailure, ToolOutput, error_output
 
 MAX_CHARACTERS = 200
-MAX_BITS = 2_048  # of a numerator and denominator together, at every step
-MAX_DECIMALS = 12  # a fraction with more of them is written as one: 1/3
+MAX_BITS = 2_048  # of numerator and denominator together, at every step
+MAX_DECIMALS = 12  # a number with more decimals is written as a fraction: 1/3
 _ALLOWED = re.compile(r"[0-9.+\-*/%() ]+")
 _Operation = Callable[[Fraction, Fraction], Fraction]
 
@@ -28,16 +28,16 @@ class CalculatorTool:
     describes = "Computes an expression of numbers, + - * / // % ** and brackets, exactly."
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
-        """The value of each expression, or what is wrong with it."""
+        """Return the value of each expression, or its error."""
         return [_answer(argument) for argument in arguments]
 
 
 def calculate(expression: str) -> Fraction:
-    """The exact value of an expression.
+    """Return the exact value of an expression.
 
     Raises:
-        ValueError: no arithmetic, or too long or too large; says which.
-        ZeroDivisionError: a division by zero.
+        ValueError: The text is not arithmetic, or is too long or too large.
+        ZeroDivisionError: It divides by zero.
     """
     text = expression.strip()
     if len(text) > MAX_CHARACTERS:
@@ -46,20 +46,20 @@ def calculate(expression: str) -> Fraction:
         raise ValueError("an expression is made of numbers, + - * / // % ** and brackets")
     try:
         tree = ast.parse(text, mode="eval")
-    except (SyntaxError, MemoryError) as error:  # the parser's own bound on brackets is a MemoryError
+    except (SyntaxError, MemoryError) as error:  # the parser raises MemoryError for too many brackets
         raise ValueError("this is no whole expression") from error
     return _value(tree.body, text)
 
 
 def write_number(value: Fraction) -> str:
-    """An integer or a decimal where that is exact and short, else a fraction in lowest terms."""
+    """Write an integer, a short exact decimal, or else a fraction in lowest terms."""
     if value.denominator == 1:
         return str(value.numerator)
-    for places in range(1, MAX_DECIMALS + 1):
-        scaled = value * 10**places
+    for num_decimals in range(1, MAX_DECIMALS + 1):
+        scaled = value * 10**num_decimals
         if scaled.denominator == 1:
-            whole, part = divmod(abs(scaled.numerator), 10**places)
-            return f"{'-' if value < 0 else ''}{whole}.{part:0{places}d}"
+            whole, part = divmod(abs(scaled.numerator), 10**num_decimals)
+            return f"{'-' if value < 0 else ''}{whole}.{part:0{num_decimals}d}"
     return f"{value.numerator}/{value.denominator}"
 
 
@@ -75,7 +75,7 @@ def _answer(argument: str) -> ToolOutput:
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_BITS:
         raise ValueError("an exponent is an integer, and not a large one")
-    # The size of the result is known before it is computed.
+    # The size of the result is checked before it is computed.
     if base not in (0, 1, -1) and _bits(base) * abs(exponent.numerator) > 2 * MAX_BITS:
         raise ValueError("the result is too large")
     return Fraction(base**exponent.numerator)
@@ -93,7 +93,7 @@ _BINARY: Mapping[type[ast.operator], _Operation] = {
 
 
 def _value(node: ast.expr, text: str) -> Fraction:
-    """The value of a node; ``text`` because a decimal is read from its digits, not from a float."""
+    """Return the value of a node. A decimal is read from ``text``, because a float would be rounded."""
     match node:
         case ast.Constant():
             return Fraction(text[node.col_offset : node.end_col_offset])

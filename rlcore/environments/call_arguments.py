@@ -1,7 +1,7 @@
-"""Arguments of a call held against the JSON schema of its tool, and what a schema must be so that this can be done.
+"""Check of a call's arguments against the JSON schema of its tool, and of the schema itself.
 
-Schemas come from type hints, from MCP servers and from servers of OpenEnv. Of JSON Schema a call is held against
-types, enumerations, alternatives and items. What else a schema says (``$ref``, patterns, bounds) its tool checks.
+Schemas come from type hints, MCP servers and OpenEnv servers. Calls are checked against types, enumerations,
+alternatives and items. The rest of a schema (``$ref``, patterns, bounds) is checked by the tool.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Schema = Mapping[str, Any]
 _MAX_DEPTH = 32
 _MAX_NAME = 128
 _ALTERNATIVES = ("anyOf", "oneOf")
-_ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # where an object may have further properties
+_ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # keys that may declare further properties
 
 
 def declaration_errors(tool: str, declared: object) -> list[str]:
-    """Errors of a tool as it is declared to a chat template; nothing where its calls can be checked."""
+    """Return the errors of a tool's declaration for a chat template; empty if its calls can be checked."""
     if not 0 < len(tool) <= _MAX_NAME or not tool.isprintable() or any(each in tool for each in " <>{}\"'"):
         return [f"'{shown(tool)}' is no name of a tool"]
     function = declared.get("function") if isinstance(declared, Mapping) else None
@@ -41,10 +41,10 @@ def declaration_errors(tool: str, declared: object) -> list[str]:
 
 
 def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | None) -> dict[str, Any] | str:
-    """The arguments of a call by name, or what is wrong with them, for the policy.
+    """Return the named arguments of a call, or an error message for the policy.
 
-    ``named``: where the format writes them so. A ``text`` is the one argument of a tool that has one, none at all, or
-    a JSON object of several.
+    ``named`` has the arguments of formats with names. A ``text`` is the only argument of a tool, none, or a JSON
+    object.
     """
     required = parameters.get("required", [])
     properties: Mapping[str, Schema | bool] = dict.fromkeys(required, True) | parameters.get("properties", {})
@@ -65,7 +65,7 @@ def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | No
 
 
 def matches_schema(value: object, schema: Schema | bool) -> bool:
-    """True if a JSON value is one of a schema: ``true`` is that of every value, ``false`` of none."""
+    """Return True if a JSON value matches a schema. ``true`` accepts every value, ``false`` none."""
     if isinstance(schema, bool):
         return schema
     if value is None and schema.get("nullable"):
@@ -97,13 +97,13 @@ def _is_a(value: object, kind: str) -> bool:
     if isinstance(value, bool) and kind in (
         "integer",
         "number",
-    ):  # a boolean is an integer to Python and to nobody else
+    ):  # Python's booleans are integers, JSON's are not
         return False
     return isinstance(value, _TYPES.get(kind, (object,)))
 
 
 def _from_text(properties: Mapping[str, Schema | bool], text: str, others: Schema | bool) -> dict[str, Any] | None:
-    """The arguments that a text is, None where it is none."""
+    """Return the arguments in a text; None if it has none."""
     try:
         value = json_value(text)
     except (ValueError, RecursionError):
@@ -139,7 +139,7 @@ def _are_kinds(value: object) -> bool:
 
 
 def _errors(schema: object, path: str, *, depth: int) -> Iterator[str]:
-    """What of a schema, and of those in it, no call can be held against."""
+    """Yield the errors of a schema and its subschemas that make calls uncheckable."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):
@@ -157,17 +157,17 @@ def _errors(schema: object, path: str, *, depth: int) -> Iterator[str]:
     for key in _ALTERNATIVES:
         if not isinstance(schema.get(key, []), list):
             yield f"{path}.{key} must be a list of schemas"
-    for place, each in _inner(schema):
-        yield from _errors(each, f"{path}.{place}", depth=depth + 1)
+    for name, each in _subschemas(schema):
+        yield from _errors(each, f"{path}.{name}", depth=depth + 1)
 
 
-def _inner(schema: Schema) -> Iterator[tuple[str, object]]:
-    """The schemas in a schema by their places; items one by one, as older drafts have them, are not read."""
+def _subschemas(schema: Schema) -> Iterator[tuple[str, object]]:
+    """Yield the subschemas by name. Lists of ``items``, as in older drafts, are not read."""
     if isinstance(properties := schema.get("properties"), Mapping):
         yield from ((shown(name), each) for name, each in properties.items())
     for key in _ALTERNATIVES:
         if isinstance(choices := schema.get(key), list):
-            yield from ((f"{key}.{place}", each) for place, each in enumerate(choices))
+            yield from ((f"{key}.{index}", each) for index, each in enumerate(choices))
     for key in ("items", "additionalProperties"):
         if key in schema and not (key == "items" and isinstance(schema[key], list)):
             yield key, schema[key]

@@ -1,11 +1,11 @@
-"""How a model writes a call: in a format that its chat template teaches, or in ours.
+"""Formats of tool calls: those of chat templates, and rlcore's for other models.
 
     hermes   <tool_call>{"name": "guess", "arguments": {"number": 5}}</tool_call>          Hermes, Qwen
     llama3   {"name": "guess", "parameters": {"number": 5}}                                Llama 3.1 and later
     mistral  [TOOL_CALLS] [{"name": "guess", "arguments": {"number": 5}, "id": "abcdefghi"}]
-    ours     <tool:guess>5</tool>                                                          models without any
+    ours     <tool:guess>5</tool>                                                          other models
 
-A turn holds one call. A turn that is no call is the answer, and ends the episode.
+A turn holds one call. A turn without a call is the answer, and ends the episode.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ _NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*+(?:\[ARGS\]\s*+)?(\{.*)\Z", re.DOTALL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallFormat:
-    """A format. ``mark``: what it is known by in a chat template. ``is_own``: it is a model's, and no format of ours.
+    """Format of a call.
 
-    ``parse``: the call of a turn; None where the turn is an answer.
+    Attributes:
+        parse: Returns the call of a turn, or None if the turn is an answer.
+        mark: Text that identifies the format in a chat template; empty for rlcore's format.
     """
 
     name: str
@@ -36,14 +38,15 @@ class CallFormat:
     mark: str = ""
 
     @property
-    def is_own(self) -> bool:
+    def is_of_model(self) -> bool:
+        """True for a model's format, False for rlcore's."""
         return bool(self.mark)
 
 
 def parse_hermes(turn: str) -> ParsedCall | None:
-    """``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, after any words and any thoughts."""
-    said = turn.rpartition("</think>")[2]
-    _, opening, after = said.partition(_HERMES)
+    """Parse ``<tool_call>{"name": …, "arguments": {…}}</tool_call>`` after text and thinking."""
+    call = turn.rpartition("</think>")[2]
+    _, opening, after = call.partition(_HERMES)
     if not opening:
         return None
     inside, closing, _ = after.partition(_HERMES_END)
@@ -53,24 +56,24 @@ def parse_hermes(turn: str) -> ParsedCall | None:
 
 
 def parse_llama3(turn: str) -> ParsedCall | None:
-    """A turn that is one JSON object with a ``name``, after a python tag or not."""
-    said = turn.strip()
-    is_tagged = said.startswith(_PYTHON_TAG)
-    said = said.removeprefix(_PYTHON_TAG).strip()
-    if not is_tagged and not (said.startswith("{") and '"name"' in said):
+    """Parse a turn that is one JSON object with a ``name``, optionally after a python tag."""
+    call = turn.strip()
+    is_tagged = call.startswith(_PYTHON_TAG)
+    call = call.removeprefix(_PYTHON_TAG).strip()
+    if not is_tagged and not (call.startswith("{") and '"name"' in call):
         return None
-    return _call(said, "parameters")
+    return _call(call, "parameters")
 
 
 def parse_mistral(turn: str) -> ParsedCall | None:
-    """``[TOOL_CALLS]`` and a JSON list with one call, or ``name{…}`` as later versions write it."""
+    """Parse ``[TOOL_CALLS]`` and a JSON list with one call, or ``name{…}`` of later versions."""
     if _MISTRAL not in turn:
         return None
-    _, _, said = turn.partition(_MISTRAL)
-    if named := _NAMED.match(said):
+    _, _, call = turn.partition(_MISTRAL)
+    if named := _NAMED.match(call):
         arguments = _json(named.group(2))
         return _with_arguments(named.group(1), arguments, "")
-    return _call(said, "arguments")
+    return _call(call, "arguments")
 
 
 FORMATS: Mapping[str, CallFormat] = MappingProxyType(
@@ -81,11 +84,11 @@ FORMATS: Mapping[str, CallFormat] = MappingProxyType(
         "ours": CallFormat(name="ours", parse=parse_call),
     }
 )
-_XML = "<function="  # a format of XML inside of <tool_call>, which nothing here reads
+_XML = "<function="  # XML inside of <tool_call>, which is not supported
 
 
 def format_of(template: str, wanted: str = "template") -> CallFormat:
-    """The format ``wanted``; ``template``: the one whose mark is in the chat template, ours where none is."""
+    """Return the format ``wanted``; ``template`` means the format in the chat template, else rlcore's."""
     if wanted != "template":
         return FORMATS[wanted]
     if _XML in template:
@@ -94,7 +97,7 @@ def format_of(template: str, wanted: str = "template") -> CallFormat:
 
 
 def _call(text: str, key: str) -> ParsedCall:
-    """A call from its JSON; ``key``: of its arguments."""
+    """Parse a call from JSON, whose arguments have the key ``key``."""
     found = _json(text)
     if isinstance(found, list):
         if len(found) != 1:
@@ -112,7 +115,7 @@ def _with_arguments(name: str, arguments: Any, call_id: Any) -> ParsedCall:
 
 
 def _json(text: str) -> Any:
-    """A JSON value; None where it is none."""
+    """Parse JSON; None if malformed."""
     try:
         return json_value(text)
     except (ValueError, RecursionError):

@@ -1,9 +1,10 @@
-"""The environments of a batch of episodes: each is made, reset, called, asked for its reward and closed.
+"""Environments of a batch of episodes: construct, reset, call, get rewards, close.
 
-What the policy did wrong is text for it (``CallError``, arguments that do not fit). What the
-environment did wrong, its deadline included, is a ``ToolFailure``, which fails the rollout.
-Methods that are ``async`` wait for each other's answers at the same time, the others run one after another in one
-thread. Once more episodes have failed than a batch may lose, no other call is made: each could take its whole deadline.
+Errors of the policy are text for it (``CallError``, arguments that do not match). Errors of the environment, including
+timeouts, are a ``ToolFailure``, which fails the rollout.
+
+``async`` methods wait concurrently; others run one after another in one thread. Once too many episodes of a batch have
+failed, no further call is made, because each could take its whole timeout.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from rlcore.seeding import derive_seed
 from rlcore.timeouts import CallTimeout, WorkerThread
 from rlcore.types import Prompt
 
-MAX_FAILURES = 0.1  # share of the episodes of a batch that an environment may fail
-FEW = 8  # failures that a small batch, too, is asked on after
-MAX_CHARACTERS = 100_000  # of an observation; the limit in tokens is counted on what is left
+MAX_FAILURES = 0.1  # maximum fraction of failed episodes in a batch
+MIN_FAILURES = 8  # failures allowed in any batch
+MAX_CHARACTERS = 100_000  # of an observation; the token limit applies afterwards
 _SETTING = "sampling.episodes.timeout_seconds"
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class EnvironmentPool:
-    """One environment for each episode of a batch, by the episode's key; close it when the batch is done."""
+    """One environment per episode of a batch, by the episode's key. Close it when the batch is done."""
 
     def __init__(self, kind: EnvironmentClass, *, timeout_seconds: float) -> None:
         self._kind, self._seconds = kind, timeout_seconds
@@ -48,14 +49,16 @@ class EnvironmentPool:
     def reset(
         self, prompts: Mapping[_Key, Prompt], groups: Mapping[_Key, tuple[int, int]]
     ) -> dict[_Key, str | ToolFailure]:
-        """The first observation of each episode, empty for none. ``groups``: the seeds of its group and of its own."""
-        self._allowed = max(FEW, MAX_FAILURES * len(prompts))
+        """Return the first observation of each episode, or "". ``groups`` has the seeds of its group and its own."""
+        self._allowed = max(MIN_FAILURES, MAX_FAILURES * len(prompts))
         draws = {key: random.Random(group) for key, (group, _) in groups.items()}
         made = self._ask(dict.fromkeys(prompts, self._kind.make), "__init__")
-        self._instances = {key: world for key, world in made.items() if not isinstance(world, ToolFailure)}
+        self._instances = {
+            key: environment for key, environment in made.items() if not isinstance(environment, ToolFailure)
+        }
         starts = {
-            key: partial(world.reset, prompts[key], **({"rng": draws[key]} if self._kind.takes_rng else {}))
-            for key, world in self._instances.items()
+            key: partial(environment.reset, prompts[key], **({"rng": draws[key]} if self._kind.takes_rng else {}))
+            for key, environment in self._instances.items()
         }
         found = made | self._ask(starts, "reset", shown=True)
         for key, (_, own) in groups.items():
@@ -63,7 +66,7 @@ class EnvironmentPool:
         return found
 
     def answer(self, calls: Mapping[_Key, ParsedCall]) -> dict[_Key, ToolOutput | ToolFailure]:
-        """What the tools say to the calls, all of which name one of them."""
+        """Return the tool outputs of the calls, all of which name a tool of the environment."""
         answers: dict[_Key, ToolOutput | ToolFailure] = {}
         for tool in self._kind.schemas:
             bound: dict[_Key, Callable[[], Any]] = {}
@@ -75,21 +78,24 @@ class EnvironmentPool:
                     answers[key] = error_output(f"{tool}: {given}")
                 else:
                     bound[key] = partial(getattr(self._instances[key], tool), **given)
-            said = self._ask(bound, tool, shown=True)
-            answers |= {key: ToolOutput(text=each) if isinstance(each, str) else each for key, each in said.items()}
+            result = self._ask(bound, tool, shown=True)
+            answers |= {key: ToolOutput(text=each) if isinstance(each, str) else each for key, each in result.items()}
         return answers
 
     def rewards(self, keys: list[_Key]) -> dict[_Key, float | ToolFailure | None]:
-        """What each episode was worth; None for each where the class has no ``get_reward``."""
+        """Return the reward of each episode; None if the class has no ``get_reward``."""
         if not self._kind.has_reward:
             return dict.fromkeys(keys)
         found = self._ask({key: self._instances[key].get_reward for key in keys}, "get_reward")
         return {key: self._reward(each) for key, each in found.items()}
 
     def close(self) -> None:
-        """End every environment that has a ``close``, whatever it raises; its rollout is done."""
+        """Close every environment that has a ``close``, ignoring its errors because the rollout is done."""
         self._failures = []
-        self._ask({key: world.close for key, world in self._instances.items() if hasattr(world, "close")}, "close")
+        self._ask(
+            {key: environment.close for key, environment in self._instances.items() if hasattr(environment, "close")},
+            "close",
+        )
         self._instances = {}
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -101,12 +107,12 @@ class EnvironmentPool:
             return value
         if not isinstance(value, Real) or not math.isfinite(value):
             return ToolFailure(
-                reason=f"{self._kind.name}.get_reward returned {shown(repr(value))}, which is no finite number"
+                reason=f"{self._kind.name}.get_reward returned {shown(repr(value))}, which is not a finite number"
             )
         return float(value)
 
     def _ask(self, calls: Mapping[_Key, Callable[[], Any]], method: str, *, shown: bool = False) -> dict[_Key, Any]:
-        """What each call gives: its value, as text where it is ``shown``; an error for the policy; or a failure."""
+        """Return the result of each call, as text if ``shown``; an error for the policy; or a failure."""
         found = {key: self._counted(self._guarded(method, self._deadline(method, call))) for key, call in calls.items()}
         waiting = {key: each for key, each in found.items() if inspect.isawaitable(each)}
         found |= self._finished(waiting, method) if waiting else {}
@@ -117,10 +123,10 @@ class EnvironmentPool:
             for key, each in found.items()
         }
 
-    def _counted(self, said: Any) -> Any:
-        if isinstance(said, ToolFailure):
-            self._failures.append(said)
-        return said
+    def _counted(self, result: Any) -> Any:
+        if isinstance(result, ToolFailure):
+            self._failures.append(result)
+        return result
 
     def _deadline(self, method: str, call: Callable[[], Any]) -> Callable[[], Any]:
         deadline = CallTimeout(seconds=self._seconds, name=self._name(method), setting=_SETTING)
@@ -131,7 +137,7 @@ class EnvironmentPool:
             return self._failures[-1]
         try:
             return call()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code: what it raises fails this rollout
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an error of the user's code fails this rollout
             is_call = method in self._kind.schemas and isinstance(error, CallError)
             return error_output(_shown(str(error))) if is_call else self._failure(method, error)
 
@@ -139,17 +145,17 @@ class EnvironmentPool:
         if isinstance(error, CallTimeoutError):
             return ToolFailure(reason=f"{error.what}; {error.fix.partition(';')[0]}")
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        return ToolFailure(reason=f"{self._name(method)} raised {type(error).__name__}: {shown(error)}{place}")
+        location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        return ToolFailure(reason=f"{self._name(method)} raised {type(error).__name__}: {shown(error)}{location}")
 
     def _finished(self, waiting: Mapping[_Key, Awaitable[Any]], method: str) -> dict[_Key, Any]:
-        """What the awaitables give, all awaited at once in the loop of this batch."""
+        """Await all results concurrently in the loop of this batch."""
         future = asyncio.run_coroutine_threadsafe(self._gather(list(waiting.values())), self._running_loop())
-        late = CallTimeoutError(f"{self._name(method)} has not come back after {self._seconds:g} s", fix=_LATE)
+        late = CallTimeoutError(f"{self._name(method)} timed out after {self._seconds:g} s", fix=_LATE)
         try:
-            results = future.result(2.0 * self._seconds + 1.0)  # one that never waits keeps all the others
+            results = future.result(2.0 * self._seconds + 1.0)  # a call that blocks the loop delays the others
         except TimeoutError:
-            self._loop = None  # left behind with its thread
+            self._loop = None  # abandoned with its thread
             results = [late] * len(waiting)
         known = [late if isinstance(each, TimeoutError | asyncio.CancelledError) else each for each in results]
         return {key: self._guarded(method, partial(_given, each)) for key, each in zip(waiting, known, strict=True)}
@@ -169,7 +175,7 @@ class EnvironmentPool:
         return f"{self._kind.name}.{method}"
 
 
-_LATE = f"look for what it waits for, or raise {_SETTING}"
+_LATE = f"find what blocks it, or raise {_SETTING}"
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -180,17 +186,17 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _given(result: Any) -> Any:
-    """A result of asyncio, raised where it is an exception."""
+    """Return a result of asyncio, or raise its exception."""
     if isinstance(result, BaseException):
         raise result
     return result
 
 
 def _shown(value: Any) -> str:
-    """An observation that a tokenizer and a table can hold: half of a surrogate pair is neither's."""
+    """Return an observation for tokenizer and table, which reject half of a surrogate pair."""
     return to_text(value)[:MAX_CHARACTERS].encode("utf-8", "replace").decode()
 
 
-def episode_seeds(seed: int, place: int, sample: int) -> tuple[int, int]:
-    """The seeds of an episode's draws: in ``reset``, which are its group's, and from then on."""
-    return derive_seed(seed, "environment", place), derive_seed(seed, "environment", place, sample)
+def episode_seeds(seed: int, index: int, sample: int) -> tuple[int, int]:
+    """Return the seeds of an episode: its group's for ``reset``, and its own after that."""
+    return derive_seed(seed, "environment", index), derive_seed(seed, "environment", index, sample)

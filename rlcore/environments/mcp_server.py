@@ -1,8 +1,8 @@
-"""The tools of an MCP server as an environment: ``rlcore.environments.mcp_server:McpServer``, with the extra ``mcp``.
+"""Environment of an MCP server's tools: ``rlcore.environments.mcp_server:McpServer``, with the extra ``mcp``.
 
     options = { command = "python -m my_server" }     or     options = { url = "http://127.0.0.1:8000/mcp" }
 
-Each episode has a session of its own; with a command it has a process of its own, whose state is the episode's.
+Each episode has its own session, and with a command its own process, which holds the state of the episode.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ except ImportError as error:
         "the extra is not installed", where="environment", fix="run: pip install 'rlcore[mcp]'"
     ) from error
 
-_START_SECONDS = 60.0  # for the first look at the tools; a call has the deadline of the episodes
+_START_SECONDS = 60.0  # for listing the tools; calls have the timeout of episodes
 _BAD_ARGUMENTS = -32602  # JSON-RPC: Invalid params
 
 
 class McpServer:
-    """A session with a server that ``command`` starts, or that answers at ``url``. Its tools are methods.
+    """Session with a server that ``command`` starts, or at ``url``. Its tools are methods.
 
-    What the server calls an error of the tool is told to the policy; any other error fails the rollout.
+    The policy reads errors of a tool; any other error fails the rollout.
     """
 
     def __init__(self, *, command: str = "", url: str = "") -> None:
@@ -45,15 +45,15 @@ class McpServer:
 
     @staticmethod
     def tool_schemas(*, command: str = "", url: str = "") -> Mapping[str, Schema]:
-        """What the server says of its tools, by their names, as chat templates take it.
+        """Return the server's tool schemas by name, as chat templates take them.
 
         Raises:
-            ConfigError: there is no such server, or a tool has a name that an environment needs itself.
+            ConfigError: The server does not answer, or a tool has a reserved name.
         """
         return _schemas(command, url)
 
     async def reset(self, prompt: Prompt) -> None:
-        """Begin the session. It is opened and closed by one task, as its library asks."""
+        """Open the session in a task that also closes it, as the library requires."""
         opened = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._hold(opened))
         self._client = await opened
@@ -96,16 +96,18 @@ class McpServer:
 def _schemas(command: str, url: str) -> Mapping[str, Schema]:
     server = _server(command, url)
     try:
-        with ThreadPoolExecutor(1) as aside:  # this thread may run a loop of its own
+        with ThreadPoolExecutor(1) as aside:  # this thread may run an event loop
             tools = aside.submit(asyncio.run, asyncio.wait_for(_listed(server), _START_SECONDS)).result()
-    except Exception as error:  # whatever a process or an address answers
+    except Exception as error:  # a process or server may cause any error
         raise ConfigError(
-            f"no MCP server answers at {command or url!r}: {shown(_innermost(error))}",
+            f"the MCP server does not answer at {command or url!r}: {shown(_innermost(error))}",
             where="environment",
-            fix="set options.command to a command that serves over its standard input and output, or options.url",
+            fix="set options.command to a command that serves on stdin and stdout, or set options.url",
         ) from error
     if taken := [tool.name for tool in tools if tool.name in RESERVED or tool.name.startswith("_")]:
-        raise ConfigError(f"the server has a tool {shown(taken[0])!r}", where="environment", fix="give it another name")
+        raise ConfigError(
+            f"the server's tool name {shown(taken[0])!r} is reserved", where="environment", fix="rename it"
+        )
     return {
         tool.name: {
             "type": "function",
@@ -132,13 +134,13 @@ async def _listed(server: StdioServerParameters | str) -> list[Any]:
 
 def _server(command: str, url: str) -> StdioServerParameters | str:
     if bool(command) == bool(url):
-        raise ConfigError("an MCP server has a command or a url", where="environment", fix="set one of the options")
+        raise ConfigError("an MCP server needs a command or a url", where="environment", fix="set one of these options")
     program, *arguments = shlex.split(command) or [""]
     return url or StdioServerParameters(command=program, args=arguments)
 
 
 def _innermost(error: BaseException) -> str:
-    """The first error of a group, which is how the library's tasks report one."""
+    """Return the message of the first error of a group, in which the library reports errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     with suppress(AttributeError):

@@ -1,10 +1,10 @@
-"""A server of OpenEnv as an environment, ``rlcore.environments.openenv:OpenEnv``; it needs the extra ``openenv``.
+"""Environment of an OpenEnv server, ``rlcore.environments.openenv:OpenEnv``; it needs the extra ``openenv``.
 
     options = { url = "http://127.0.0.1:8000", reset = { level = 2 }, from_row = { task_name = "task" } }
 
 Each episode is a WebSocket session with the server, which keeps its state. Its tools are those that the server lists
-over MCP; a server without any has one tool, ``step``, whose arguments are its action. The wire protocol is spoken here,
-because OpenEnv's own client needs an MCP library of another major version than the extra ``mcp``.
+over MCP. A server without tools has one tool, ``step``, whose arguments are its action. The wire protocol is
+implemented here, because OpenEnv's client needs an MCP library of another major version than the extra ``mcp``.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ except ImportError as error:
     ) from error
 
 _ROW = ("prompt_id", "reference", "task")
-_SECONDS = 60.0  # for the first look at the tools; a call has the deadline of the episodes
-_MAX_BYTES = 2**24  # of a message
-_POLICY = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # what an action causes, by the codes of the server
+_SECONDS = 60.0  # for listing the tools; calls have the timeout of episodes
+_MAX_BYTES = 2**24  # maximum size of a message
+_POLICY = ("VALIDATION_ERROR", "EXECUTION_ERROR")  # codes of errors that an action causes
 _STEP = "step"
 _LISTED = {"type": "mcp", "data": {"jsonrpc": "2.0", "method": "tools/list", "params": {}, "id": 1}}
 
 
 class OpenEnv:
-    """A session with the server at ``url``. An episode is worth the sum of the rewards of its steps, 0 without a step.
+    """Session with the server at ``url``. The reward of an episode is the sum over its steps, 0 without a step.
 
-    ``reset``: arguments of the server's ``reset``, beside ``seed``. ``from_row``: arguments of it that are a field of
-    the prompt's row, by their names (``prompt_id``, ``reference`` or ``task``).
+    ``reset`` has arguments of the server's ``reset`` besides ``seed``. ``from_row`` maps arguments to fields of the
+    prompt's row (``prompt_id``, ``reference`` or ``task``).
 
-    An action that the server refuses, or on which it raises, is told to the policy, and so is a tool's error. A lost
-    connection, a session that cannot be had and a tool that timed out fail the rollout.
+    The policy reads errors of a tool, and of an action that the server refuses or fails on. A lost connection, a
+    refused session and a tool timeout fail the rollout.
     """
 
     def __init__(
@@ -62,11 +62,10 @@ class OpenEnv:
     def tool_schemas(
         *, url: str, reset: Mapping[str, Any] | None = None, from_row: Mapping[str, str] | None = None
     ) -> Mapping[str, Schema]:
-        """What the server says of its tools or of its action, by their names, as chat templates take it.
+        """Return the schemas of the server's tools or of its action by name, as chat templates take them.
 
         Raises:
-            ConfigError: there is no such server, a tool has a name that an environment needs itself, or ``from_row``
-                names a field that rows do not have.
+            ConfigError: The server does not answer, a tool has a reserved name, or ``from_row`` names an unknown field.
         """
         if unknown := [field for field in (from_row or {}).values() if field not in _ROW]:
             raise ConfigError(
@@ -76,22 +75,22 @@ class OpenEnv:
             return _tools(url) or {_STEP: _action(url)}
         except ConfigError:
             raise
-        except Exception as error:  # whatever an address answers
+        except Exception as error:  # a server may cause any error
             raise ConfigError(
-                f"no OpenEnv server answers at {url!r}: {shown(error)}",
+                f"the OpenEnv server does not answer at {url!r}: {shown(error)}",
                 where="environment",
                 fix="start the server, and set options.url to its address, such as http://127.0.0.1:8000",
             ) from error
 
     async def reset(self, prompt: Prompt, rng: random.Random) -> str:
-        """Begin an episode; what the server shows of it."""
+        """Begin an episode and return the server's observation."""
         self._socket = await connect(_address(self._url), max_size=_MAX_BYTES, ping_interval=None)
         row = {argument: getattr(prompt, field) for argument, field in self._from_row.items()}
-        said = await self._ask("reset", {"seed": rng.getrandbits(31)} | self._fixed | row)
-        return _shown(said["observation"])
+        reply = await self._ask("reset", {"seed": rng.getrandbits(31)} | self._fixed | row)
+        return _shown(reply["observation"])
 
     def get_reward(self) -> float | None:
-        """The sum of the rewards of the steps; None where the server gave none, 0 where there was no step to reward."""
+        """Return the sum of the step rewards; None if the server gave none, 0 if there was no step."""
         return self._reward if self._was_stepped else 0.0
 
     async def close(self) -> None:
@@ -109,26 +108,26 @@ class OpenEnv:
             raise CallError("the episode is over")
         action = arguments if tool == _STEP else {"type": "call_tool", "tool_name": tool, "arguments": arguments}
         try:
-            said = await self._ask("step", action)
+            reply = await self._ask("step", action)
         except _ServerError as error:
             if error.code in _POLICY:
                 raise CallError(str(error)) from error
             raise
         self._was_stepped = True
-        if said["reward"] is not None:
-            self._reward = (self._reward or 0.0) + float(said["reward"])
-        self._done = bool(said["done"])
-        return _shown(said["observation"]) if tool == _STEP else _result(said["observation"])
+        if reply["reward"] is not None:
+            self._reward = (self._reward or 0.0) + float(reply["reward"])
+        self._done = bool(reply["done"])
+        return _shown(reply["observation"]) if tool == _STEP else _result(reply["observation"])
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
         assert self._socket is not None
-        with suppress(ConnectionClosed):  # a session that is refused is told why before it is closed
+        with suppress(ConnectionClosed):  # the server sends the reason of a refusal before it closes
             await self._socket.send(json.dumps({"type": kind, "data": data}))
         return _answer(await self._socket.recv())
 
 
 class _ServerError(Exception):
-    """An error that the server reports, by its code."""
+    """Error that the server reports, by its code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -136,10 +135,10 @@ class _ServerError(Exception):
 
 
 def _answer(raw: str | bytes) -> Mapping[str, Any]:
-    """The data of an answer.
+    """Return the data of an answer.
 
     Raises:
-        _ServerError: it is an error.
+        _ServerError: The answer is an error.
     """
     message = json.loads(raw)
     data: Mapping[str, Any] = message["data"]
@@ -150,7 +149,7 @@ def _answer(raw: str | bytes) -> Mapping[str, Any]:
 
 
 def _shown(observation: Mapping[str, Any]) -> str:
-    """An observation as text: its one field, or JSON of several."""
+    """Return an observation as text: its only field, or JSON of several."""
     fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
     if len(fields) == 1:
         (value,) = fields.values()
@@ -159,11 +158,11 @@ def _shown(observation: Mapping[str, Any]) -> str:
 
 
 def _result(observation: Mapping[str, Any]) -> str:
-    """What a tool has said.
+    """Return the output of a tool.
 
     Raises:
-        CallError: an error of the tool, for the policy.
-        RuntimeError: the server did not reach the tool, or waited too long for it.
+        CallError: The tool reported an error, which the policy reads.
+        RuntimeError: The server did not reach the tool, or timed out.
     """
     if error := observation.get("error"):
         if error["error_type"] in ("transport_error", "timeout"):
@@ -179,14 +178,16 @@ def _result(observation: Mapping[str, Any]) -> str:
 
 
 def _tools(url: str) -> dict[str, Schema]:
-    """The tools that the server lists over MCP, none where it has no MCP."""
+    """Return the tools that the server lists over MCP; empty if it has no MCP."""
     with connect_now(_address(url), open_timeout=_SECONDS, max_size=_MAX_BYTES) as socket:
         socket.send(json.dumps(_LISTED))
-        said = _answer(socket.recv(_SECONDS))
-    listed = (said.get("result") or {}).get("tools", [])
+        reply = _answer(socket.recv(_SECONDS))
+    listed = (reply.get("result") or {}).get("tools", [])
     names = [tool["name"] for tool in listed]
     if taken := [name for name in names if name in (*RESERVED, _STEP) or name.startswith("_")]:
-        raise ConfigError(f"the server has a tool {shown(taken[0])!r}", where="environment", fix="give it another name")
+        raise ConfigError(
+            f"the server's tool name {shown(taken[0])!r} is reserved", where="environment", fix="rename it"
+        )
     return {
         tool["name"]: _schema(tool["name"], tool.get("description") or tool["name"], tool["inputSchema"])
         for tool in listed
@@ -194,7 +195,7 @@ def _tools(url: str) -> dict[str, Schema]:
 
 
 def _action(url: str) -> Schema:
-    """The server's action as a tool."""
+    """Return the server's action as a tool."""
     with urllib.request.urlopen(f"{url.rstrip('/')}/schema", timeout=_SECONDS) as answer:
         action = json.load(answer)["action"]
     properties = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
@@ -214,5 +215,5 @@ def _schema(name: str, description: str, parameters: Mapping[str, Any]) -> Schem
 
 
 def _address(url: str) -> str:
-    """Where the sessions are: ``ws://…/ws`` of ``http://…``."""
+    """Return the address of sessions: ``ws://…/ws`` for ``http://…``."""
     return f"{url.rstrip('/').replace('http', 'ws', 1)}/ws"

@@ -1,4 +1,4 @@
-"""Python in a sandbox: the policy writes a program and reads what it printed."""
+"""Python tool: the policy writes a program for a sandbox and reads its output."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ _WITHOUT_WORDS = {
 
 
 class PythonTool:
-    """Runs each program in a box of its own; nothing is kept between two calls.
+    """Tool that runs each program in a new box, without state between calls.
 
-    What a program does wrong is text for the policy (the last line of its traceback); a box that does not work is a
-    :class:`ToolFailure`. A program that reads the clock or random numbers is the one thing that may answer otherwise
-    when it is run again.
+    Errors of a program are text for the policy (the last line of its traceback). A failure of the sandbox is a
+    :class:`ToolFailure`. Only programs that read the clock or random numbers may give another output when repeated.
     """
 
     name = "python"
@@ -33,19 +32,19 @@ class PythonTool:
         self._limits = ResourceLimits(wall_seconds=timeout_seconds, cpu_seconds=math.ceil(timeout_seconds) + 1)
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
-        """What each program printed.
+        """Return the output of each program.
 
         Raises:
-            SandboxError: programs cannot be isolated on this machine.
+            SandboxError: Programs cannot be isolated on this machine.
         """
         with ThreadPoolExecutor(NUM_AT_ONCE) as threads:
-            return [_told(outcome) for outcome in threads.map(self._run, arguments)]
+            return [_to_output(outcome) for outcome in threads.map(self._run, arguments)]
 
     def _run(self, code: str) -> RunResult:
         return self._sandbox.run(code, limits=self._limits)
 
 
-def _told(outcome: RunResult) -> ToolOutput | ToolFailure:
+def _to_output(outcome: RunResult) -> ToolOutput | ToolFailure:
     if outcome.status is RunStatus.INFRA:
         return ToolFailure(reason=outcome.error or "the box did not start")
     if outcome.status is RunStatus.PASS:

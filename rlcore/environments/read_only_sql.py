@@ -1,12 +1,12 @@
-"""SQL that a policy wrote, against a small SQLite database that it can only read.
+"""Read-only SQLite database for a policy's SQL.
 
     database = ReadOnlyDatabase({"stock": (("id", "price"), [(481, 57), (482, 12)])})
     database.answer("SELECT price FROM stock WHERE id=481")    # "57"
 
-The file is opened with ``mode=ro`` and has no name any more: nothing can be written to it, and nothing is left of it.
-SQLite's authorizer lets a query read the database's own tables, and call functions that always say the same. It refuses
-ATTACH, PRAGMA, writes, transactions, extensions and clocks. Work is counted in steps of SQLite's machine and not in
-seconds, so that a query has the same answer on every machine and after every resume.
+The file is opened with ``mode=ro`` and has been unlinked: it cannot be written, and it disappears when closed. SQLite's
+authorizer allows a query to read the database's tables and to call deterministic functions. It refuses ATTACH, PRAGMA,
+writes, transactions, extensions and clocks. Work is limited in steps of SQLite's virtual machine, not in seconds, so
+that a query has the same answer on every machine and after every resume.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from rlcore.environments.base import CallError
 
 Table = tuple[Sequence[str], Sequence[Sequence[int | float | str | None]]]
 
-MORE = "[more rows]"  # stands after the last row that is shown, where there are others
+MORE = "[more rows]"  # follows the last row if rows are omitted
 _STEPS_AT_ONCE = 1_000
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
-# Not among them: what makes long values of short ones, what takes longer than one step says, what draws, what tells the
-# time.
+# Excluded are functions that make long values, that take longer than one step, random ones, and clocks.
 _PLAIN = "abs coalesce ifnull length like lower nullif round substr substring upper"
 _OVER_ROWS = "avg count max min row_number sum total"
 _FUNCTIONS = frozenset((*_PLAIN.split(), *_OVER_ROWS.split()))
@@ -35,10 +34,16 @@ _SCHEMA = ("sqlite_master", "sqlite_schema")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqlLimits:
-    """What a query may take. ``rows``: that are shown; ``row_bytes``: of a row; ``steps``: of SQLite's machine.
+    """Limits of a query.
 
-    ``characters`` and ``selects`` are those of the query. A subquery that is named twice is compiled twice, and nothing
-    counts steps while SQLite compiles: a few subqueries that name each other would take all memory.
+    Attributes:
+        rows: Maximum number of rows shown.
+        steps: Maximum steps of SQLite's virtual machine.
+        row_bytes: Maximum size of a row.
+        characters: Maximum length of the query.
+        selects: Maximum number of SELECTs. A repeated subquery is compiled repeatedly, and compiling counts no steps,
+            so
+            a few nested subqueries could use all memory.
     """
 
     rows: int = 20
@@ -49,7 +54,7 @@ class SqlLimits:
 
 
 class ReadOnlyDatabase:
-    """A database of ``tables``, each with its columns and its rows; close it when the episode is over."""
+    """Database of ``tables``, each with columns and rows. Close it at the end of the episode."""
 
     def __init__(self, tables: Mapping[str, Table], limits: SqlLimits | None = None) -> None:
         self._limits = limits or SqlLimits()
@@ -59,10 +64,10 @@ class ReadOnlyDatabase:
         self._connection.set_authorizer(_authorizer(frozenset((*tables, *_SCHEMA))))
 
     def answer(self, query: str) -> str:
-        """The rows that a query finds, one a line.
+        """Return the rows of a query, one per line.
 
         Raises:
-            CallError: the query is wrong, refused, or takes more than its limits.
+            CallError: The query is malformed, refused, or exceeds its limits.
         """
         if len(query) > self._limits.characters:
             raise CallError(f"a query has at most {self._limits.characters} characters")
@@ -74,19 +79,19 @@ class ReadOnlyDatabase:
             cursor = self._connection.execute(query)
             rows = cursor.fetchmany(self._limits.rows + 1)
             cursor.close()
-        except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:  # a warning: two statements; then bad Unicode
+        except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:  # Warning: several statements
             is_late = str(error) == "interrupted"
             raise CallError("the query takes too many steps" if is_late else str(error)) from None
         shown = [" | ".join(map(_written, row)) for row in rows[: self._limits.rows]]
         return "\n".join([*shown, MORE] if len(rows) > len(shown) else shown) or "no rows"
 
     def close(self) -> None:
-        """End it; nothing is left of it on disk."""
+        """Close the database, which deletes its file."""
         self._connection.close()
 
 
 def _opened(tables: Mapping[str, Table]) -> sqlite3.Connection:
-    """A connection that reads only, to a file without a name."""
+    """Return a read-only connection to an unlinked file."""
     made = sqlite3.connect(":memory:")
     for name, (columns, rows) in tables.items():
         made.execute(f'CREATE TABLE "{name}" ({", ".join(columns)})')
@@ -96,11 +101,12 @@ def _opened(tables: Mapping[str, Table]) -> sqlite3.Connection:
         path = Path(folder) / "database.sqlite"
         path.write_bytes(made.serialize())
         made.close()
-        # The calls of one episode come one after another, but not always from the same thread.
+        # Calls of one episode are sequential, but may come from different threads.
         uri = f"{path.as_uri()}?mode=ro&immutable=1"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA temp_store = MEMORY")  # what is sorted goes to no file either
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # it is read: its name may go
+        connection.execute("PRAGMA temp_store = MEMORY")  # no temporary files for sorting
+        # SQLite opens the file at the first query; then it can be unlinked.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     return connection
 
 
@@ -108,7 +114,7 @@ def _authorizer(tables: frozenset[str]) -> Callable[..., int]:
     def is_allowed(action: int, first: str | None, second: str | None, *_: str | None) -> int:
         allowed = (
             action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_RECURSIVE)
-            or (action == sqlite3.SQLITE_READ and (first in tables or second == ""))  # "": no column, count(*) is all
+            or (action == sqlite3.SQLITE_READ and (first in tables or second == ""))  # "": no column, as in count(*)
             or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
         )
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY

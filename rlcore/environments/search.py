@@ -1,7 +1,7 @@
-"""Search over a local corpus of passages by BM25 (Robertson and Zaragoza 2009). Deterministic, in memory.
+"""BM25 search over a local corpus of passages (Robertson and Zaragoza 2009), deterministic and in memory.
 
 ``score(q, d) = Σ_{w in q} ln(1 + (N - n_w + ½) / (n_w + ½)) · f · (k1 + 1) / (f + k1 · (1 - b + b · |d| / mean |d|))``,
-with N passages, n_w of which hold the word w, and f times w in the passage d.
+with N passages, n_w of which contain the word w, and f occurrences of w in the passage d.
 """
 
 from __future__ import annotations
@@ -21,48 +21,49 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
-    """One piece of a corpus."""
+    """Passage of a corpus."""
 
     passage_id: str
     text: str
 
 
 class SearchTool:
-    """The best passages for a query, one a line: ``[id] text``; see :func:`words` for what a word is."""
+    """Tool that returns the best passages for a query, one per line: ``[id] text``. :func:`words` splits text."""
 
     name = "search"
     describes = "Finds the passages of a corpus that fit a query best."
 
     def __init__(self, passages: Sequence[Passage], *, num_passages: int) -> None:
-        """
+        """Index the passages.
+
         Raises:
-            DataError: there is no passage.
+            DataError: There is no passage.
         """
         if not passages:
-            raise DataError("the corpus has no passage", fix="look at the file that episodes.search_corpus names")
+            raise DataError("the corpus has no passage", fix="check the file of episodes.search_corpus")
         self._passages, self._num_passages = tuple(passages), num_passages
         counts = [Counter(words(passage.text)) for passage in passages]
         lengths = [max(1, count.total()) for count in counts]
         mean = sum(lengths) / len(lengths)
         self._postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for place, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        for index, (count, length) in enumerate(zip(counts, lengths, strict=True)):
             for word, f in count.items():
-                self._postings[word].append((place, f * (K1 + 1) / (f + K1 * (1 - B + B * length / mean))))
+                self._postings[word].append((index, f * (K1 + 1) / (f + K1 * (1 - B + B * length / mean))))
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
-        """The best passages for each query."""
+        """Return the best passages for each query."""
         return [self._answer(argument) for argument in arguments]
 
     def rank(self, query: str) -> list[tuple[Passage, float]]:
-        """At most ``num_passages`` passages that hold a word of the query, best first, equals in the corpus's order."""
+        """Return at most ``num_passages`` passages with a word of the query, best first, ties in corpus order."""
         scores: dict[int, float] = defaultdict(float)
         for word in words(query):
             postings = self._postings.get(word, [])
             rarity = math.log(1 + (len(self._passages) - len(postings) + 0.5) / (len(postings) + 0.5))
-            for place, weight in postings:
-                scores[place] += rarity * weight
-        best = sorted(scores, key=lambda place: (-scores[place], place))[: self._num_passages]
-        return [(self._passages[place], scores[place]) for place in best]
+            for index, weight in postings:
+                scores[index] += rarity * weight
+        best = sorted(scores, key=lambda index: (-scores[index], index))[: self._num_passages]
+        return [(self._passages[index], scores[index]) for index in best]
 
     def _answer(self, query: str) -> ToolOutput:
         if not words(query):
@@ -72,5 +73,5 @@ class SearchTool:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text: runs of letters, digits and underscores, case folded."""
+    """Return the words of a text: runs of letters, digits and underscores, case folded."""
     return _WORD.findall(text.casefold())

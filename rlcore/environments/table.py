@@ -1,4 +1,4 @@
-"""The tools of a run, built from its configuration."""
+"""Table of tools, and the tools of a run built from its configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlcore.sandbox.base import Sandbox
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResources:
-    """What tools need that is no option. ``passages``: of the search tool's corpus; ``sandbox``: of the Python tool."""
+    """Resources of tools besides their options: the search corpus and the sandbox of the Python tool."""
 
     passages: Sequence[Passage] = ()
     sandbox: Sandbox | None = None
@@ -40,10 +40,10 @@ TOOLS: Mapping[str, Callable[[EpisodeConfig, ToolResources], Tool]] = choices(
 
 
 def build_tools(config: EpisodeConfig, resources: ToolResources) -> tuple[Tool, ...]:
-    """The tools that a configuration names.
+    """Build the tools of a configuration.
 
     Raises:
-        DataError: the search tool without a passage.
-        ConfigError: the Python tool without a sandbox.
+        DataError: The search tool has no passage.
+        ConfigError: The Python tool has no sandbox.
     """
     return tuple(TOOLS[name](config, resources) for name in config.tools)

@@ -1,4 +1,4 @@
-"""What a chat template writes around the output of a tool, as token ids that follow the turn with the call."""
+"""Text of a chat template around tool output, as token ids that follow the turn with the call."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Role
 
-# Between private-use characters, which no template writes by itself.
-_NAME, _SAID = "\ue000f\ue001", "\ue000o\ue001"
-_CALL_ID = "\ue000" + "0" * 7 + "\ue001"  # nine characters, as Mistral's template demands
+# Placeholders between private-use characters, which no template contains.
+_NAME, _OUTPUT = "\ue000f\ue001", "\ue000o\ue001"
+_CALL_ID = "\ue000" + "0" * 7 + "\ue001"  # nine characters, as Mistral's template requires
 _NO_ID = "000000000"
 _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOutputTemplate:
-    """Texts of the template around a tool's output; ``quotes``: it writes the output as a JSON string.
+    """Texts of the template around a tool's output.
 
-    ``end``: the end of the assistant's turn before that, which the policy has written itself.
+    Attributes:
+        end: End of the assistant's turn, which the policy has sampled itself.
+        quotes: True if the template writes the output as a JSON string.
     """
 
     tokenizer: ChatTokenizer
@@ -35,43 +37,43 @@ class ToolOutputTemplate:
     quotes: bool = False
 
     def reply(self, output: str, call_id: str) -> Ids:
-        """Token ids that follow the turn with a call: its output, and the template around it.
+        """Return the token ids after the turn with a call: tool output and the template around it.
 
         Raises:
-            ModelError: a control token came out of the output.
+            ModelError: The output contains a control token.
         """
-        name = call_id if _ID.fullmatch(call_id) else _NO_ID  # the policy's words never become the template's
-        said = json.dumps(output, ensure_ascii=False)[1:-1] if self.quotes else output
+        name = call_id if _ID.fullmatch(call_id) else _NO_ID  # other ids of the policy could inject template text
+        shown = json.dumps(output, ensure_ascii=False)[1:-1] if self.quotes else output
         before, after = (Part(text.replace(_CALL_ID, name), "template") for text in (self.before, self.after))
         start = self.tokenizer.encode(self.end, "template")
-        ids = self.tokenizer.encoder.encode([Part(self.end, "template"), before, Part(said, "other"), after])
+        ids = self.tokenizer.encoder.encode([Part(self.end, "template"), before, Part(shown, "other"), after])
         return ids[len(start) :]
 
 
 def make_tool_output_template(
     tokenizer: ChatTokenizer, role: Role, form: CallFormat, *, tools: str = ""
 ) -> ToolOutputTemplate:
-    """The frame of a message of ``role`` after a turn with a call; ``tools``: as the prompt declares them.
+    """Build the template of a message of ``role`` after a turn with a call; ``tools``: as the prompt declares them.
 
     Raises:
-        ModelError: the template refuses such a conversation, or does not write the output.
+        ModelError: The template refuses such a conversation, or does not write the output.
     """
-    if not form.is_own or role == "user":
+    if not form.is_of_model or role == "user":
         pieces = template_pieces(tokenizer.hf_tokenizer, ["user", "assistant", role], tools=tools)
         end, before = _split_at_eos(tokenizer, pieces[2])
         return ToolOutputTemplate(tokenizer=tokenizer, end=end, before=before, after=pieces[3])
-    rendered = _rendered(tokenizer, _SAID, tools)
-    if rendered.count(_SAID) != 1:
+    rendered = _rendered(tokenizer, _OUTPUT, tools)
+    if rendered.count(_OUTPUT) != 1:
         where = str(tokenizer.hf_tokenizer.name_or_path)
         raise ModelError("the chat template does not write the output of a tool once", where=where, fix=TEMPLATE_FIX)
-    before, _, after = rendered.partition(_SAID)
+    before, _, after = rendered.partition(_OUTPUT)
     end, before = _split_at_eos(tokenizer, before)
-    quotes = f'{_SAID}\\"' in _rendered(tokenizer, f'{_SAID}"', tools)
+    quotes = f'{_OUTPUT}\\"' in _rendered(tokenizer, f'{_OUTPUT}"', tools)
     return ToolOutputTemplate(tokenizer=tokenizer, end=end, before=before, after=after, quotes=quotes)
 
 
 def writes_tools(tokenizer: ChatTokenizer, tools: str) -> bool:
-    """Whether the template describes tools that it is given; ``tools``: their schemas, as in :class:`Prompt`."""
+    """Return True if the template writes tool declarations; ``tools`` has their schemas, as in :class:`Prompt`."""
     question = [{"role": "user", "content": "?"}]
     with_tools, without = (
         render_turns(tokenizer.hf_tokenizer, question, add_generation_prompt=True, tools=each) for each in (tools, "")
@@ -80,22 +82,22 @@ def writes_tools(tokenizer: ChatTokenizer, tools: str) -> bool:
 
 
 def refuse_control_tokens(tokenizer: ChatTokenizer, declared: str) -> None:
-    """What the template writes of the tools is its own: a server's description could end a turn and begin another.
+    """Reject control tokens in tool declarations: a server's description could end a turn and begin another.
 
     Raises:
-        ConfigError: a description has a control token.
+        ConfigError: A description has a control token.
     """
     words = json.dumps(json.loads(declared), ensure_ascii=False) if declared else ""
     if held := [token for token in tokenizer.special_tokens if token and token in words]:
         raise ConfigError(
             f"the description of a tool has the control token {held[0]!r} of the model",
             where="sampling.episodes.environment",
-            fix="take it out where the tool is defined, or at its server",
+            fix="remove it in the tool's definition, or at its server",
         )
 
 
 def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
-    """A conversation with one call and its output."""
+    """Return a conversation with one call and its output."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": {}}}
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},
@@ -106,7 +108,7 @@ def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
 
 
 def _split_at_eos(tokenizer: ChatTokenizer, text: str) -> tuple[str, str]:
-    """The last end of a turn in a text, which is that of the assistant's, and what follows it."""
+    """Split a text at its last end of a turn, the assistant's. Return that mark and the rest."""
     marks = tokenizer.hf_tokenizer.convert_ids_to_tokens(list(tokenizer.eos_ids))
-    place, mark = max((text.rfind(mark), mark) for mark in marks)
-    return (mark, text[place + len(mark) :]) if place >= 0 else ("", text)
+    position, mark = max((text.rfind(mark), mark) for mark in marks)
+    return (mark, text[position + len(mark) :]) if position >= 0 else ("", text)

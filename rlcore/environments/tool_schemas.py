@@ -1,4 +1,4 @@
-"""What a tool of text looks like to a model whose chat template declares tools: one argument, a text."""
+"""Schema of a text tool for chat templates that declare tools: one text argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ARGUMENT = "argument"
 
 
 def tool_schema(tool: Tool) -> dict[str, Any]:
-    """Its JSON schema. The description is the tool's ``describes``, or else its class's docstring."""
+    """Return the tool's JSON schema. The description is the tool's ``describes``, or its class's docstring."""
     words = getattr(tool, "describes", "") or inspect.getdoc(type(tool)) or tool.name
     argument = {"type": "string", "description": "What the tool is given, as plain text."}
     parameters = {"type": "object", "properties": {ARGUMENT: argument}, "required": [ARGUMENT]}
@@ -19,7 +19,7 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
 
 
 def text_argument(call: ParsedCall) -> str | ToolOutput:
-    """The text that a call gives such a tool, or what is wrong with the call."""
+    """Return the text argument of a call, or the error of the call."""
     if call.arguments is None:
         return call.argument
     text = call.arguments.get(ARGUMENT)

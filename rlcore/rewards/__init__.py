@@ -1,4 +1,4 @@
-"""Graders: from rollouts to scores. The names are those of :mod:`rlcore.rewards.table`."""
+"""Graders: score rollouts. The names are those of :mod:`rlcore.rewards.table`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["REWARDS", "RewardResources", "build_rewards"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the table at its first use: the grader processes import this package and must start without torch."""
+    """Load the table on first use: grader processes import this package and must start without torch."""
     if name in __all__:
         return getattr(importlib.import_module("rlcore.rewards.table"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-r"""Which part of a completion is its answer. Every search is one pass over the text: linear time for any input.
+r"""Extraction of the answer from a completion. Every search is one pass over the text, so its time is linear.
 
 An answer is marked by ``\boxed{...}`` (also ``\box``, ``\fbox``), by ``#### ...`` at the start of a line, or by
-``<answer>...</answer>``. The marker that ends last wins, and only text after the last ``</think>`` counts. Where the
-chat template itself writes ``<think>`` before each completion (its prefill), there is no answer before ``</think>``.
+``<answer>...</answer>``. The marker that ends last counts, and only text after the last ``</think>``. If the chat
+template writes ``<think>`` before each completion (its prefill), there is no answer before ``</think>``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _BRACES = re.compile(r"\\{1,2}(?:boxed|fbox|box)\s?\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"^[ \t]*####(?!#)(.*)$", re.MULTILINE)
 _TAGS = re.compile(r"<answer>|</answer>")
 _WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"))
-# The words before a copula, and the copula; the words are bounded, so that matching is quick.
+# The words before a copula, and the copula. The number of words is bounded to keep matching fast.
 _LEAD = re.compile(
     r"(?:(?i:so|thus|hence|then|therefore|finally),? )?"
     r"([A-Za-z*](?:[A-Za-z',* -]{0,80}?[A-Za-z*])??) ?(?:\b(?:is|are|was|equals)\b:?|[:=]) ?"
 )
-# What a value is called: AB = 5, S_{10} = 5, P(A) = 5, \angle ABC = 5, \text{Area} = 5.
+# The name of a value: AB = 5, S_{10} = 5, P(A) = 5, \angle ABC = 5, \text{Area} = 5.
 _NAMED = re.compile(
     r"(?:(?:[A-Za-z]|\\[a-z]{2,8})(?:_(?:[A-Za-z0-9]|\{[^{}]{1,30}\}))?'{0,3}(?:\( ?[^()=a-z]{1,20} ?\))?|[A-Z]{2,3}"
     r"|\|[A-Z]{2}\||\\overline ?\{ ?[A-Z]{2} ?\}|\\angle ?[A-Z]{1,3}"
@@ -42,20 +42,20 @@ _NO_LEAD = re.compile(
 # 答案是 18
 _HAN_LEAD = re.compile(r"(?:[\u3400-\u9fff, ]{1,20}(?:是|为|等于|[:=])|等于) ?(?=[-+$\\0-9.A-Za-z(])")
 _NO_HAN_LEAD = re.compile("[不非没約约倍半]|至少|至多|最多|小于|大于|超过|少于|多于|如果|若|设")
-# A word too short for one that says what is stated: a variable, or a product of two.
+# A word too short to name the answer: a variable, or a product of two.
 _VARIABLE = re.compile(r"\b(?!(?:an?|of|in|to|my|our|so|I|he|she|it|we|on|at|a)\b)[A-Za-z]{1,2}\b")
 _ONE_VARIABLE = re.compile(r"[A-Za-z]")
-# Letters and signs that show nothing, and LaTeX and tags that lay out what is inside.
+# Invisible characters, and LaTeX and tags that only lay out their content.
 _UNSEEN = re.compile("[\u115f\u1160\u2800\u3164\uffa0]")
 _LAYOUT = re.compile(r"\\[A-Za-z]+\*?|\\[,;:! ]|[{}$~^`]|</?(?:answer|think)>|&[a-z]{2,8};")
-# Commands that show something by themselves: letters, and what stands for a set or a value.
+# Commands that are visible without an argument: letters, sets, values.
 _SHOWS = re.compile(
     r"\\(?:(?:var)?(?:alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|pi|rho|sigma|tau|upsilon"
     r"|phi|chi|psi|omega)|infty|emptyset|varnothing|ell|hbar|aleph|checkmark|top|bot|pm|to|le|ge|lt|gt|ne|neq|leq|geq)"
     r"(?![A-Za-z])",
     re.IGNORECASE,
 )
-# LaTeX around an answer that is room or size; at its end in as many characters.
+# LaTeX for space or size around an answer.
 _AT_START = re.compile(
     r"\A(?:\s|\\[,;:! ]|~|\\(?:q?quad|displaystyle|textstyle|large|Large|LARGE|huge|Huge)(?![A-Za-z]))*"
 )
@@ -67,15 +67,15 @@ _SET_IN_WORDS = re.compile(
 )
 MAX_ANSWER_CHARACTERS = 1_500
 MAX_ANSWER_DEPTH = 25
-"""How large an answer may be before any parser sees it, and how deeply nested."""
-# LaTeX that takes room and shows nothing of what it is given.
+"""Limits on size and nesting of an answer, checked before any parser."""
+# LaTeX that takes space and hides its argument.
 _ROOM = re.compile(
     r"\\(?:[hv]?phantom|[hv]space\*?|rule|color|label|tag|kern|[hv]skip|textcolor|raisebox) ?(?:\[[^\]]*\])?"
     r"(?: ?\{[^{}]*\}){0,2}|(?<!\\)%[^\n]*|</?[a-z]{1,10}/?>"
     r"|\\(?:null|relax|hfill|hline|newline|par|dots|[lc]dots)(?![A-Za-z])"
 )
-_MAX_UNWRAPS = 4  # a bound, because each round reads the text again
-# What stands between boxes that are one list: commas, "and", a few words before it; no word that takes one back.
+_MAX_UNWRAPS = 4  # each round reads the text again
+# Text between boxes of one list: commas, "and", a few words before it; no word that retracts a box.
 _BETWEEN = re.compile(r"\s*(?:[,;]|(?:[A-Za-z0-9_=()]+ +){0,6}(?:and|or)\b[A-Za-z0-9_= ()]*|)[\s,;]*", re.IGNORECASE)
 _BETWEEN_LAYOUT = re.compile(r"\\(?:q?quad|text|mbox|[,;:! ()\[\]])|[{}$~]")
 _TAKES_BACK = re.compile(
@@ -90,9 +90,9 @@ _PERCENT = re.compile(r"[\s}]*(?:\$|\\[)\]])?\s*(?:\\?%|(?:per ?cent|pct)\b)")
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """One marked answer: its kind, where the marker begins and ends in the text, and where its content does.
+    """Marked answer: the kind and position of its marker, and the position ``inner`` of its content.
 
-    Positions, because the contents of deeply nested boxes together are quadratic in the length of the text.
+    It has positions because the contents of deeply nested boxes together are quadratic in the length of the text.
     """
 
     kind: str
@@ -102,10 +102,10 @@ class Marked:
 
 
 def find_answer(rollout: Rollout, *, last_number_counts: bool, prefill: str = "") -> str | None:
-    """The answer of a completion as it is written; None when there is none. ``prefill``: as the chat template has it.
+    """Return the answer of a completion as written, or None. ``prefill`` is the chat template's.
 
-    The last marked answer, and none where a marker behind it is not closed; without a marker, the last number if that
-    counts. A number at the end of a completion that was cut by the limit may be half a number: it does not count.
+    It is the last marked answer, or None if a later marker is unclosed. Without a marker it is the last number, if
+    allowed. A number at the end of a truncated completion may be incomplete and does not count.
     """
     text = final_part(prefill + rollout.text)
     if text is None:
@@ -119,26 +119,26 @@ def find_answer(rollout: Rollout, *, last_number_counts: bool, prefill: str = ""
 
 
 def final_part(text: str) -> str | None:
-    """The text after the last ``</think>``; None when a ``<think>`` is still open (the thinking was cut off)."""
+    """Return the text after the last ``</think>``, or None if a ``<think>`` is still open (truncated thinking)."""
     tail = text.rpartition(_THINK_CLOSE)[2]
     return None if _THINK_OPEN in tail else tail
 
 
-def closing(prefill: str) -> str:
-    """What a completion has to write before its answer: the end of the thinking that the chat template begins."""
+def required_prefix(prefill: str) -> str:
+    """Return the text that must precede an answer: the end of the thinking that the chat template begins."""
     return _THINK_CLOSE if _THINK_OPEN in prefill else ""
 
 
 def marked_answers(text: str) -> list[Marked]:
-    """All marked answers of ``text``, in the order in which they end."""
+    """Return all marked answers of ``text``, ordered by their end."""
     found = [*_boxes(text), *_tagged(text), *_hashed(text)]
     return sorted(found, key=lambda marked: (marked.end, -marked.start))
 
 
 def last_marked_answer(text: str) -> str | None:
-    r"""The content of the last marker, without blanks around it: ``<answer>\boxed{$5$}</answer>`` gives ``$5$``.
+    r"""Return the content of the last marker without blanks: ``$5$`` for ``<answer>\boxed{$5$}</answer>``.
 
-    Of boxes that are one list the contents, with commas: ``\boxed{2}`` and ``\boxed{3}`` give ``2, 3``.
+    Boxes that form one list are joined by commas: ``\boxed{2}`` and ``\boxed{3}`` give ``2, 3``.
     """
     found = marked_answers(text)
     if not found:
@@ -155,20 +155,20 @@ def last_marked_answer(text: str) -> str | None:
     return answer.strip()
 
 
-def is_percent_behind(rollout: Rollout, prefill: str = "") -> bool:
-    r"""True if a percent sign or the word follows the last box, outside of it: ``$\boxed{20}\%$``."""
+def is_percent_after_box(rollout: Rollout, prefill: str = "") -> bool:
+    r"""Return True if a percent sign or word follows the last box: ``$\boxed{20}\%$``."""
     text = final_part(prefill + rollout.text) or ""
     found = marked_answers(text)
     return bool(found) and found[-1].kind == "box" and _PERCENT.match(text, found[-1].end) is not None
 
 
-def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: blanks, zero-width characters, letters that are no more than room."""
+def is_invisible(text: str) -> bool:
+    """Return True if a text shows nothing: blanks, zero-width characters, letters that are only space."""
     return not any(unicodedata.category(character)[0] in "LNPS" for character in _UNSEEN.sub("", text))
 
 
 def has_content(text: str) -> bool:
-    r"""Whether there is something to read in a text besides layout and punctuation: not in ``\text{}`` and ``...``."""
+    r"""Return True if a text has content besides layout and punctuation: not ``\text{}`` or ``...``."""
     shown = _LAYOUT.sub("", _SHOWS.sub("x", _ROOM.sub("", _UNSEEN.sub("", text))))
     return any(unicodedata.category(each)[0] in "LNS" or each == "-" for each in shown)
 
@@ -181,19 +181,19 @@ def clean(answer: str) -> str:
         text = _AT_START.sub("", text, count=1)
         text = text[:-_MAX_AT_END] + _AT_END.sub("", text[-_MAX_AT_END:])
         text = text.rstrip(".,;").strip() if not text.endswith("...") else text
-        for opening, closing in _WRAPPERS:
-            if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
-                text = text[len(opening) : -len(closing)].strip()
+        for opening, end in _WRAPPERS:
+            if len(text) > len(opening) + len(end) and text.startswith(opening) and text.endswith(end):
+                text = text[len(opening) : -len(end)].strip()
         if text == before:
             break
     return text
 
 
-def stated(answer: str) -> str:
-    """What a sentence or an equation states: ``The answer is 18``, ``Total: 18`` and ``x = 18`` give ``18``.
+def extract_stated(answer: str) -> str:
+    """Return the value that a text states: 18 for ``The answer is 18``, ``Total: 18`` and ``x = 18``.
 
-    A variable of one letter, or words without digits, before ``is``, ``:`` or ``=``. A text that begins otherwise is
-    given back as it is, as are questions, negations, and functions of what is asked for (``log x = 18``).
+    The words before ``is``, ``:`` or ``=`` are a variable of one letter or have no digits. Other texts are returned
+    unchanged, also questions, negations, and functions of the wanted value (``log x = 18``).
     """
     han = _HAN_LEAD.match(answer)
     if han is not None and not _NO_HAN_LEAD.search(han.group()):
@@ -211,20 +211,20 @@ def stated(answer: str) -> str:
 
 
 def find_reference(reference: str) -> str:
-    """The answer inside a reference: its last marked answer, or all of it."""
+    """Return the answer in a reference: its last marked answer, or all of it."""
     marked = last_marked_answer(reference)
     return spelled(reference if marked is None else marked)
 
 
 def spelled(text: str) -> str:
-    """An answer without what is around it, in plain characters, with signs for percent and sets in words."""
+    """Return an answer without decoration, in plain characters, with signs for percent and for sets named by words."""
     found = with_percent_sign(clean(plainly(text)))
     words = _SET_IN_WORDS.fullmatch(found)
     return found if words is None else r"\mathbb{R}" if words.group(1) else r"\emptyset"
 
 
 def brace_depth(text: str) -> int:
-    """The deepest nesting of braces, brackets and parentheses."""
+    """Return the maximum nesting depth of braces, brackets and parentheses."""
     depth = deepest = 0
     for character in text:
         if character in "{[(":
@@ -236,13 +236,13 @@ def brace_depth(text: str) -> int:
 
 
 def is_left_open(text: str) -> bool:
-    """True if a marker is opened behind the last one that is closed, and never closed itself."""
+    """Return True if a marker after the last closed one is never closed."""
     last = max((marked.end for marked in marked_answers(text)), default=0)
     return _OPENED.search(text, last) is not None
 
 
 def _row_of_boxes(text: str, found: Sequence[Marked]) -> list[str]:
-    """The contents of the last boxes that stand in a row, with nothing but commas, ``and`` and a few words between."""
+    """Return the contents of the last adjacent boxes, separated only by commas, ``and`` and a few words."""
     row = [found[-1]]
     for marked in found[-2::-1]:
         between = text[marked.end : row[0].start]
@@ -256,7 +256,7 @@ def _row_of_boxes(text: str, found: Sequence[Marked]) -> list[str]:
 
 
 def _boxes(text: str) -> Iterator[Marked]:
-    """Balanced boxes, in the order in which they close; an unbalanced one is none."""
+    """Yield balanced boxes, in closing order; unbalanced boxes are ignored."""
     open_braces: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
         token = match.group()

@@ -1,4 +1,4 @@
-"""What a reward function is, and what every grader shares."""
+"""Reward protocol and functions shared by all graders."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import FailedRollout, Rollout, Score, ScoredRollout
 
 MAX_ERRORS = 0.1
-"""A grader that fails on a larger share of the rollouts stops a run."""
+"""A grader that fails on a larger fraction of the rollouts stops a run."""
 
 
 class RewardFn(Protocol):
-    """Scores a batch of rollouts, in their order: one :class:`Score` each, with ``parts == {name: value}``.
+    """Grader of a batch of rollouts: one :class:`Score` each, in their order, with ``terms == {name: value}``.
 
-    A wrong or unparsable answer is a value; a failure of the grader is ``Score(value=None, error=...)``.
+    A wrong or unparsable answer has a value. A failure of the grader is ``Score(value=None, error=...)``.
     """
 
     @property
@@ -27,25 +27,25 @@ class RewardFn(Protocol):
 
 
 def unwrap_reward(reward: RewardFn) -> RewardFn:
-    """What a reward is: itself, or what it has computed in another process."""
+    """Return the reward itself, or the one that a proxy computes in another process."""
     found: RewardFn = getattr(reward, "unwrap_reward", reward)
     return found
 
 
 def scored(name: str, value: float) -> Score:
-    """The score of a rollout that the part ``name`` could judge."""
+    """Return the score of a rollout that the term ``name`` graded."""
     return Score(value=value, terms={name: value})
 
 
 def failed_score(error: str) -> Score:
-    """The score of a rollout whose grader failed: it is counted, and left out of the baseline."""
+    """Return the score of a rollout whose grader failed. It is counted, and excluded from the baseline."""
     return Score(value=None, terms={}, error=error)
 
 
 def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> list[Score]:
-    """One score each, in their order, for an evaluation: what the engine could not produce is wrong, with its reason.
+    """Return one score per rollout for an evaluation, in order. A failed rollout is wrong.
 
-    A problem that gets no answer stays in the denominator. ``error`` is set where engine or grader failed.
+    A problem without an answer stays in the denominator. ``error`` is set if engine or grader failed.
     """
     scores = iter(grade([rollout for rollout in rollouts if isinstance(rollout, Rollout)]))
     return [
@@ -55,16 +55,16 @@ def score_each(rollouts: Sequence[Rollout | FailedRollout], grade: RewardFn) -> 
 
 
 def score_groups(reward: RewardFn, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Scored groups, from one batched call over all of them."""
+    """Score groups in one batched call."""
     scores = iter(reward([rollout for group in groups for rollout in group]))
     return [[ScoredRollout(rollout=rollout, score=next(scores)) for rollout in group] for group in groups]
 
 
 def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -> None:
-    """Stop a run whose grader, not whose answers, fails.
+    """Stop a run if its grader fails too often.
 
     Raises:
-        RewardError: more than ``max_rate`` (0..1) of the scores are None; says the most frequent error.
+        RewardError: More than ``max_rate`` (0..1) of the scores are None; names the most frequent error.
     """
     errors = [score.error for score in scores if score.value is None]
     if len(errors) > max_rate * len(scores):
@@ -72,16 +72,16 @@ def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -
         raise RewardError(
             f"{len(errors)} of {len(scores)} rollouts could not be scored (allowed: {max_rate:.0%}); "
             f"{count} times: {most}",
-            fix="look at the errors in the rollout table; raise timeout_seconds if the machine is busy",
+            fix="inspect the errors in the rollout table; raise timeout_seconds if the machine is busy",
         )
 
 
 def score_all(
     prepared: Sequence[Score | Mapping[str, Any]], pool: GraderPool, to_score: Callable[[Any], Score]
 ) -> list[Score]:
-    """The scores that were decided at once, and for each request its graded value as a score, or its error.
+    """Return the scores that are known already, and for each request its graded value or error.
 
-    An answer that made its grader fail is wrong: a policy could choose to have no score.
+    An answer that makes its grader fail is wrong, because a policy could otherwise choose to have no score.
     """
     outcomes = iter(pool.grade_all([item for item in prepared if not isinstance(item, Score)]))
     scores = []

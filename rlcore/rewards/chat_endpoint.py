@@ -1,4 +1,4 @@
-"""Requests to a server with the OpenAI protocol: a kept client with its pool, a deadline for each try, and retries."""
+"""Client of a server with the OpenAI protocol: a connection pool, a timeout per attempt, and retries."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ import httpx
 _RETRIED_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 _REFUSED_STATUS = frozenset((400, 422))
 _MAX_REPLY_BYTES = 1 << 20
-_JITTER = secrets.SystemRandom()  # it moves times alone, and no seeded generator
+_JITTER = secrets.SystemRandom()  # changes only waiting times, so it needs no seed
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS, _LONGEST_ASKED_SECONDS = 0.5, 30.0, 300.0
 _LIMIT, _OLD_LIMIT = "max_completion_tokens", "max_tokens"
 _OPTIONAL = ("temperature", "seed")
 
 
 class EndpointError(Exception):
-    """The server gave no usable reply; the text says why, and never holds the key."""
+    """No usable reply from the server. The text has the reason, and never the key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """The text of the first choice, and the tokens that the server counted; 0 where it does not say."""
+    """Text of the first choice, and the tokens that the server counted, 0 if unknown."""
 
     text: str
     prompt_tokens: int = 0
@@ -40,7 +40,7 @@ class Reply:
 
 
 class _TransientError(EndpointError):
-    """What the next try may mend; ``seconds``: how long the server asks to be left alone."""
+    """Error that a retry may resolve. ``seconds`` is the wait that the server requested."""
 
     def __init__(self, what: str, seconds: float = 0.0) -> None:
         super().__init__(what)
@@ -48,10 +48,10 @@ class _TransientError(EndpointError):
 
 
 class ChatEndpoint:
-    """``base_url`` up to the version (``http://127.0.0.1:8000/v1``). ``timeout_seconds`` bounds each try as a whole.
+    """Client of ``base_url``, which ends with the version (``http://127.0.0.1:8000/v1``).
 
-    Proxies are those of the environment (``HTTPS_PROXY``, ``NO_PROXY``). Redirects are not followed: the key goes to
-    this server alone. An echo of it is blotted out. Safe to call from several threads.
+    ``timeout_seconds`` bounds each attempt. Proxies come from the environment (``HTTPS_PROXY``, ``NO_PROXY``).
+    Redirects are not followed, so the key goes only to this server. The key is removed from replies. Thread-safe.
     """
 
     def __init__(self, *, base_url: str, key: str, timeout_seconds: float, retries: int) -> None:
@@ -62,12 +62,12 @@ class ChatEndpoint:
         self._kept: tuple[httpx.AsyncClient, asyncio.AbstractEventLoop] | None = None
 
     def complete(self, body: Mapping[str, Any]) -> Reply:
-        """The server's reply. A server that does not know ``max_completion_tokens`` is sent ``max_tokens``.
+        """Return the server's reply. A server without ``max_completion_tokens`` is sent ``max_tokens``.
 
-        One that refuses ``temperature`` or ``seed`` (models that reason) is asked without.
+        A server that rejects ``temperature`` or ``seed`` (reasoning models) is sent the request without them.
 
         Raises:
-            EndpointError: refused, too slow, or no chat completion, after all retries.
+            EndpointError: The request was refused, too slow, or got no chat completion, after all retries.
         """
         for attempt in range(self._retries + 1):
             try:
@@ -76,13 +76,13 @@ class ChatEndpoint:
                 if attempt == self._retries:
                     tries = f"{attempt + 1} tries: " if attempt else ""
                     raise EndpointError(f"{tries}{error}") from error
-                # Half of the wait is random, or requests that failed together would come back together.
+                # Half of the wait is random, so that requests that failed together do not retry together.
                 wait = min(_FIRST_WAIT_SECONDS * 2**attempt, _LONGEST_WAIT_SECONDS) * _JITTER.uniform(0.5, 1.0)
                 time.sleep(wait + min(error.seconds, _LONGEST_ASKED_SECONDS))
         raise AssertionError("unreachable")
 
     def close(self) -> None:
-        """End the connections; the next request makes new ones."""
+        """Close the connections. The next request opens new ones."""
         with self._lock:
             if self._kept is not None:
                 self._end()
@@ -95,13 +95,13 @@ class ChatEndpoint:
             status, headers, content = self._post(json.dumps(sent).encode())
         except TimeoutError:
             raise _TransientError(
-                f"the endpoint cannot be reached: no whole reply within {self._seconds:g} s"
+                f"the endpoint is unreachable: no complete reply within {self._seconds:g} s"
             ) from None
         except (OSError, httpx.HTTPError) as error:
-            text = self._blotted(f"{_name(error)}: {error}")  # it may quote what the server said
-            raise _TransientError(f"the endpoint cannot be reached: {text}") from None
+            text = self._redact(f"{_name(error)}: {error}")  # may quote the server
+            raise _TransientError(f"the endpoint is unreachable: {text}") from None
         if status in _RETRIED_STATUS:
-            raise _TransientError(f"the endpoint answered with status {status}", _asked_for(headers))
+            raise _TransientError(f"the endpoint answered with status {status}", _retry_after(headers))
         if status in _REFUSED_STATUS and _LIMIT in sent and _LIMIT.encode() in content:
             self._limit = _OLD_LIMIT
             return self._try(body)
@@ -117,24 +117,24 @@ class ChatEndpoint:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         client, loop = self._client()
         asked = asyncio.wait_for(_answer(client, self._url, body, headers), self._seconds)
-        status, said, content = asyncio.run_coroutine_threadsafe(asked, loop).result()
-        return status, said, self._blotted(content.decode("utf-8", "replace")).encode()
+        status, received, content = asyncio.run_coroutine_threadsafe(asked, loop).result()
+        return status, received, self._redact(content.decode("utf-8", "replace")).encode()
 
     def _client(self) -> tuple[httpx.AsyncClient, asyncio.AbstractEventLoop]:
-        """The client, in a loop of its own: there a deadline holds for a whole request, however its bytes drip."""
+        """Return the client and its event loop, in which a timeout bounds a whole request."""
         with self._lock:
             if self._kept is None:
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=loop.run_forever, name="judge", daemon=True)
                 thread.start()
-                # A judge may have any number of connections: what asks at a time is bounded by the caller.
+                # The number of connections is not limited here, because the caller bounds concurrent requests.
                 client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_keepalive_connections=64))
-                client.headers.clear()  # no reply is asked for packed: it could grow as it is read
+                client.headers.clear()  # no compressed replies, which could exceed the size limit when unpacked
                 self._kept = client, loop
                 self._end = weakref.finalize(self, _end, client, loop, thread)
             return self._kept
 
-    def _blotted(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         return text.replace(self._key, "***") if self._key else text
 
 
@@ -159,7 +159,7 @@ def _end(client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, thread: thr
 
 
 def _name(error: BaseException) -> str:
-    """The type of what went wrong first, which a client wraps: ``ConnectionRefusedError``."""
+    """Return the type of the root cause, which the client wraps: ``ConnectionRefusedError``."""
     name, cause = type(error).__name__, error.__cause__ or error.__context__
     while cause is not None:
         name = type(cause).__name__ if isinstance(cause, OSError) else name
@@ -167,15 +167,15 @@ def _name(error: BaseException) -> str:
     return name
 
 
-def _asked_for(headers: httpx.Headers) -> float:
-    """Seconds of a ``Retry-After``, which says them or a date; 0 where there is none that can be read."""
-    said = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,8}(?:\.[0-9]{1,6})?", said):
-        return float(said)
+def _retry_after(headers: httpx.Headers) -> float:
+    """Return the seconds of a ``Retry-After`` header, a number or a date; 0 if missing or malformed."""
+    received = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"[0-9]{1,8}(?:\.[0-9]{1,6})?", received):
+        return float(received)
     try:
-        until = parsedate_to_datetime(said)
+        until = parsedate_to_datetime(received)
         return max((until - datetime.now(UTC)).total_seconds(), 0.0)
-    except (ValueError, TypeError):  # a date without a zone is none
+    except (ValueError, TypeError):  # also a date without a zone
         return 0.0
 
 
@@ -184,7 +184,7 @@ def _reply(content: bytes) -> Reply:
         whole = json.loads(content)
         text = whole["choices"][0]["message"]["content"]
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
-        raise EndpointError(f"the reply is no chat completion: {content[:120]!r}") from error
+        raise EndpointError(f"the reply is not a chat completion: {content[:120]!r}") from error
     if not isinstance(text, str):
         raise EndpointError("the reply has no text")
     used = whole.get("usage")

@@ -1,4 +1,4 @@
-"""Programs judged by their tests, in a sandbox. The verdict is reached outside of the program's process."""
+"""Reward of programs by tests in a sandbox. The result is decided outside of the program's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlcore.types import Rollout, Score
 MAX_CODE_CHARACTERS = 100_000
 # Possessive: each line is read once.
 _FENCE = re.compile(r"^(?P<indent>(?:[ \t]|> ?)*+)(?P<mark>`{3,}+|~{3,}+)(?P<info>[^`\n]*+)$", re.MULTILINE)
-# A fence behind text: Code: ```python, and one right behind the last line of a program.
+# A fence after text: Code: ```python, and one directly after the last line of a program.
 _OPENED_BEHIND = re.compile(r"(?<=[^\s`])[ \t]*(```(?:python|py)[0-9.]*[ \t]*)$", re.IGNORECASE | re.MULTILINE)
 _CLOSED_BEHIND = re.compile(r"(?<=[^\s`])(```)[ \t]*$", re.MULTILINE)
 _PYTHON = re.compile(r"\{?\.?(?:python|py|pypy|ipython)[0-9.]*\b.*", re.DOTALL)
@@ -28,10 +28,13 @@ _PYTHON = re.compile(r"\{?\.?(?:python|py|pypy|ipython)[0-9.]*\b.*", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """``credit``: ``all`` is 1.0 for a program that passes every test, else 0.0. ``share``: the share of the tests that
-    it passes beyond what one constant answer would, of those that there are beyond it.
+    """Options of the reward ``code``.
 
-    ``timeout_seconds`` is for each test. ``backend`` ``unprotected`` runs programs with all rights of this user.
+    Attributes:
+        credit: ``all`` is 1.0 for a program that passes every test, else 0.0. ``share`` is the fraction of tests passed
+            beyond those that one constant answer passes.
+        timeout_seconds: Limit per test.
+        backend: ``unprotected`` runs programs with all rights of this user.
     """
 
     credit: Literal["all", "share"] = "all"
@@ -41,10 +44,10 @@ class CodeOptions:
 
 
 class CodeReward:
-    """1.0 for a program that passes all tests; otherwise 0.0, or with ``share`` less than 1.0.
+    """1.0 for a program that passes all tests, else 0.0, or with ``share`` a fraction.
 
     ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. The program is the last fenced block of the
-    completion (:func:`find_program`). Where the sandbox failed, and not the program, the rollout is unscored.
+    completion (:func:`find_program`). If the sandbox fails, not the program, the rollout is unscored.
     """
 
     name = "code"
@@ -54,9 +57,10 @@ class CodeReward:
         self._pool = SandboxPool(num_workers=self._options.num_workers, backend=self._options.backend)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """
+        """Score a batch.
+
         Raises:
-            SandboxError: programs cannot be isolated on this machine.
+            SandboxError: Programs cannot be isolated on this machine.
         """
         prepared = [self._prepare(rollout) for rollout in rollouts]
         jobs = list(dict.fromkeys(item for item in prepared if isinstance(item, Job)))  # equal programs run once
@@ -64,19 +68,19 @@ class CodeReward:
         return [self._score(item, outcomes[item]) if isinstance(item, Job) else item for item in prepared]
 
     def close(self) -> None:
-        """End the processes of the sandbox."""
+        """Stop the processes of the sandbox."""
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Job | Score:
         try:
             suite = parse_suite(rollout.prompt.reference)
         except ValueError as error:
-            return failed_score(f"the reference is no code task: {error}")
+            return failed_score(f"the reference is not a code task: {error}")
         code = find_program(self._prefill + rollout.text)
         if code is None or not code.strip() or len(code) > MAX_CODE_CHARACTERS:
             return scored(self.name, 0.0)
         seconds = self._options.timeout_seconds
-        # One process serves all tests of a program, so its processor time is bounded by their sum.
+        # One process serves all tests of a program, so its CPU time is bounded by their sum.
         limits = ResourceLimits(wall_seconds=seconds, cpu_seconds=1 + int(seconds * max(len(suite.tests), MAX_REPEATS)))
         stop_early = self._options.credit == "all"
         return Job(reference=rollout.prompt.reference, code=code, limits=limits, stop_early=stop_early)
@@ -98,11 +102,10 @@ def _passed_by_a_constant(reference: str) -> int:
 
 
 def find_program(text: str) -> str | None:
-    """The program of a completion: its last closed block of Python between fences, after the thinking.
+    """Return the program of a completion: its last closed fenced block of Python after the thinking.
 
-    A block whose fence names another language is none; one without a language is one only where no fence names Python.
-    Without any fence what stands in ``<answer>`` is the program, else the whole text (a base model that continues a
-    prompt); with fences of which none holds Python there is no program.
+    A block in another language does not count. A block without a language counts only if no fence names Python. Without
+    fences, the program is the content of ``<answer>``, else the whole text (of a base model that continues a prompt).
     """
     part = final_part(text)
     if part is None:
@@ -110,15 +113,15 @@ def find_program(text: str) -> str | None:
     part = part.replace("\ufeff", "")
     if (found := _fenced(part)) is not None:
         return found
-    apart = _CLOSED_BEHIND.sub(r"\n\1", _OPENED_BEHIND.sub(r"\n\1", part))
-    if _FENCE.search(apart):
-        return _fenced(apart)
+    separated = _CLOSED_BEHIND.sub(r"\n\1", _OPENED_BEHIND.sub(r"\n\1", part))
+    if _FENCE.search(separated):
+        return _fenced(separated)
     answers = [marked for marked in marked_answers(part) if marked.kind == "tag"]
     return part[slice(*answers[-1].inner)] if answers else part
 
 
 def _fenced(text: str) -> str | None:
-    """The last closed block of Python, else the last one without a language."""
+    """Return the last closed block of Python, else the last one without a language."""
     named, unnamed, opened = None, None, None
     for fence in _FENCE.finditer(text):
         if opened is None:
@@ -134,13 +137,13 @@ def _fenced(text: str) -> str | None:
 
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    """As in Markdown: the same sign, no fewer of it, no language, and hardly further to the right."""
+    """Return True if a fence closes the open one as in Markdown: same character, no fewer, little more indented."""
     is_same = fence["mark"].startswith(opened["mark"]) and not fence["info"].strip()
     return is_same and len(fence["indent"]) <= len(opened["indent"]) + 3
 
 
 def _block(text: str, opened: re.Match[str], closing: re.Match[str]) -> str:
-    """What stands between two fences, without the blanks that stand in front of the first."""
+    """Return the text between two fences, without the indentation of the first."""
     block = text[opened.end() + 1 : closing.start()]
     width, quotes = len(opened["indent"]), opened["indent"].count(">")
     before = f"(?:> ?){{{quotes}}}" if quotes else f"[ \\t]{{1,{width}}}"

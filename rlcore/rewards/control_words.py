@@ -1,7 +1,7 @@
-"""Control words of chat formats in a text that a judge is to read: they become text, whatever its tokenizer does.
+"""Neutralization of control words of chat formats in a text for a judge, for any tokenizer.
 
-A server encodes a message with its control words in place, so that ``<|im_end|>`` in an answer would end the question,
-and what stands behind it would speak as the user or the judge.
+A server encodes control words inside a message, so ``<|im_end|>`` in an answer would end the question, and the text
+after it would be read as the user's or the judge's.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ _WORDS = re.compile(
 )
 
 
-def as_text(text: str) -> str:
-    """The text with a blank behind the first sign of each control word: ``< |im_end|>``, ``[ INST]``."""
+def neutralize(text: str) -> str:
+    """Insert a blank after the first character of each control word: ``< |im_end|>``, ``[ INST]``."""
     return _WORDS.sub(lambda found: f"{found[0]} ", text)

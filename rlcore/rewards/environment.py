@@ -1,4 +1,4 @@
-"""What the episode's environment says that it was worth."""
+"""Reward that an episode's environment returns."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlcore.types import Rollout, Score
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentOptions:
-    """The reward of an environment has no options: they are the environment's own."""
+    """Options of the reward ``environment``: none."""
 
 
 class EnvironmentReward:
-    """What ``get_reward`` of the environment returned when the episode was over; unscored where it returned None."""
+    """Value of ``get_reward`` of the environment at the end of the episode; unscored if it is None."""
 
     name = "environment"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            failed_score("the environment gave no reward")
+            failed_score("the environment returned no reward")
             if rollout.environment_reward is None
             else scored(self.name, rollout.environment_reward)
             for rollout in rollouts

@@ -1,6 +1,6 @@
-"""Does a completion keep to the answer format? Counting and searching alone: linear time for any text.
+"""Reward of the answer format, by counting and searching in linear time.
 
-A regular expression of the user's own may need exponential time, so it is matched in a process with a deadline.
+A user's regular expression may need exponential time, so it is matched in a process with a time limit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from rlcore.config import PositiveFloat
 from rlcore.errors import ConfigError
-from rlcore.rewards.answers import closing, final_part, has_content, marked_answers
+from rlcore.rewards.answers import final_part, has_content, marked_answers, required_prefix
 from rlcore.rewards.base import score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import Rollout, Score
@@ -24,41 +24,47 @@ _TAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 @dataclass(frozen=True, kw_only=True)
 class FormatOptions:
-    """``boxed``, ``answer_tag``, ``hashes``: exactly one non-empty marker of that kind after the thinking.
+    """Options of the reward ``format``.
 
-    ``think_answer``: the whole completion is ``<think>…</think><answer>…</answer>``, each tag once; the opening
-    ``<think>`` may be missing, because chat templates prefill it. ``tags``: the same for the names in ``tags``
-    (``"plan, solution"``). ``regex``: the whole completion matches ``pattern``; ``example`` is a completion that does,
-    as the policy has to write it. Where the chat template prefills ``<think>``, neither of them may start with it.
+    Attributes:
+        style: ``boxed``, ``answer_tag`` and ``hashes`` require exactly one non-empty marker of that kind after the
+            thinking. ``think_answer`` requires ``<think>…</think><answer>…</answer>`` as the whole completion, each tag
+            once; the opening ``<think>`` may be missing, because chat templates prefill it. ``tags`` is the same for
+            other
+            names. ``regex`` requires the whole completion to match ``pattern``.
+        tags: Names in their order (``"plan, solution"``).
+        pattern: Regular expression. If the chat template prefills ``<think>``, it may not begin with it.
+        example: Completion that matches ``pattern``, as the policy must write it.
+        timeout_seconds: Time limit for matching one completion.
     """
 
     style: Literal["boxed", "answer_tag", "hashes", "think_answer", "tags", "regex"]
     tags: str = ""
     pattern: str = ""
     example: str = ""
-    timeout_seconds: PositiveFloat = 1.0  # for one completion and the pattern
+    timeout_seconds: PositiveFloat = 1.0
 
     def __post_init__(self) -> None:
         if (self.style == "tags") != bool(self.tags):
-            raise ConfigError("style 'tags' needs tags, the names in their order, and no other style takes them")
+            raise ConfigError("tags (names in their order) are required by style 'tags', and only by it")
         bad = [name for name in self.tag_names if not _TAG_NAME.fullmatch(name)]
         if bad or len(set(self.tag_names)) != len(self.tag_names):
             raise ConfigError(f"tags = {self.tags!r}: must be different names of letters, separated by commas")
         if (self.style == "regex") != bool(self.pattern and self.example):
-            raise ConfigError("style 'regex' needs a pattern and an example that it matches; no other style takes them")
+            raise ConfigError("pattern and a matching example are required by style 'regex', and only by it")
         if self.pattern:
             _check_pattern(self.pattern)
 
     @property
     def tag_names(self) -> tuple[str, ...]:
-        """The tags of the styles that consist of tags."""
+        """Tags of the styles that consist of tags."""
         if self.style == "think_answer":
             return ("think", "answer")
         return tuple(name.strip() for name in self.tags.split(",")) if self.tags else ()
 
 
 class FormatReward:
-    """1.0 for a completion in the format, else 0.0, also where matching the user's pattern takes too long."""
+    """1.0 for a completion in the format, else 0.0, also if matching the user's pattern times out."""
 
     name = "format"
 
@@ -74,8 +80,8 @@ class FormatReward:
         return [self._score(has_format(rollout.text, self._options, prefill=self._prefill)) for rollout in rollouts]
 
     def known(self) -> tuple[str, tuple[str, ...]]:
-        """A completion that is in the format, and some that are not; of a pattern no text is known not to match."""
-        options, end = self._options, closing(self._prefill)
+        """Return a completion in the format and some that are not; for a pattern no counterexample is known."""
+        options, end = self._options, required_prefix(self._prefill)
         if options.style == "regex":
             return options.example, ()
         if options.tag_names:
@@ -84,7 +90,7 @@ class FormatReward:
         return end + marked, ("", f"{end}7")
 
     def close(self) -> None:
-        """End the process that matches the pattern."""
+        """Stop the process that matches the pattern."""
         self._pool.close()
 
     def _prepare(self, text: str) -> Score | dict[str, str]:
@@ -98,19 +104,19 @@ class FormatReward:
     def _require_example(self, prefill: str) -> None:
         if prefill and self._options.example.startswith(prefill):
             raise ConfigError(
-                f"the chat template itself writes {prefill!r}: no completion starts with it, and none would match",
+                f"the chat template writes {prefill!r} itself, so no completion begins with it or matches",
                 where=f"example = {self._options.example!r}",
-                fix="take it out of the example and the pattern, or name another template in model.chat_template",
+                fix="remove it from the example and the pattern, or set another model.chat_template",
             )
         (outcome,) = self._pool.grade_all([{"pattern": self._options.pattern, "text": self._options.example}])
         if outcome.value is not True:
             self.close()
-            fault = outcome.error or "the pattern does not match the whole of the example"
-            raise ConfigError(fault, where=f"pattern = {self._options.pattern!r}", fix="correct one of the two")
+            reason = outcome.error or "the pattern does not match the whole example"
+            raise ConfigError(reason, where=f"pattern = {self._options.pattern!r}", fix="correct one of the two")
 
 
 def has_format(text: str, options: FormatOptions, *, prefill: str = "") -> bool:
-    """Whether ``text`` is in the format (any style but ``regex``, see :class:`FormatOptions`)."""
+    """Return True if ``text`` is in the format (any style but ``regex``, see :class:`FormatOptions`)."""
     if options.tag_names:
         return _is_tagged(text.strip(), options.tag_names)
     part = final_part(prefill + text)
@@ -121,7 +127,7 @@ def has_format(text: str, options: FormatOptions, *, prefill: str = "") -> bool:
 
 
 def _is_tagged(text: str, names: Sequence[str]) -> bool:
-    """Each tag once, in this order, with something in it and nothing between; the first opening may be missing."""
+    """Return True if each tag occurs once, in this order, non-empty and adjacent; the first opening may be missing."""
     tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
     for place, name in enumerate(names):
         if place and not text.startswith(f"<{name}>"):
@@ -137,4 +143,4 @@ def _check_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ConfigError(f"pattern = {pattern!r} is no regular expression: {error}") from error
+        raise ConfigError(f"pattern = {pattern!r} is not a regular expression: {error}") from error

@@ -1,8 +1,7 @@
-"""Grading in killable processes: the only timeout that holds against C code, in any thread.
+r"""Grading in killable processes, the only timeout that works for C code in any thread.
 
-A ``\\boxed{9^{9^9}}`` keeps the interpreter's lock inside one C power: neither a thread nor an alarm can interrupt
-it. Here the kernel ends the worker when a request has used its processor time; see
-:mod:`rlcore.rewards.grader_process`.
+A ``\\boxed{9^{9^9}}`` keeps the interpreter's lock inside one C power: neither a thread nor an alarm can interrupt it.
+The kernel ends the worker when a request has used its CPU time; see :mod:`rlcore.rewards.grader_process`.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from rlcore.rewards.grader_process import MAX_MESSAGE_BYTES, READY
 
 _START_SECONDS = 120.0
 _MEMORY_BYTES = 2 << 30
-_PATIENCE_SECONDS = 60.0  # in which a worker that works has used some processor time, on the busiest machine
-# What an answer can do to its worker: use up its time, or its stack in C code, or make a library give up.
+_IDLE_SECONDS = 60.0  # a working worker uses some CPU time within this, even on a busy machine
+# Signals that an answer can cause: CPU limit, stack overflow in C code, abort of a library.
 _BY_ANSWER = (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGBUS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What the grader said: a JSON ``value``, or an ``error`` (never both).
+    """Result of grading: a JSON ``value`` or an ``error``, never both.
 
-    ``is_of_answer``: the error is the answer's own doing (its time was up, it took too much memory), none of ours.
+    ``is_of_answer`` is True if the answer caused the error (too much time or memory).
     """
 
     value: Any = None
@@ -58,22 +57,22 @@ class _Worker:
 class _Job:
     request: bytes
     worker: _Worker
-    deadline: float  # by which it has answered, or used more processor time
-    used: float  # by its worker, when that was last asked
+    deadline: float  # time by which it has answered, or used more CPU time
+    used: float  # CPU time of its worker at the last check
 
 
 class GraderPool:
-    """A set of worker processes that run one of ``GRADERS``; started at the first request, one batch at a time.
+    """Set of worker processes that run one of ``GRADERS``, started at the first request, one batch at a time.
 
-    Every request has ``timeout_seconds`` of processor time, then its worker is killed and replaced. A worker that uses
-    none for a minute is replaced too, and that is no fault of the request. Safe to call from several threads. Processes
-    end with :meth:`close`, with the ``with`` block, when the pool is collected, or when this process ends in any way.
+    Every request has ``timeout_seconds`` of CPU time; then its worker is killed and replaced. A worker that uses none
+    for a minute is replaced too, which is not an error of the request. Thread-safe. The processes end with
+    :meth:`close`, the ``with`` block, garbage collection of the pool, or this process.
     """
 
     def __init__(self, grader: str, *, timeout_seconds: float, num_workers: int) -> None:
         self._grader, self._timeout, self._num_workers = grader, timeout_seconds, num_workers
         self._lock = threading.RLock()
-        self._nursery: _Nursery | None = None
+        self._fork_server: _ForkServer | None = None
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> GraderPool:
@@ -85,10 +84,10 @@ class GraderPool:
         self.close()
 
     def grade_all(self, requests: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-        """Grade a batch, in order; equal requests are graded once.
+        """Grade a batch, in order. Equal requests are graded once.
 
         Raises:
-            RewardError: the grader cannot be started, or a request is larger than 1 MiB.
+            RewardError: The grader cannot be started, or a request is larger than 1 MiB.
         """
         encoded = [_encode(request) for request in requests]
         with self._lock:
@@ -96,62 +95,62 @@ class GraderPool:
         return [outcomes[request] for request in encoded]
 
     def close(self) -> None:
-        """Kill the workers and their parent, and wait for it; the next batch starts new ones."""
+        """Kill the workers and their parent, and wait for it. The next batch starts new ones."""
         with self._lock:
             for worker in self._workers:
                 worker.connection.close()
             self._workers = []
-            if self._nursery is not None:
-                self._nursery.stop()
-                self._nursery = None
+            if self._fork_server is not None:
+                self._fork_server.stop()
+                self._fork_server = None
 
     def _run(self, requests: Sequence[bytes]) -> dict[bytes, Outcome]:
-        nursery = self._start()
+        fork_server = self._start()
         outcomes: dict[bytes, Outcome] = {}
         try:
-            _Round(nursery, self._workers, self._timeout).run(requests, outcomes)
+            _Batch(fork_server, self._workers, self._timeout).run(requests, outcomes)
         except (OSError, EOFError) as error:
             lost = Outcome(error=f"the grader process ended: {type(error).__name__}")
             self.close()
             return {request: outcomes.get(request, lost) for request in requests}
         return outcomes
 
-    def _start(self) -> _Nursery:
-        if self._nursery is None:
-            self._nursery = _Nursery(self._grader, seconds=self._timeout)
-            self._workers = [self._nursery.fork_worker() for _ in range(self._num_workers)]
-        return self._nursery
+    def _start(self) -> _ForkServer:
+        if self._fork_server is None:
+            self._fork_server = _ForkServer(self._grader, seconds=self._timeout)
+            self._workers = [self._fork_server.fork_worker() for _ in range(self._num_workers)]
+        return self._fork_server
 
 
-class _Nursery:
-    """The caller's handle on the process that forks and kills workers."""
+class _ForkServer:
+    """Caller's handle of the process that forks and kills workers."""
 
     def __init__(self, grader: str, *, seconds: float) -> None:
-        self._control, theirs = socket.socketpair()
-        arguments = [str(theirs.fileno()), grader, str(_MEMORY_BYTES), str(seconds)]
+        self._control, far_end = socket.socketpair()
+        arguments = [str(far_end.fileno()), grader, str(_MEMORY_BYTES), str(seconds)]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "rlcore.rewards.grader_process", *arguments],
-            pass_fds=[theirs.fileno()],
+            pass_fds=[far_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C is for the caller, who then ends this one in order
+            start_new_session=True,  # Ctrl-C reaches only the caller, which then stops this process
         )
-        theirs.close()
+        far_end.close()
         self.stop = weakref.finalize(self, _stop, process, self._control)
         self._control.settimeout(_START_SECONDS)
         self._await_ready(grader)
 
     def fork_worker(self) -> _Worker:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [b"fork"], [theirs.fileno()])
+        near_end, far_end = socket.socketpair()
+        with far_end:
+            socket.send_fds(self._control, [b"fork"], [far_end.fileno()])
             pid = self._receive()
-        return _Worker(int(pid), Connection(ours.detach()))
+        return _Worker(int(pid), Connection(near_end.detach()))
 
     def kill(self, worker: _Worker) -> int:
-        """End a worker; the number of the signal that ended it, which may have been sent before."""
+        """Kill a worker and return the number of the signal that ended it, which may have been sent earlier."""
         self._control.sendall(f"kill {worker.pid}".encode())
         number = int(self._receive())
         worker.connection.close()
@@ -159,13 +158,15 @@ class _Nursery:
 
     def _await_ready(self, grader: str) -> None:
         try:
-            said = self._receive()
+            reply = self._receive()
         except (OSError, EOFError) as error:
-            said = f"{type(error).__name__}: {error}"
-        if said != READY.decode():
+            reply = f"{type(error).__name__}: {error}"
+        if reply != READY.decode():
             self.stop()
             raise RewardError(
-                f"the grader cannot start: {said}", where=f"the {grader} grader", fix="install what the grader imports"
+                f"the grader did not start: {reply}",
+                where=f"the {grader} grader",
+                fix="install what the grader imports",
             )
 
     def _receive(self) -> str:
@@ -175,15 +176,15 @@ class _Nursery:
         return message.decode()
 
 
-class _Round:
-    """One batch: every idle worker gets a request; a reply or a deadline frees it."""
+class _Batch:
+    """Batch of requests: every idle worker gets one; a reply or a deadline frees it."""
 
-    def __init__(self, nursery: _Nursery, workers: list[_Worker], timeout: float) -> None:
-        self._nursery, self._workers, self._timeout = nursery, workers, timeout
+    def __init__(self, fork_server: _ForkServer, workers: list[_Worker], timeout: float) -> None:
+        self._fork_server, self._workers, self._timeout = fork_server, workers, timeout
         self._busy: dict[Connection, _Job] = {}
 
     def run(self, requests: Sequence[bytes], outcomes: dict[bytes, Outcome]) -> None:
-        """Fill ``outcomes``, also with what was graded before an exception."""
+        """Fill ``outcomes``, including requests graded before an exception."""
         idle, pending = list(self._workers), deque(requests)
         while pending or self._busy:
             while idle and pending:
@@ -192,37 +193,37 @@ class _Round:
                 job = self._busy.pop(connection)
                 used = _processor_seconds(job.worker)
                 if not connection.poll() and used > job.used:
-                    self._busy[connection] = replace(job, deadline=time.monotonic() + _PATIENCE_SECONDS, used=used)
+                    self._busy[connection] = replace(job, deadline=time.monotonic() + _IDLE_SECONDS, used=used)
                     continue
                 outcomes[job.request], worker = self._collect(job)
                 idle.append(worker)
 
     def _dispatch(self, worker: _Worker, request: bytes) -> None:
-        job = _Job(request, worker, time.monotonic() + _PATIENCE_SECONDS, _processor_seconds(worker))
+        job = _Job(request, worker, time.monotonic() + _IDLE_SECONDS, _processor_seconds(worker))
         self._busy[worker.connection] = job
         try:
             worker.connection.send_bytes(request)
         except BrokenPipeError:
-            return  # it died while idle: reading from it says so
+            return  # it died while idle, which the next read detects
 
     def _wait(self) -> list[Connection]:
-        """The connections that have a reply or whose deadline has passed."""
+        """Return the connections with a reply or a passed deadline."""
         soonest = min(job.deadline for job in self._busy.values())
         wait(list(self._busy), timeout=max(soonest - time.monotonic(), 0.0))
         now = time.monotonic()
         return [c for c, job in self._busy.items() if c.poll() or job.deadline <= now]
 
     def _collect(self, job: _Job) -> tuple[Outcome, _Worker]:
-        """What came of a request, and the worker for the next one."""
+        """Return the result of a request, and the worker for the next one."""
         if not job.worker.connection.poll():
-            silent = Outcome(error="the grader was silent, without using its time, and was killed")
+            silent = Outcome(error="the grader neither answered nor used CPU time, and was killed")
             return silent, self._replaced(job.worker)[0]
         try:
             outcome = Outcome(**json.loads(job.worker.connection.recv_bytes(MAX_MESSAGE_BYTES)))
         except (EOFError, ConnectionResetError):
             fresh, number = self._replaced(job.worker)
             return self._death(number), fresh
-        # A worker that failed once may be short of memory or half broken: it is not used again.
+        # A worker that failed may be short of memory or damaged: it is not reused.
         return outcome, self._replaced(job.worker)[0] if outcome.error else job.worker
 
     def _death(self, number: int) -> Outcome:
@@ -231,9 +232,9 @@ class _Round:
         return Outcome(error="the grader died on this answer", is_of_answer=number in _BY_ANSWER)
 
     def _replaced(self, worker: _Worker) -> tuple[_Worker, int]:
-        """A new worker in place of one that is ended, and the signal that ended that."""
-        number = self._nursery.kill(worker)
-        fresh = self._nursery.fork_worker()
+        """Return a new worker in place of a killed one, and the signal that ended the latter."""
+        number = self._fork_server.kill(worker)
+        fresh = self._fork_server.fork_worker()
         self._workers[self._workers.index(worker)] = fresh
         return fresh, number
 
@@ -241,7 +242,7 @@ class _Round:
 def _processor_seconds(worker: _Worker) -> float:
     try:
         times = psutil.Process(worker.pid).cpu_times()
-    except psutil.NoSuchProcess:  # its parent has died too
+    except psutil.NoSuchProcess:  # its parent died too
         return 0.0
     return float(times.user + times.system)
 
@@ -258,7 +259,7 @@ def _encode(request: Mapping[str, Any]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of the caller's environment but the search path: no secrets reach a process that reads model output."""
+    """Return the search path and thread limits only: no secrets reach a process that reads model output."""
     root = str(Path(__file__).resolve().parents[2])
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -1,13 +1,14 @@
-"""The process that grades: imports a grader once, then forks workers that the caller may have killed at any moment.
+"""Grader process: import a grader once, then fork workers that the caller can kill at any time.
 
-Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. A grader is a module
-with ``warm_up() -> None`` and ``grade(request: dict) -> JSON value``. Over the control socket the caller sends ``fork``
-(with the worker's end of a connection), which is answered by the pid, or ``kill PID``, by the signal that ended it.
-Forking costs milliseconds where a fresh start costs seconds, and a parent that reaps its own children can never kill a
-recycled pid. When the caller ends, however it ends, the control socket closes and every worker is killed.
+Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. A grader is a module with
+``warm_up() -> None`` and ``grade(request: dict) -> JSON value``. Over the control socket the caller sends ``fork``
+(with the worker's end of a connection), answered by the pid, or ``kill PID``, answered by the signal that ended it.
 
-A request has SECONDS of processor time, then the kernel ends its worker by SIGPROF, in the middle of C code too: a busy
-machine costs no answer its grade.
+Forking takes milliseconds, a fresh start seconds, and a parent that reaps its own children cannot kill a recycled pid.
+When the caller ends in any way, the control socket closes and every worker is killed.
+
+A request has SECONDS of CPU time; then the kernel ends its worker by SIGPROF, even in C code. A busy machine therefore
+does not change any score.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ READY = b"ready"
 
 Grade = Callable[[dict[str, Any]], Any]
 
-# Loaded in this process alone: reasoning_gym takes seconds, and graders are what may hang.
+# Imported only in this process: reasoning_gym takes seconds to import, and graders may hang.
 GRADERS: Mapping[str, Callable[[], ModuleType]] = choices(
     "rewards.kind",
     {
@@ -45,13 +46,13 @@ GRADERS: Mapping[str, Callable[[], ModuleType]] = choices(
 
 
 def main(arguments: list[str]) -> None:
-    """Load the grader, say so (or why not), and serve until the control socket closes."""
+    """Load the grader, report success or the error, and serve until the control socket closes."""
     control = socket.socket(fileno=int(arguments[0]))
     memory_bytes, seconds = int(arguments[2]), float(arguments[3])
     try:
         module = GRADERS[arguments[1]]()
         module.warm_up()
-    except Exception as error:  # noqa: BLE001 - whatever the reason, the caller has to be told
+    except Exception as error:  # noqa: BLE001 - reported to the caller
         control.sendall(f"{type(error).__name__}: {error}".encode()[:500])
         return
     gc.freeze()  # the workers share the loaded modules' memory
@@ -73,7 +74,7 @@ def main(arguments: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """``kill PID``, or ``fork`` with the worker's end of a connection."""
+    """Command ``kill PID``, or ``fork`` with the worker's end of a connection."""
 
     pid: int
     descriptor: int | None
@@ -96,7 +97,7 @@ def _fork_worker(control: socket.socket, descriptor: int, grade: Grade, memory_b
         control.close()
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # not ignored, as it may be where we were started
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may have ignored it
         _serve(Connection(descriptor), grade, seconds)
     finally:
         os._exit(0)
@@ -119,13 +120,13 @@ def _reply(grade: Grade, request: dict[str, Any]) -> dict[str, Any]:
         return {"value": grade(request)}
     except (MemoryError, RecursionError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:500], "is_of_answer": True}
-    except Exception as error:  # noqa: BLE001 - becomes an error value that the caller counts
+    except Exception as error:  # noqa: BLE001 - returned as an error that the caller counts
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _kill(pid: int) -> int:
-    """The number of the signal that ended it; SIGKILL where it was still alive, 0 where it left by itself."""
-    os.kill(pid, signal.SIGKILL)  # an unreaped child keeps its pid, so this cannot hit a stranger
+    """Kill a worker and return the number of the signal that ended it; 0 if it exited."""
+    os.kill(pid, signal.SIGKILL)  # an unreaped child keeps its pid, so no other process is killed
     return os.WTERMSIG(os.waitpid(pid, 0)[1])
 
 

@@ -1,10 +1,11 @@
-"""Is a completion in the wanted language? The script of its letters, and its words.
+"""Reward of the language of a completion, by the script of its letters and by its words.
 
-Its words are judged by lists of the most common ones of a few languages, which cannot tell other languages of one
-script apart (Finnish from Turkish), or by a library that knows many (:mod:`rlcore.rewards.language_identifier`).
-Neither tells dialects, or code from prose.
-Mathematics, digits and LaTeX commands have no language and do not count. A completion without letters scores 1: there
-is nothing in another language in it. One that shows nothing at all scores 0.
+Words are checked by lists of the most common ones of a few languages, which cannot distinguish other languages of one
+script (Finnish and Turkish), or by a library that knows many (:mod:`rlcore.rewards.language_identifier`). Neither
+distinguishes dialects, or code from prose.
+
+Mathematics, digits and LaTeX commands do not count. A completion without letters scores 1, because nothing in it is in
+another language. An invisible completion scores 0.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ SCRIPTS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 _OTHER_SCRIPTS = MappingProxyType({"uk": "CYRILLIC", "bg": "CYRILLIC", "fa": "ARABIC"})  # and LATIN of all the rest
-# fmt: off - a line per language: words that are common in it and not in the others
+# fmt: off - per language: words that are common in it and not in the others
 STOP_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "en": frozenset(
@@ -67,12 +68,16 @@ STOP_WORDS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageOptions:
-    """``language``: a code, or ``prompt`` for that of the last user turn: its script, or what ``identifier`` finds.
+    """Options of the reward ``language``.
 
-    A completion of ``min_words`` words or more is judged by its words too: where they are another language's, the
-    score is multiplied by ``other_language``. ``identifier`` says how they are judged. ``words``: by the most common
-    words of the languages of ``STOP_WORDS``; it is for texts of a dozen words and more. ``py3langid``: by the library
-    of that name, for the languages of ``LANGUAGES``; it is for texts of three words and more.
+    Attributes:
+        language: Code, or ``prompt`` for the language of the last user turn: its script, or the result of
+            ``identifier``.
+        identifier: ``words`` uses the most common words of the languages of ``STOP_WORDS``, for texts of a dozen words
+            or
+            more. ``py3langid`` uses that library, for the languages of ``LANGUAGES`` and texts of three words or more.
+        min_words: Words are checked only in completions of at least this length.
+        other_language: Factor of the score if the words are of another language.
     """
 
     language: str = PROMPT
@@ -88,10 +93,10 @@ class LanguageOptions:
 
 
 class LanguageReward:
-    """The share of letters in the wanted script, 0..1, times ``other_language`` where the words speak against it.
+    """Fraction of letters in the wanted script, 0..1, times ``other_language`` if the words are of another language.
 
     Raises:
-        ConfigError: the library that ``identifier`` names is not installed.
+        ConfigError: The library that ``identifier`` names is not installed.
     """
 
     name = "language"
@@ -106,50 +111,50 @@ class LanguageReward:
     def _value(self, rollout: Rollout) -> float:
         if not has_content(rollout.text):
             return 0.0
-        asked = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
-        language = self._wanted(asked)
-        scripts = _scripts_of(language, asked)
-        share = 1.0 if scripts is None else script_share(rollout.text, scripts)
+        question = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
+        language = self._wanted(question)
+        scripts = _scripts_of(language, question)
+        share = 1.0 if scripts is None else script_fraction(rollout.text, scripts)
         return share * self._options.other_language if self._is_other(rollout.text, language) else share
 
-    def _wanted(self, asked: str) -> str:
-        """The code of the wanted language; empty where the question says no more than a script."""
+    def _wanted(self, question: str) -> str:
+        """Return the code of the wanted language; empty if only its script is known."""
         if self._options.language != PROMPT:
             return self._options.language
-        return self._identify(asked) if self._identify and self._has_words(asked) else ""
+        return self._identify(question) if self._identify and self._has_words(question) else ""
 
     def _is_other(self, text: str, language: str) -> bool:
         if not language or not self._has_words(text):
             return False
-        return self._identify(text) != language if self._identify else speaks_another(text, language)
+        return self._identify(text) != language if self._identify else is_other_language(text, language)
 
     def _has_words(self, text: str) -> bool:
         return len(_words(text)) >= max(1, self._options.min_words)
 
 
-def _scripts_of(language: str, asked: str) -> frozenset[str] | None:
-    """The scripts of the wanted language; None where any will do."""
+def _scripts_of(language: str, question: str) -> frozenset[str] | None:
+    """Return the scripts of the wanted language; None if any is accepted."""
     if not language:
-        script = main_script(asked)
+        script = main_script(question)
         return None if script is None else _companions(script)
     return SCRIPTS.get(language) or frozenset({_OTHER_SCRIPTS.get(language, "LATIN")})
 
 
-def script_share(text: str, scripts: frozenset[str]) -> float:
-    """The share of letters in ``text`` that belong to one of ``scripts``; 1 where there is no letter."""
+def script_fraction(text: str, scripts: frozenset[str]) -> float:
+    """Return the fraction of letters in ``text`` that belong to one of ``scripts``; 1 without letters."""
     counts = _script_counts(text)
     total = counts.total()
     return sum(counts[script] for script in scripts) / total if total else 1.0
 
 
 def main_script(text: str) -> str | None:
-    """The script of most letters in ``text``; None where there is no letter."""
+    """Return the script of most letters in ``text``; None without letters."""
     counts = _script_counts(text)
     return counts.most_common(1)[0][0] if counts else None
 
 
-def speaks_another(text: str, language: str) -> bool:
-    """Whether another language's common words are more frequent in ``text`` than those of ``language``."""
+def is_other_language(text: str, language: str) -> bool:
+    """Return True if another language's common words are more frequent in ``text`` than those of ``language``."""
     if language not in STOP_WORDS:
         return False
     words = Counter(_words(text))
@@ -158,7 +163,7 @@ def speaks_another(text: str, language: str) -> bool:
 
 
 def _companions(script: str) -> frozenset[str]:
-    """Japanese is written in three scripts; a prompt in Chinese characters alone may be answered in Chinese alone."""
+    """Return the scripts that may occur together: Japanese has three, but a Chinese prompt gets a Chinese answer."""
     return SCRIPTS["ja"] if script in _KANA else frozenset({script})
 
 

@@ -1,4 +1,4 @@
-"""Which language a text is in, by py3langid (naive Bayes over byte n-grams): the one file that imports it."""
+"""Language identification by py3langid (naive Bayes over byte n-grams). Only this file imports it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from rlcore.errors import ConfigError
 
-# The languages that it chooses among: each was tried on answers of three words and more. Without the choice, one of the
-# hundred others wins over some short texts.
+# Candidate languages, each tested on answers of three words and more. Without this restriction, one of the
+# hundred others wins for some short texts.
 # fmt: off
 LANGUAGES = (
     "en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "fi", "pl", "cs", "hu", "ro", "tr", "vi", "id", "ru", "uk",
@@ -21,9 +21,9 @@ _NO_LANGUAGE = re.compile(r"\\[A-Za-z]+|[\d$+=^_{}*/\\<>|&#~\[\]()-]+")  # LaTeX
 
 @lru_cache(maxsize=1)
 def open_identifier() -> Callable[[str], str]:
-    """A function that gives the code of ``LANGUAGES`` that a text is most likely in; the same text, the same code.
+    """Return a deterministic function that maps a text to its most likely code of ``LANGUAGES``.
 
-    Loading takes a second and 120 MiB, once in a process; a text of a few hundred words takes half a millisecond.
+    Loading takes a second and 120 MiB once per process; a text of a few hundred words takes half a millisecond.
 
     Raises:
         ConfigError: py3langid is not installed.

@@ -1,7 +1,7 @@
-r"""The last number of running text, whole: with its sign, unit and percent sign, and with the formula or list it is in.
+r"""Last number of running text, with its sign, unit, percent sign, and the formula or list that contains it.
 
-Half of a thing is no answer: of ``5 - 3``, ``12:30``, ``(2, 3)`` and ``3\sqrt2`` the whole is given, not the last
-digits. Where the text says that the number is not the answer (``not 7``, ``at least 7``, ``half of 7``), there is none.
+A part of an expression is not an answer: of ``5 - 3``, ``12:30``, ``(2, 3)`` and ``3\sqrt2`` the whole is returned. If
+the text denies the number (``not 7``, ``at least 7``, ``half of 7``), there is none.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from rlcore.rewards.mathematics.spelling import plainly
-from rlcore.rewards.units import apart, with_percent_sign
+from rlcore.rewards.units import separate_unit, with_percent_sign
 
 _STYLED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox) ?\{([-+0-9., /]{1,40})\}")
 _DELIMITER = re.compile(r"\\[()\[\]]")
@@ -51,7 +51,7 @@ _MAX_RUN, _CONTEXT = 400, 60
 
 
 def last_number(text: str) -> str | None:
-    """The last number as it is meant; the formula or list that it is in; None where there is none or it is denied."""
+    """Return the last number, or the formula or list that contains it; None if there is none or it is denied."""
     written = _DELIMITER.sub("$", _STYLED.sub(r"\1", plainly(text))).replace("**", "").replace("\n", " . ")
     found = None
     for match in _RUN.finditer(written):
@@ -70,9 +70,7 @@ def last_number(text: str) -> str | None:
     original = run
     run, is_ended = _bare(run.replace("\\$", "").replace("$", "")), run.rstrip("$ ") != run.rstrip("$ ").rstrip(".,!;:")
     lead = before + (" " if original.startswith(" ") else "")
-    is_next = (
-        re.match(r" ?[$\\]?[-+(]?[0-9.\\(]", original) is not None
-    )  # nothing stands between it and the word before
+    is_next = re.match(r" ?[$\\]?[-+(]?[0-9.\\(]", original) is not None  # nothing is between it and the previous word
     if glued or not run or (is_next and _NO_ANSWER.search(lead)) or _BOUND.match(original) or original.endswith("+"):
         return None
     if is_next and _MINUS.search(lead):
@@ -85,7 +83,7 @@ def last_number(text: str) -> str | None:
     if other:
         return f"{other}, {run}"
     is_ended = is_ended or not original.rstrip(" $").replace("$", "").endswith(run)
-    return run if is_ended else run + _behind(run, written[found.end() - len(_trailing(found.group())) :])
+    return run if is_ended else run + _suffix(run, written[found.end() - len(_trailing(found.group())) :])
 
 
 def _trailing(run: str) -> str:
@@ -93,7 +91,7 @@ def _trailing(run: str) -> str:
 
 
 def _bare(run: str) -> str:
-    """A run without the blanks, stops, bullets and unpaired brackets around it."""
+    """Return a run without surrounding blanks, stops, bullets and unpaired brackets."""
     run = _unstopped(run)
     if re.match(r"- +[0-9.]", run):  # a dash or the bullet of a list
         run = run[1:].strip()
@@ -111,8 +109,8 @@ def _unstopped(run: str) -> str:
     return re.sub(r"^(?:[ ,:;!]|\.(?![0-9]))+", "", run).rstrip(" .,:;!")
 
 
-def _behind(run: str, rest: str) -> str:
-    """What belongs to the number behind it: a multiple, a percent sign, a known unit, a variable."""
+def _suffix(run: str, rest: str) -> str:
+    """Return the suffix that belongs to the number: a multiple, a percent sign, a known unit, a variable."""
     found, rest = "", rest.replace("$", "")
     if _ORDINAL.match(rest) or _AREA.match(rest):
         return ""
@@ -132,4 +130,4 @@ def _behind(run: str, rest: str) -> str:
 
 
 def _is_unit(word: str) -> bool:
-    return apart(f"5{word}") != f"5{word}"
+    return separate_unit(f"5{word}") != f"5{word}"

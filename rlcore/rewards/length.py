@@ -1,4 +1,4 @@
-"""A soft penalty for completions that come near the length limit."""
+"""Soft penalty for completions near the length limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from rlcore.types import Rollout, Score
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions:
-    """In tokens: ``limit`` is usually ``sampling.max_new_tokens``, ``buffer`` the last stretch before it."""
+    """Options of the reward ``length``, in tokens. ``limit`` is usually ``sampling.max_new_tokens``.
+
+    ``buffer`` is the interval before the limit in which the penalty grows.
+    """
 
     limit: PositiveInt
     buffer: PositiveInt
@@ -25,10 +28,7 @@ class LengthOptions:
 
 
 class LengthReward:
-    """:func:`overlong_penalty` of the number of tokens that the policy produced; -1 where the text shows nothing.
-
-    Tool output is not counted.
-    """
+    """:func:`overlong_penalty` of the number of sampled tokens, without tool output; -1 for an invisible completion."""
 
     name = "length"
 
@@ -45,8 +45,8 @@ class LengthReward:
 
 
 def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
-    """0 up to ``limit - buffer`` tokens, then linear down to -1 at ``limit``, -1 beyond (Yu et al. 2025, DAPO, eq. 13).
+    """Return 0 up to ``limit - buffer`` tokens, then linear to -1 at ``limit``, and -1 beyond.
 
-    ``overlong_penalty(15, limit=20, buffer=10)`` is -0.5.
+    This is eq. 13 of DAPO (Yu et al. 2025). ``overlong_penalty(15, limit=20, buffer=10)`` is -0.5.
     """
     return -min(max(length - (limit - buffer), 0) / buffer, 1.0)

@@ -1,19 +1,19 @@
-r"""Does the answer of a completion equal the reference? Plain numbers exactly and at once, the rest symbolically.
+r"""Reward for an answer equal to the reference: plain numbers exactly, others symbolically.
 
-Rules, strict on purpose, because a policy finds every loose one:
+The rules are strict, because a policy exploits every loose one:
 
 - the last marked answer counts, ``\boxed{}``, ``####`` or ``<answer>`` (see :mod:`rlcore.rewards.answers`);
 - plain numbers and fractions are equal exactly, as rationals: 0.333 is not 1/3;
-- a percent sign stands on both sides or on neither: 50% is neither 0.5 nor 50;
-- a sentence or an equation that states one number states it: ``The answer is 18``, ``x = 18``; besides that no more
-  ``=`` than the reference has; no second box; no two numbers side by side; ASCII digits only; no list for a number;
-  words that multiply (``million``, ``dozen``) do, and elsewhere stand on both sides or on neither; no power tower;
-- a reference in words (``Paris``) is compared as text, without case;
-- ``5 cm`` answers ``5``, but units of one kind and another size differ: ``5 km`` is not ``5 m``;
-- an answer is worked out (``evaluated_only``): to a number a number, to an expression one that leaves nothing to do
-  (``\int``, ``\gcd``) that the reference does not, and that does not stand in the problem;
-- everything else is compared by what it states and by exact values (:mod:`rlcore.rewards.math_verifier`), in a process
-  that is killed at a deadline.
+- a percent sign must be on both sides or on neither: 50% is neither 0.5 nor 50;
+- a sentence or an equation that states one number counts as it: ``The answer is 18``, ``x = 18``. Otherwise an answer
+  has no more ``=`` than the reference, no second box, no adjacent numbers, only ASCII digits, no list for a number, and
+  no power tower. Words that multiply (``million``, ``dozen``) do so after a number, and otherwise must be on both
+  sides;
+- a reference in words (``Paris``) is compared as text, ignoring case;
+- ``5 cm`` answers ``5``, but units of one kind must agree: ``5 km`` is not ``5 m``;
+- an answer is evaluated (``evaluated_only``): a number for a number; for an expression, one without operations
+  (``\int``, ``\gcd``) that the reference does not have, and not copied from the problem;
+- everything else is compared by its stated values (:mod:`rlcore.rewards.math_verifier`), in a process with a timeout.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from rlcore.rewards.answers import (
     MAX_ANSWER_DEPTH,
     brace_depth,
     clean,
+    extract_stated,
     find_answer,
     find_reference,
-    is_percent_behind,
+    is_percent_after_box,
     spelled,
-    stated,
 )
 from rlcore.rewards.base import failed_score, score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.left_to_do import leaves_work
 from rlcore.rewards.mathematics.notations import read_notation
 from rlcore.rewards.mathematics.spelling import canonical
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.references import plain_error
-from rlcore.rewards.units import apart, parse_quantity, same_size, scale_words
-from rlcore.rewards.worked_steps import is_sound_work
+from rlcore.rewards.unevaluated import is_unevaluated
+from rlcore.rewards.units import parse_quantity, same_magnitude, scale_words, separate_unit
+from rlcore.rewards.worked_steps import is_valid_derivation
 from rlcore.types import CORRECT_FROM, Rollout, Score
 
 _MAX_WRAPS = 4
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
-# A power in an exponent, an exponent or a factorial of five digits: what takes a parser beyond its deadline.
+# A power in an exponent, an exponent or a factorial of five digits: too slow for a parser.
 _HUGE = re.compile(
     r"(?:\^|\*\*) ?(?:[0-9.]{1,40} ?(?:\^|\*\*)|[({][^(){}]{0,80}(?:\^|\*\*)|[({]? ?[-+]?[0-9]{5})"
     r"|[0-9]{5} ?!|! ?!|\^[^!]{1,40}!"
 )
 _SIDE_BY_SIDE = re.compile(r"(?<!_)[0-9](?:\s|~|\\[ ,;:!]|\\q?quad)+[0-9]")
 _EQUALS = re.compile(r"(?<![<>!])=")
-# What is no word: letters of choices (A and C, ABD), names of times.
+# Not words: letters of choices (A and C, ABD), names of times.
 _ROMAN = "(?:[A-J]|I{1,3}|IV|V)"
 _CHOICES = re.compile(rf"[A-J]{{1,6}}|{_ROMAN}(?: (?:and|or) {_ROMAN})+|noon|midnight")
 _WORDS = re.compile(r"(?:\\(?:text|textbf|textit|mathrm|mbox)\{)?([A-Za-z][A-Za-z ]*[A-Za-z])\}?")
@@ -67,12 +67,12 @@ _BASE_TEN = re.compile(r"(?<=[0-9])_(?:\{ ?10 ?\}|10)$")
 _OPERATION = re.compile(r"[-+*/^(|]|\\[a-z]")
 _SPELLING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!]|\\displaystyle(?![a-z])|[{}$~]")
 _FORMULA = re.compile(r"\$([^$]{3,200})\$|\\\((.{3,200}?)\\\)|\\\[(.{3,200}?)\\\]", re.DOTALL)
-# Mathematics without dollar signs in a text: signs and short names, from one to the next.
+# Mathematics without dollar signs in a text: consecutive signs and short names.
 _PLAIN_FORMULA = re.compile(
     r"(?<![A-Za-z\\])(?:[0-9.+*/^()=<>{} -]|\\[a-z]+|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])){4,200}"
 )
 _MAX_PROBLEM, _MAX_FORMULAS = 4_000, 8
-# Around a whole number: parentheses, a style.
+# Parentheses or a style around a whole number.
 _WRAPPED = re.compile(
     r"(?:\\left ?)?\(([^()]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit|underline)\{([^{}]*)\}"
 )
@@ -82,13 +82,16 @@ _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 
 @dataclass(frozen=True, kw_only=True)
 class MathOptions:
-    """``last_number``: an unmarked answer is the last number of a completion that ended by itself.
+    r"""Options of the reward ``math``.
 
-    ``evaluated_only``: the answer is worked out. Where the reference is a plain number it must be one too, fractions in
-    lowest terms (``3+4`` is no answer to 7, ``6/2`` none to 3). To an expression it leaves nothing to do that the
-    reference does not (``\\int``, ``\\gcd``, ``n!``), and is no formula of the problem, but as the reference has it.
-
-    ``partial`` is what a wrong answer to a number is worth after sound work, see :mod:`rlcore.rewards.worked_steps`.
+    Attributes:
+        last_number: Accept the last number of a finished completion as an unmarked answer.
+        evaluated_only: Require an evaluated answer: for a plain number a plain number, with fractions in lowest terms
+            (not
+            ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does not
+            have
+            (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
+        partial: Score of a wrong answer to a number with a valid derivation, see :mod:`rlcore.rewards.worked_steps`.
     """
 
     last_number: bool = True
@@ -103,12 +106,12 @@ class MathOptions:
 
 
 class MathReward:
-    r"""1.0 for an answer equal to ``rollout.prompt.reference``, else 0.0; None when the grader failed or timed out.
+    r"""1.0 for an answer equal to ``rollout.prompt.reference``, else 0.0; None if the grader failed or timed out.
 
-    With ``partial``, that instead of 0.0 where sound work leads to the reference, but another answer is stated.
+    With ``partial``, an answer that is wrong scores this if its derivation correctly ends in the reference.
 
-    ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. A reference that is a whole worked solution
-    (``... #### 72``) counts as its last marked answer.
+    ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. The answer of a reference that is a worked solution
+    (``... #### 72``) is its last marked answer.
     """
 
     name = "math"
@@ -126,26 +129,26 @@ class MathReward:
         return [self._credit(rollout, score) for rollout, score in zip(rollouts, scores, strict=True)]
 
     def close(self) -> None:
-        """End the grader processes."""
+        """Stop the grader processes."""
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
-        if fault := plain_error(rollout.prompt.reference):
-            return failed_score(f"the reference {fault}")
+        if error := plain_error(rollout.prompt.reference):
+            return failed_score(f"the reference {error}")
         found = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         answer, reference = spelled(found or ""), find_reference(rollout.prompt.reference)
-        if reference.endswith("%") and not answer.endswith("%") and is_percent_behind(rollout, self._prefill):
+        if reference.endswith("%") and not answer.endswith("%") and is_percent_after_box(rollout, self._prefill):
             answer += reference[-2:] if reference.endswith("\\%") else "%"
         problem = _problem_of(rollout) if self._options.evaluated_only else ""
-        verdict = decide(answer, reference, evaluated_only=self._options.evaluated_only, problem=problem)
-        if verdict is not None:
-            return self._score(verdict)
+        is_right = compare_exact(answer, reference, evaluated_only=self._options.evaluated_only, problem=problem)
+        if is_right is not None:
+            return self._score(is_right)
         request = {"answer": _as_stated(answer, reference), "reference": reference}
         return request | {"problem": _formulas(problem)} if self._options.evaluated_only else request
 
     def _credit(self, rollout: Rollout, score: Score) -> Score:
         expected = parse_quantity(find_reference(rollout.prompt.reference))
-        if score.value != 0.0 or expected is None or not is_sound_work(rollout.text, expected.value):
+        if score.value != 0.0 or expected is None or not is_valid_derivation(rollout.text, expected.value):
             return score
         return scored(self.name, self._options.partial)
 
@@ -153,8 +156,8 @@ class MathReward:
         return scored(self.name, float(is_right))
 
 
-def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:
-    """The verdict without symbolic mathematics; None when that is needed."""
+def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:
+    """Return the result without symbolic mathematics; None if that is needed."""
     answer = _as_stated(answer, reference)
     if not answer or (answer != reference and _is_refused(answer, reference)):
         return False
@@ -162,7 +165,7 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
         return True
     expected = parse_quantity(reference)
     given = parse_quantity(answer if expected is None else _as_plain(answer))
-    if not same_size(answer, reference) or (evaluated_only and _is_restated(answer, reference, problem)):
+    if not same_magnitude(answer, reference) or (evaluated_only and _is_restated(answer, reference, problem)):
         return False
     if expected is not None and given is not None:
         return expected == given and (given.is_evaluated or not evaluated_only)
@@ -170,7 +173,7 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
         return None if _states_rounded(answer, expected.value) else False
     if expected is not None and read_notation(canonical(reference)) is not None:  # 8 pm
         return None
-    if evaluated_only and (expected is not None or leaves_work(answer, reference)):
+    if evaluated_only and (expected is not None or is_unevaluated(answer, reference)):
         return False
     if scale_words(answer) != scale_words(reference):
         return False
@@ -181,24 +184,24 @@ def decide(answer: str, reference: str, *, evaluated_only: bool, problem: str = 
 
 
 def _is_word(text: str) -> bool:
-    """True for what is neither mathematics nor choices: ``Paris``, ``No``."""
+    """Return True for a text that is neither mathematics nor a choice: ``Paris``, ``No``."""
     return (len(text) >= _MIN_WORD or _SHORT_WORD.fullmatch(text) is not None) and not _CHOICES.fullmatch(text)
 
 
 def _states_rounded(answer: str, expected: Fraction) -> bool:
-    """True if a value with its approximation names the expected one as a plain number; that they agree is for later."""
+    """Return True if an answer with an approximation has the expected plain number; equality is checked later."""
     parts = answer.split("=")[-1].split("\\approx")
     numbers = [parse_number(clean(part)) for part in parts]
     return any(number is not None and number.value == expected for number in numbers)
 
 
 def _problem_of(rollout: Rollout) -> str:
-    asked = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
-    return asked[-_MAX_PROBLEM:]
+    question = next((turn.content for turn in reversed(rollout.prompt.messages) if turn.role == "user"), "")
+    return question[-_MAX_PROBLEM:]
 
 
 def _formulas(problem: str) -> list[str]:
-    """The formulas between dollar signs and the like, and their sides, as far as a parser may see them."""
+    """Return the formulas of the problem, and their sides, within the limits of the parser."""
     found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(problem)]
     found += [match.group().strip(" .,;:?") for match in _PLAIN_FORMULA.finditer(_FORMULA.sub(" ", problem))]
     sides = [side.strip() for formula in found for side in _EQUALS.split(formula)]
@@ -206,13 +209,13 @@ def _formulas(problem: str) -> list[str]:
 
 
 def _is_restated(answer: str, reference: str, problem: str) -> bool:
-    """Whether an answer with an operation in it stands in the problem, and is not the reference in another spelling."""
+    """Return True if an answer with an operation occurs in the problem, and is not the reference respelled."""
     written, expected = ("".join(_respelt(text).split()) for text in (answer, reference))
     if not problem or written == expected or not (_OPERATION.search(written.lstrip("-+")) or "=" in written):
         return False
     if parse_quantity(answer) is not None and (parse_number(answer) is None or _is_fraction(expected)):
         return False  # 60 km/h for 60, and 3/4 for \\frac{3}{4}
-    forms = {written, "=".join(written.split("=")[::-1])}  # read from either side
+    forms = {written, "=".join(written.split("=")[::-1])}  # both directions
     as_written = "|".join(r"\s*".join(map(re.escape, form)) for form in forms)
     return re.search(rf"(?<![\w.])(?:{as_written})(?!\w|\^|\.[0-9])", _respelt(problem)) is not None
 
@@ -222,13 +225,13 @@ def _is_fraction(text: str) -> bool:
 
 
 def _respelt(text: str) -> str:
-    """A formula without what is spelled in more than one way."""
+    """Remove alternative spellings from a formula."""
     plain = _SPELLING.sub("", text.replace("**", "^").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     return re.sub(r"\\(?:cdot|times)(?![a-z])|×|·", "*", plain)
 
 
 def _as_plain(answer: str) -> str:
-    """A number without what people put around it: ``(5)``, ``\\mathbf{5}``, ``- 5``, ``\\$-5``, ``5cm``."""
+    r"""Remove decoration from a number: ``(5)``, ``\\mathbf{5}``, ``- 5``, ``\\$-5``, ``5cm``."""
     text = re.sub(r"\\displaystyle|\\[,;:! ]+$", "", answer).strip()
     for _ in range(_MAX_WRAPS):
         inside = _WRAPPED.fullmatch(text)
@@ -237,12 +240,12 @@ def _as_plain(answer: str) -> str:
         text = (inside.group(1) or inside.group(2) or "").strip()
     text = _BASE_TEN.sub("", re.sub(r"^([0-9]{1,40}) ?: ?([0-9]{1,40})$", r"\1/\2", _ORDINAL.sub("", text)))
     text = re.sub(r"^([-+]) +(?=[0-9.\\$])|^(\\?\$)-(?=[0-9.])", lambda m: m.group(1) or f"-{m.group(2)}", text)
-    return apart(text)
+    return separate_unit(text)
 
 
 def _as_stated(answer: str, reference: str) -> str:
-    """What the answer states, where that is of the reference's kind, a number or words; else the answer as it is."""
-    found = stated(answer)
+    """Return the stated value if it is a number or words like the reference; else the answer."""
+    found = extract_stated(answer)
     if found == answer or len(answer) > MAX_ANSWER_CHARACTERS:
         return answer
     is_number = parse_quantity(found) is not None and parse_quantity(reference) is not None
@@ -251,7 +254,7 @@ def _as_stated(answer: str, reference: str) -> str:
 
 
 def _is_refused(answer: str, reference: str) -> bool:
-    """The rules that stand before any comparison (module docstring), and the bounds on what a parser may see."""
+    """Return True if the rules of the module docstring, or the limits of the parser, reject an answer."""
     return (
         len(answer) > MAX_ANSWER_CHARACTERS
         or brace_depth(answer) > MAX_ANSWER_DEPTH

@@ -1,4 +1,4 @@
-"""Several rewards as one: a weighted sum that keeps its parts, never hides a failure, and says what each part did."""
+"""Weighted sum of several rewards, which keeps its terms, never hides a failure, and reports statistics per term."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlcore.types import Prompt, Rollout, Score
 
 @runtime_checkable
 class Closeable(Protocol):
-    """A part that holds processes."""
+    """Reward that holds processes."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WeightedTerm:
-    """One component of the reward; a value below ``gate`` makes the total ``below_gate``.
+    """Reward term. A value below ``gate`` sets the total to ``below_gate``.
 
-    ``data``: the data sets whose rollouts it scores; none named: all of them.
+    ``data`` names the data sets whose rollouts it scores; empty means all.
     """
 
     reward: RewardFn
@@ -35,27 +35,26 @@ class WeightedTerm:
     below_gate: float = 0.0
     data: tuple[str, ...] = ()
 
-    def is_on(self, prompt: Prompt) -> bool:
-        """Whether the component scores the completions of ``prompt``."""
+    def applies_to(self, prompt: Prompt) -> bool:
+        """Return True if the term scores the completions of ``prompt``."""
         return not self.data or prompt.dataset in self.data
 
 
 class WeightedReward:
-    """``value = Σ weight · part``, rewards of turns likewise; ``parts`` holds each component before weighting.
+    """Weighted reward, ``value = Σ weight · term``; ``terms`` holds each term before weighting. Turn rewards likewise.
 
-    Where a part is below its gate, the total is that gate's ``below_gate``; of several closed gates the first counts,
-    and it counts also where a part behind it is unscored. Where a part is unscored or NaN otherwise, the total is
-    unscored, with that part's error: a sum over the others would be another reward. An exception inside a part leaves
-    the whole batch unscored by it, and :func:`check_error_rate` then stops the run. A part that is not on a rollout's
-    data set is as if it were not there; without any part, every total is 0. Use it in a ``with`` block to end the
-    processes of its parts.
+    If a term is below its gate, the total is that gate's ``below_gate``. The first closed gate counts, also if a later
+    term is unscored. If a term is otherwise unscored or NaN, the total is unscored with that error, because a sum over
+    other terms would be another reward. An exception inside a term leaves the whole batch unscored, and
+    :func:`check_error_rate` then stops the run. A term that does not apply to a data set is ignored there; without any
+    term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
     """
 
     name = "mix"
 
-    def __init__(self, parts: Sequence[WeightedTerm]) -> None:
-        self._parts = tuple(parts)
-        self._names = {part.reward.name for part in self._parts}
+    def __init__(self, terms: Sequence[WeightedTerm]) -> None:
+        self._terms = tuple(terms)
+        self._names = {term.reward.name for term in self._terms}
 
     def __enter__(self) -> WeightedReward:
         return self
@@ -66,88 +65,90 @@ class WeightedReward:
         self.close()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """
+        """Score a batch.
+
         Raises:
-            RewardError: an infinite value, or a part that scored another number of rollouts than it was given.
+            RewardError: A value is infinite, or a term returned a wrong number of scores.
         """
-        if not self._parts:
+        if not self._terms:
             return [Score(value=0.0, terms={}) for _ in rollouts]
-        columns = [_column(part, rollouts) for part in self._parts]
+        columns = [_column(term, rollouts) for term in self._terms]
         return [self._total(row) for row in zip(*columns, strict=True)] if rollouts else []
 
     @property
-    def parts(self) -> tuple[WeightedTerm, ...]:
-        """The components, in the order of the configuration."""
-        return self._parts
+    def terms(self) -> tuple[WeightedTerm, ...]:
+        """Terms in the order of the configuration."""
+        return self._terms
 
     def close(self) -> None:
-        """End the processes of the parts that hold some."""
-        for part in self._parts:
-            if isinstance(part.reward, Closeable):
-                part.reward.close()
+        """Stop the processes of the terms."""
+        for term in self._terms:
+            if isinstance(term.reward, Closeable):
+                term.reward.close()
 
     def _total(self, scores: Sequence[Score | None]) -> Score:
-        total, parts, errors, closed = 0.0, dict[str, float](), list[str](), list[float]()
+        total, terms, errors, closed = 0.0, dict[str, float](), list[str](), list[float]()
         turn_rewards: list[float] = []
-        is_undecided = False  # an unscored part has a gate that nobody can say is open
-        present = [(part, score) for part, score in zip(self._parts, scores, strict=True) if score is not None]
+        is_undecided = False  # an unscored term has a gate of unknown state
+        present = [(term, score) for term, score in zip(self._terms, scores, strict=True) if score is not None]
         if not present:
-            return failed_score("no reward is on its data set")
-        skipped = tuple(sorted(self._names - {part.reward.name for part, _ in present}))
-        for part, score in present:
-            error = _fault(part.reward.name, score)
+            return failed_score("no reward applies to its data set")
+        skipped = tuple(sorted(self._names - {term.reward.name for term, _ in present}))
+        for term, score in present:
+            error = _term_error(term.reward.name, score)
             if error or score.value is None:
                 errors.append(error)
-                is_undecided |= part.gate is not None and not closed
+                is_undecided |= term.gate is not None and not closed
                 continue
-            parts |= score.terms
-            total += part.weight * score.value
-            weighted = [part.weight * reward for reward in score.turn_rewards]
+            terms |= score.terms
+            total += term.weight * score.value
+            weighted = [term.weight * reward for reward in score.turn_rewards]
             turn_rewards = [sum(pair) for pair in zip_longest(turn_rewards, weighted, fillvalue=0.0)]
-            if part.gate is not None and score.value < part.gate:
-                closed.append(part.below_gate)
+            if term.gate is not None and score.value < term.gate:
+                closed.append(term.below_gate)
         if closed and not is_undecided:
-            return Score(value=closed[0], terms=parts, skipped=skipped)
+            return Score(value=closed[0], terms=terms, skipped=skipped)
         if errors:
-            return Score(value=None, terms=parts, error="; ".join(errors), skipped=skipped)
-        return Score(value=total, terms=parts, turn_rewards=tuple(turn_rewards), skipped=skipped)
+            return Score(value=None, terms=terms, error="; ".join(errors), skipped=skipped)
+        return Score(value=total, terms=terms, turn_rewards=tuple(turn_rewards), skipped=skipped)
 
 
-def _column(part: WeightedTerm, rollouts: Sequence[Rollout]) -> list[Score | None]:
-    """The part's score of each rollout; None where it is not on the rollout's data set."""
-    places = [place for place, rollout in enumerate(rollouts) if part.is_on(rollout.prompt)]
+def _column(term: WeightedTerm, rollouts: Sequence[Rollout]) -> list[Score | None]:
+    """Return the term's score of each rollout; None if it does not apply to the data set."""
+    places = [place for place, rollout in enumerate(rollouts) if term.applies_to(rollout.prompt)]
     column: list[Score | None] = [None] * len(rollouts)
-    found = scores_of(part.reward, [rollouts[place] for place in places]) if places else []
+    found = scores_of(term.reward, [rollouts[place] for place in places]) if places else []
     for place, score in zip(places, found, strict=True):
         column[place] = score
     return column
 
 
 def scores_of(reward: RewardFn, rollouts: Sequence[Rollout]) -> list[Score]:
-    """One score each; where the reward raises, none of them has a value.
+    """Return one score each. If the reward raises, none has a value.
 
     Raises:
-        RewardError: another number of scores.
+        RewardError: The reward returned a wrong number of scores.
     """
     try:
         scores = reward(rollouts)
     except RlcoreError:
         raise
-    except Exception as error:  # noqa: BLE001 - a failing grader is an error value per rollout, counted, never a 0
+    except Exception as error:  # noqa: BLE001 - counted as an error per rollout, never as 0
         return [failed_score(f"{type(error).__name__}: {error}")] * len(rollouts)
     if len(scores) != len(rollouts):
         raise RewardError(f"{reward.name} returned {len(scores)} scores for {len(rollouts)} rollouts")
     return scores
 
 
-_OF_A_PART = re.compile(r"_(?:std|prompt_tokens|completion_tokens)$")  # what a part says beside its value
+_TERM_DETAIL = re.compile(r"_(?:std|prompt_tokens|completion_tokens)$")  # reported by a term besides its value
 
 
 def term_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> dict[str, float]:
-    """Per part: mean, population std and share of zeros over ``scored``, share without a value over ``all_scores``.
+    """Return mean, population std and fraction of zeros over ``scored``, unscored fraction over ``all_scores``.
 
-    ``reward/term/<name>``, ``reward/term_std/<name>``, ``reward/term_zero/<name>``, ``reward/term_unscored/<name>``.
-    Values are those before weighting and gates; rollouts that a part is not on are not counted for it.
+    The keys are ``reward/term/<name>``, ``reward/term_std/<name>``, ``reward/term_zero/<name>`` and
+    ``reward/term_unscored/<name>``. Values are before weighting and gates. Rollouts that a term does not apply to are
+    not counted.
     """
     metrics = dict[str, float]()
     for name in sorted({name for score in scored for name in score.terms}):
@@ -156,17 +157,17 @@ def term_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> 
         metrics[f"reward/term/{name}"] = mean
         metrics[f"reward/term_std/{name}"] = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
         metrics[f"reward/term_zero/{name}"] = values.count(0.0) / len(values)
-        asked = [score for score in all_scores if _OF_A_PART.sub("", name) not in score.skipped]
+        asked = [score for score in all_scores if _TERM_DETAIL.sub("", name) not in score.skipped]
         metrics[f"reward/term_unscored/{name}"] = sum(name not in score.terms for score in asked) / len(asked)
     return metrics
 
 
-def _fault(name: str, score: Score) -> str:
-    """Why a part cannot be summed; empty when it can."""
+def _term_error(name: str, score: Score) -> str:
+    """Return why a term cannot be summed; empty if it can."""
     if score.value is None:
         return f"{name}: {score.error}"
     if math.isnan(score.value):
         return f"{name}: the score is not a number"
     if math.isinf(score.value):
-        raise RewardError(f"{name} gave an infinite score", fix="bound the reward: clip, or a finite failure value")
+        raise RewardError(f"{name} returned an infinite score", fix="bound the reward: clip, or a finite failure value")
     return ""

@@ -1,7 +1,7 @@
-"""A language model that compares two answers, behind any server with the OpenAI protocol.
+"""Language model that compares two answers, behind any server with the OpenAI protocol.
 
-Both answers are untrusted text. As with a judge that gives marks (:mod:`rlcore.rewards.judge`), they stand between
-fences with a number that neither answer can know, and the verdict has to carry it.
+Both answers are untrusted text. As for a judge that rates (:mod:`rlcore.rewards.judge`), they are placed between fences
+with a nonce that they cannot know, and the verdict must carry it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rlcore.config.bounds import NonNegativeFloat
 from rlcore.rewards.chat_endpoint import EndpointError
-from rlcore.rewards.control_words import as_text
+from rlcore.rewards.control_words import neutralize
 from rlcore.rewards.judge import MAX_CHARACTERS, QUESTION, EndpointOptions, conversation, load_template
 from rlcore.rewards.pairs import Judgement, Pair
 
@@ -41,14 +41,14 @@ _PER_MILLION = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class PairJudgeOptions(EndpointOptions):
-    """``prompt_price``, ``completion_price``: of a million tokens that the judge reads and writes; 0: not counted."""
+    """Options of a pair judge. The prices are per million tokens read and written; 0 disables the cost."""
 
     prompt_price: NonNegativeFloat = 0.0
     completion_price: NonNegativeFloat = 0.0
 
 
 class EndpointPairJudge:
-    """The model's verdict at temperature 0; unjudged where the endpoint failed or its reply holds no single verdict.
+    """Judge's verdict at temperature 0; unjudged if the endpoint failed or its reply has not exactly one verdict.
 
     A pair with an answer of more than 100,000 characters is not sent, and is unjudged.
     """
@@ -74,11 +74,11 @@ class EndpointPairJudge:
         prompt = self._template.substitute(
             nonce=nonce,
             question=conversation(pair.messages),
-            reference=as_text(pair.reference) or "(none)",
-            first=as_text(pair.first),
-            second=as_text(pair.second),
+            reference=neutralize(pair.reference) or "(none)",
+            first=neutralize(pair.first),
+            second=neutralize(pair.second),
         )
-        form = verdict_form(nonce) if self._options.structured_output else ""
+        form = verdict_regex(nonce) if self._options.structured_output else ""
         try:
             reply = self._endpoint.complete(self._options.request(prompt, form))
         except EndpointError as error:
@@ -87,26 +87,26 @@ class EndpointPairJudge:
         prices = self._options.prompt_price, self._options.completion_price
         return Judgement(
             value=value,
-            error="" if value is not None else f"the judge gave no single verdict: {reply.text[:120]!r}",
+            error="" if value is not None else f"the judge did not give exactly one verdict: {reply.text[:120]!r}",
             prompt_tokens=reply.prompt_tokens,
             completion_tokens=reply.completion_tokens,
             cost=_PER_MILLION * (reply.prompt_tokens * prices[0] + reply.completion_tokens * prices[1]),
         )
 
 
-def verdict_form(nonce: str) -> str:
-    """The regular expression of a reply that is one verdict."""
+def verdict_regex(nonce: str) -> str:
+    """Return the regular expression of a reply that is one verdict."""
     return f"<verdict {nonce}>({'|'.join(_VALUES)})</verdict>"
 
 
 def parse_verdict(reply: str, nonce: str) -> float | None:
-    """The value of the one ``<verdict nonce>…</verdict>`` of a reply; None for none, several, or another word."""
+    """Return the value of the only ``<verdict nonce>…</verdict>`` of a reply; None if none, several, or malformed."""
     found = re.findall(rf"<verdict {nonce}>\s*([^<]{{0,16}}?)\s*</verdict>", reply)
     return _VALUES.get(found[0].lower()) if len(found) == 1 else None
 
 
 def _nonce(pair: Pair, seed: int) -> str:
-    """16 hexadecimal digits that no answer can hold, the same for the same pair in the same order."""
+    """Return 16 hexadecimal digits that no answer can contain, equal for equal pairs in equal order."""
     turns = [f"{turn.role}\n{turn.content}" for turn in pair.messages]
     pieces = (str(seed), *turns, pair.reference, pair.first, pair.second)
     return hashlib.sha256(b"".join(hashlib.sha256(piece.encode()).digest() for piece in pieces)).hexdigest()[:16]

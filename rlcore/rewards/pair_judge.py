@@ -1,10 +1,10 @@
-"""Judges of pairs: which of two answers to a prompt is better? A function of one's own, a reward model, an endpoint.
+"""Pair judges: decide which of two answers to a prompt is better, by a function, a reward model or an endpoint.
 
     def briefer(pairs: Sequence[Pair]) -> list[float | None]:
         return [0.5 + 0.5 * ((len(p.second) > len(p.first)) - (len(p.second) < len(p.first))) for p in pairs]
 
-A function gets a batch of pairs. It returns for each 1 where the first answer is better, 0 where the second is, 0.5
-for a tie, None where it cannot tell. A judge that fails, refuses or is too slow leaves pairs unjudged: no loss.
+A function takes a batch of pairs. For each it returns 1 if the first answer is better, 0 if the second is, 0.5 for a
+tie, None if it cannot decide. A judge that fails, refuses or is too slow leaves pairs unjudged, which is not a loss.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ TIE = 0.5
 
 
 class PairJudge(Protocol):
-    """Judges a batch of pairs, in their order: one :class:`Judgement` each."""
+    """Judge of a batch of pairs: one :class:`Judgement` each, in their order."""
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Judgement]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BothOrders:
-    """A pair judged twice. ``forward``: as it is; ``backward``: swapped, its value from the same view. ``asked``: False
-    where both answers are the same text, which is a tie that nobody has to be asked about."""
+    """Pair judged in both orders.
+
+    Attributes:
+        forward: Judgement of the pair.
+        backward: Judgement of the swapped pair, with its value for the original order.
+        was_judged: False if both answers are equal text, which is a tie without a judge.
+    """
 
     forward: Judgement
     backward: Judgement
@@ -43,7 +48,7 @@ class BothOrders:
 
 
 def judge_both_orders(judge: PairJudge, pairs: Sequence[Pair]) -> list[BothOrders]:
-    """What a judge says of each pair in both orders, from one call with all of them."""
+    """Judge each pair in both orders, in one call."""
     asked = [pair for pair in pairs if pair.first != pair.second]
     said = iter(judge([order for pair in asked for order in (pair, pair.swapped)]))
     tie = Judgement(value=TIE)
@@ -59,15 +64,16 @@ def judge_both_orders(judge: PairJudge, pairs: Sequence[Pair]) -> list[BothOrder
 
 
 class FunctionPairJudge:
-    """A user's function as a judge. An exception in it, or its deadline, leaves the whole batch unjudged."""
+    """User's function as a judge. An exception or a timeout leaves the whole batch unjudged."""
 
-    def __init__(self, function: Callable[..., Any], name: str, *, deadline_minutes: float) -> None:
-        self._function, self._name, self._seconds = function, name, 60.0 * deadline_minutes
+    def __init__(self, function: Callable[..., Any], name: str, *, timeout_minutes: float) -> None:
+        self._function, self._name, self._seconds = function, name, 60.0 * timeout_minutes
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Judgement]:
-        """
+        """Judge a batch.
+
         Raises:
-            RewardError: it returned another number of values than pairs, or a value that is neither None nor in 0..1.
+            RewardError: The function returned a wrong number of values, or a value that is neither None nor in 0..1.
         """
         if not pairs:
             return []
@@ -96,9 +102,9 @@ class FunctionPairJudge:
 
 
 class RewardModelPairJudge:
-    """A reward model as a judge: the answer with the higher reward wins, equal rewards are a tie.
+    """Reward model as a judge: the answer with the higher reward wins, equal rewards are a tie.
 
-    It reads token ids, each answer once however often it stands in the pairs; so its verdicts know no order.
+    It reads token ids, each distinct answer once, so its verdicts do not depend on the order.
     """
 
     def __init__(self, score_tokens: ScoreTokens) -> None:
@@ -123,10 +129,14 @@ def _by_reward(first: float, second: float) -> Judgement:
 def make_pair_judge(
     config: JudgeConfig, *, where: str, score_tokens: Mapping[str, ScoreTokens] | None = None
 ) -> PairJudge:
-    """The judge of a preset. ``where``: its key. ``score_tokens``: the trained reward models by their stage.
+    """Build the judge of a preset.
+
+    Args:
+        where: Key of the judge.
+        score_tokens: Trained reward models by their stage.
 
     Raises:
-        ConfigError: unknown options, a function that cannot be imported, a key that is not set, no such reward model.
+        ConfigError: Unknown options, a function that cannot be imported, an unset key, or an unknown reward model.
     """
     if config.kind == "judge":
         options = build(PairJudgeOptions, config.options, source=f"{where}.options (judge)")
@@ -136,7 +146,7 @@ def make_pair_judge(
             raise ConfigError(f"the reward model {config.stage!r} is not available here", where=f"{where}.stage")
         return RewardModelPairJudge(score_tokens[config.stage])
     function = load_function(config.term, where, given="pairs")
-    return FunctionPairJudge(function, config.kind, deadline_minutes=config.timeout_minutes)
+    return FunctionPairJudge(function, config.kind, timeout_minutes=config.timeout_minutes)
 
 
 _ONE_EACH = "return a list with one value per pair: 1 the first is better, 0 the second, 0.5 a tie, None unjudged"

@@ -1,4 +1,4 @@
-"""Two answers to one prompt, and what a judge says of them."""
+"""Two answers to one prompt, and the judgement of a pair judge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlcore.types import Message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """``first`` is shown in front of ``second``. The token ids are those that a reward model reads."""
+    """Two answers in the order shown. The token ids are for reward models."""
 
     messages: tuple[Message, ...]
     first: str
@@ -21,15 +21,19 @@ class Pair:
 
     @property
     def swapped(self) -> Pair:
-        """The same answers in the other order."""
+        """Return the answers in the other order."""
         return replace(self, first=self.second, second=self.first, first_ids=self.second_ids, second_ids=self.first_ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """``value``: 1 the first answer is better, 0 the second, ½ a tie; None unjudged, with the reason in ``error``.
+    """Result of a pair judge.
 
-    Tokens are those that the judge's server counted, also for a reply that was no verdict; ``cost`` is their price.
+    Attributes:
+        value: 1 if the first answer is better, 0 if the second is, ½ for a tie, None if unjudged.
+        error: Reason if unjudged.
+        prompt_tokens: Tokens counted by the server, also for an unusable reply.
+        cost: Price of the tokens.
     """
 
     value: float | None

@@ -1,4 +1,4 @@
-r"""Plain numbers, read exactly: integers, decimals, ``1e3``, fractions, percentages. No floats, no sympy."""
+"""Exact plain numbers: integers, decimals, ``1e3``, fractions, percentages. No floats, no sympy."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _CURRENCY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """A number and whether it was written with a percent sign: ``50%`` is ``value=50, is_percent=True``.
+    """Number with its percent sign: ``50%`` is ``value=50, is_percent=True``.
 
-    Two plain numbers are equal when value *and* sign of percentage are: 50% is neither 0.5 nor 50. ``is_evaluated``
-    is False for a division that was left to be done (``6/2``, ``2/4``); it plays no part in equality.
+    Two plain numbers are equal if value *and* percent sign are: 50% is neither 0.5 nor 50. ``is_evaluated`` is False
+    for an open division (``6/2``, ``2/4``), and is ignored by equality.
     """
 
     value: Fraction
@@ -50,12 +50,13 @@ class PlainNumber:
 
 
 def parse_number(text: str) -> PlainNumber | None:
-    r"""Read a plain number exactly; None for anything else (also for a fraction over zero).
+    r"""Parse a plain number exactly; None for anything else, also for a fraction over zero.
 
-    Read: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``2 \times 10^3``, ``10^3``, ``3/4``, ``\frac{3}{4}``,
+    Accepted: ``-3``, ``1,234.50``, ``1{,}234``, ``.5``, ``1e3``, ``2 \times 10^3``, ``10^3``, ``3/4``, ``\frac{3}{4}``,
     ``\frac34``, ``50%``, ``$18``, ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals,
     ``0.1\overline{6}``.
-    Digits are ASCII; an exponent has at most two digits and a number at most 200, so reading is always quick.
+
+    Digits are ASCII. An exponent has at most 2 digits and a number at most 200, which bounds the time.
     """
     written = text.strip().replace("−", "-")
     percent = _PERCENT.search(written)
@@ -82,7 +83,7 @@ def _read(text: str, is_percent: bool) -> PlainNumber | None:
 
 
 def _mixed(text: str) -> Fraction | None:
-    """``1 1/2`` is 3/2; None where the fraction is not below one (``1 3/2``), for that may mean two numbers."""
+    """Parse ``1 1/2`` as 3/2; None if the fraction is not below one (``1 3/2``), which may be two numbers."""
     match = _MIXED.fullmatch(text)
     if match is None:
         return None
@@ -93,13 +94,13 @@ def _mixed(text: str) -> Fraction | None:
 
 
 def _scientific(text: str) -> Fraction | None:
-    r"""``1.5 \times 10^{3}`` is 1500."""
+    r"""Parse ``1.5 \times 10^{3}`` as 1500."""
     match = _SCIENTIFIC.fullmatch(text)
     return None if match is None else Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or match.group(3))
 
 
 def _power_of_ten(text: str) -> Fraction | None:
-    """``10^{3}`` is 1000."""
+    """Parse ``10^{3}`` as 1000."""
     match = _TEN.fullmatch(text)
     if match is None:
         return None
@@ -107,7 +108,7 @@ def _power_of_ten(text: str) -> Fraction | None:
 
 
 def _repeating(text: str) -> Fraction | None:
-    r"""``0.1\overline{6}`` is 0.1 + 0.06 + 0.006 + ... = 1/10 + 6/90 = 1/6; so is ``0.1\dot{6}``."""
+    r"""Parse ``0.1\overline{6}``, or ``0.1\dot{6}``, as 1/10 + 6/90 = 1/6."""
     match = _REPEATING.fullmatch(text)
     if match is None:
         return None

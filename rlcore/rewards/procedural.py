@@ -1,4 +1,4 @@
-"""Procedural tasks: reasoning-gym's generator that made a problem also scores its answer."""
+"""Reward of procedural tasks by the scorer of the reasoning-gym generator that made the problem."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MAX_ANSWER_CHARACTERS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class ProceduralOptions:
-    """``last_number``: an unmarked answer is the last number of a completion that ended by itself."""
+    """Options of the reward ``procedural``. ``last_number``: accept the last number of a finished completion."""
 
     last_number: bool = True
-    timeout_seconds: PositiveFloat = 5.0  # the first answer of a task also makes its scorer, up to half a second
+    timeout_seconds: PositiveFloat = 5.0  # the first answer of a task also creates its scorer, up to 0.5 s
     num_workers: PositiveInt = 2
 
 
 class ProceduralReward:
-    """1.0 for an answer that the scorer calls correct (0.99 or more), else 0.0: it pays others for their form.
+    """1.0 for an answer with a score of at least 0.99, else 0.0, because scorers give partial credit for form.
 
-    ``rollout.prompt.reference`` is JSON, ``{"dataset": "chain_sum", "entry": {"question": …, "answer": …,
-    "metadata": {…}}}``. Some scorers need more than JSON can hold (``arc_agi``, ``rearc``): the reward canary finds
-    those before the first rollout.
+    ``rollout.prompt.reference`` is JSON, ``{"dataset": "chain_sum", "entry": {"question": …, "answer": …, "metadata":
+    {…}}}``. Some scorers need more than JSON can represent (``arc_agi``, ``rearc``); the reward canary detects them
+    before the first rollout.
     """
 
     name = "procedural"
@@ -45,7 +45,7 @@ class ProceduralReward:
         return score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
 
     def close(self) -> None:
-        """End the grader processes."""
+        """Stop the grader processes."""
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
@@ -53,7 +53,7 @@ class ProceduralReward:
             problem = json.loads(rollout.prompt.reference)
             request = {"dataset": problem["dataset"], "entry": problem["entry"]}
         except (ValueError, KeyError, TypeError) as error:
-            return failed_score(f"the reference is no procedural problem: {type(error).__name__}: {error}")
+            return failed_score(f"the reference is not a procedural problem: {type(error).__name__}: {error}")
         answer = find_answer(rollout, last_number_counts=self._options.last_number, prefill=self._prefill)
         if not answer or len(answer) > MAX_ANSWER_CHARACTERS:
             return scored(self.name, 0.0)

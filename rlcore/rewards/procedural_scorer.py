@@ -1,7 +1,7 @@
-"""reasoning-gym's own scorers. Runs in a grader process; the only file that imports reasoning_gym.
+"""Scorers of reasoning-gym. Runs in a grader process; only this file imports reasoning_gym.
 
-Where a scorer pays what solves nothing, a check of ours stands in its place (``OWN_CHECKS``): it took ``0e0*(…)+24``
-for a way to use all numbers, any four numbers for the given ones, any text for "True", and the first digit for all.
+``OWN_CHECKS`` replaces scorers that accept wrong answers: ``0e0*(…)+24`` for a use of all numbers, any four numbers for
+the given ones, any text for "True", and the first digit for all.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from reasoning_gym.factory import get_score_answer_fn
 
 from rlcore.environments.calculator import calculate
 
-# Some scorers hand the answer, or fields of the row, to eval, or to sympy's parser, which evals them with the builtins
-# in reach. They see a text only when it is made of these tokens: no attribute, no name longer than a letter but the
-# functions, no call by name in a list. Any other answer to those tasks is wrong, an integral that is left to be done
-# among them; a row with any other field is refused.
+# Some scorers pass the answer, or fields of the row, to eval, or to sympy's parser, with all builtins. They receive
+# a text only if it consists of these tokens: no attribute, no long name except the functions, no call by name in a
+# list. Other answers to those tasks are wrong, including open integrals; rows with other fields are refused.
 _EXPRESSION = re.compile(
     r"(?:(?<![A-Za-z])(?:a?(?:sin|cos|tan)|(?:sin|cos|tan)h|exp|log|sqrt|pi|[A-Za-z])(?![A-Za-z])"
     r"|[0-9]|\.(?=[0-9])|[-+*/()^ ])+"
 )
 _FOUR_OPERATIONS = re.compile(r"(?!.*(?:\*\s*\*|/\s*/))[-+*/() 0-9]+")
-_COMPLEX = re.compile(r"[-+0-9.eij() ]+", re.IGNORECASE)  # "nan" is as near to everything as can be
+_COMPLEX = re.compile(r"[-+0-9.eij() ]+", re.IGNORECASE)  # excludes "nan", which is close to everything
 _LIST = re.compile(r"[0-9A-Z_\-,'\"\[\]\s]*")
 _NUMBERS = re.compile(r"[-+0-9.,'\"\[\]\s]*")
 _BITS = re.compile(r"(?:0x[0-9a-fA-F]+|[0-9]+|<<|>>|[-+*() ])+")
@@ -54,7 +53,7 @@ EVALUATED_FIELDS = {
 
 
 def _makes(answer: str, entry: Mapping[str, Any]) -> bool:
-    """True if four operations on all the given numbers, each once, make the target (24 where there is none)."""
+    """Return True if four operations on all given numbers, each used once, give the target (default 24)."""
     metadata = entry["metadata"]
     numbers = sorted(map(int, re.findall(r"[0-9]+", answer)))
     try:
@@ -68,7 +67,7 @@ def _same_truth(answer: str, entry: Mapping[str, Any]) -> bool:
 
 
 def _same_probability(answer: str, entry: Mapping[str, Any]) -> bool:
-    """True if a decimal or a fraction is right to four places and two digits."""
+    """Return True if a decimal or a fraction is correct to four decimal places and two digits."""
     try:
         found, right = Fraction(answer.replace(",", "")), Fraction(entry["answer"])
         return math.isclose(found, right, rel_tol=0.01, abs_tol=0.0) and abs(found - right) <= Fraction(1, 10_000)
@@ -86,16 +85,15 @@ _OTHER_ANSWERS = {"complex_arithmetic": _COMPLEX}
 
 
 def warm_up() -> None:
-    """Make one scorer, so that forked workers share what that imports."""
+    """Create one scorer, so that forked workers share its imports."""
     _scorer("chain_sum")
 
 
 def grade(request: dict[str, Any]) -> float:
-    """The best score (0..1) of ``answers`` on ``entry``, a row of the generator ``dataset``.
+    """Return the best score (0..1) of ``answers`` on ``entry``, a row of the generator ``dataset``.
 
     Raises:
-        ValueError: no such generator, one that cannot be made without a configuration, or a field of the entry that
-            its scorer would run as code.
+        ValueError: The generator is unknown or needs a configuration, or its scorer would execute a field of the entry.
     """
     _refuse_code(request["dataset"], request["entry"])
     score = OWN_CHECKS.get(request["dataset"]) or _scorer(request["dataset"])
@@ -103,10 +101,10 @@ def grade(request: dict[str, Any]) -> float:
     answers = [answer for answer in request["answers"] if allowed is None or allowed.fullmatch(answer)]
     try:
         return max((float(score(answer, request["entry"])) for answer in answers), default=0.0)
-    except Exception:  # noqa: BLE001 - whatever an answer does to a scorer, it is no right one
+    except Exception:  # noqa: BLE001 - an answer that breaks a scorer is wrong
         oracle = request["entry"]["answer"]
         if allowed is None or allowed.fullmatch(oracle):
-            score(oracle, request["entry"])  # where this raises too, the row is at fault
+            score(oracle, request["entry"])  # if this raises too, the row is invalid
         return 0.0
 
 
@@ -116,9 +114,7 @@ def _refuse_code(dataset: str, entry: dict[str, Any]) -> None:
         for name in path.split("."):
             text = text.get(name) if isinstance(text, dict) else None
         if not isinstance(text, str) or not allowed.fullmatch(text):
-            raise ValueError(
-                f"{dataset} runs the entry's {path} as code, and {str(text)[:80]!r} is more than a formula"
-            )
+            raise ValueError(f"{dataset} runs the entry's {path} as code, but {str(text)[:80]!r} is not only a formula")
 
 
 @lru_cache(maxsize=32)

@@ -1,7 +1,7 @@
-r"""Which reference answers nobody can be graded by: ``proof``, ``notfound``, ``1/0``, a paragraph, an open box.
+"""Detection of unusable reference answers: ``proof``, ``notfound``, ``1/0``, a paragraph, an unclosed box.
 
-By such a reference no answer has a score, whatever it is. The data gate asks before a run (:func:`reference_errors`);
-the reward says the same of a row that came another way.
+No answer can be scored by such a reference. The data gate rejects them before a run (:func:`reference_errors`), and the
+reward reports the same error.
 """
 
 from __future__ import annotations
@@ -49,55 +49,55 @@ _SECONDS = 5.0
 
 @lru_cache(maxsize=4096)
 def plain_error(reference: str) -> str:
-    """Why nobody can be graded by a reference, as far as its text says; empty where it can be tried."""
+    """Return why a reference is unusable, as far as its text shows; empty if it may be usable."""
     written = find_reference(reference)
     if not has_content(written):
-        return "has nothing in it to compare with"
+        return "has no content"
     if parse_quantity(written) is not None:
         return ""
     if _PLACEHOLDER.fullmatch(_LAYOUT.sub("", written).strip()):
-        return f"is no answer: {written[:40]!r}"
+        return f"is not an answer: {written[:40]!r}"
     if _NO_VALUE.search(written):
         return f"has no value: {written[:40]!r}"
     if is_left_open(reference):
-        return "has a marked answer that is not closed"
-    return _fault_of_form(written)
+        return "has an unclosed answer marker"
+    return _form_error(written)
 
 
-def _fault_of_form(written: str) -> str:
-    """The reason why no answer has the form of a reference: it is cut off, has several parts, is too long."""
+def _form_error(written: str) -> str:
+    """Return why no answer has the form of a reference: truncated, several parts, too long."""
     if len(written) > MAX_ANSWER_CHARACTERS:
-        return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, and no answer may have as many"
+        return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, the limit of an answer"
     braces = _BRACE.findall(written)
     if braces.count("{") != braces.count("}") or _CUT_OFF.search(written):
-        return f"is cut off: {written[-40:]!r}"
+        return f"is truncated: {written[-40:]!r}"
     if _PICTURE.search(written):
         return "is a picture or a table"
     if _PARTS.search(written):
-        return "has several parts, which no answer repeats"
+        return "has several parts, which an answer would have to repeat"
     if brace_depth(written) > MAX_ANSWER_DEPTH:
-        return f"is nested deeper than {MAX_ANSWER_DEPTH}, and no answer may be"
+        return f"is nested deeper than {MAX_ANSWER_DEPTH}, the limit of an answer"
     num_words = len(_WORD.findall(_LAYOUT.sub(" ", written)))
-    return f"has {num_words} words, which no answer repeats" if num_words > MAX_WORDS else ""
+    return f"has {num_words} words, which an answer would have to repeat" if num_words > MAX_WORDS else ""
 
 
 def reference_errors(
     references: Sequence[str], *, timeout_seconds: float = _SECONDS, num_workers: int = 2
 ) -> list[str]:
-    """Why nobody can be graded by each reference; empty where its own text is a right answer within the deadline.
+    """Return why each reference is unusable; empty if its own text is a correct answer within the time limit.
 
-    Numbers are decided at once, formulas in a process that is killed at the deadline.
+    Numbers are checked immediately, formulas in a process with a time limit.
 
     Raises:
-        RewardError: the grader cannot be started.
+        RewardError: The grader cannot be started.
     """
-    faults = {reference: plain_error(reference) for reference in dict.fromkeys(references)}
-    asked = [reference for reference, fault in faults.items() if not fault and not _is_plain(reference)]
+    errors = {reference: plain_error(reference) for reference in dict.fromkeys(references)}
+    asked = [reference for reference, fault in errors.items() if not fault and not _is_plain(reference)]
     with GraderPool("math", timeout_seconds=timeout_seconds, num_workers=num_workers) as pool:
         outcomes = pool.grade_all([{"reference": find_reference(reference)} for reference in asked])
     for reference, outcome in zip(asked, outcomes, strict=True):
-        faults[reference] = outcome.error or str(outcome.value)
-    return [faults[reference] for reference in references]
+        errors[reference] = outcome.error or str(outcome.value)
+    return [errors[reference] for reference in references]
 
 
 def _is_plain(reference: str) -> bool:

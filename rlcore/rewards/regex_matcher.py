@@ -1,4 +1,4 @@
-"""A user's regular expression. Runs in a grader process: backtracking may take exponential time."""
+"""Matcher of a user's regular expression. Runs in a grader process, since backtracking may take exponential time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def warm_up() -> None:
-    """Nothing to load."""
+    """Load nothing."""
 
 
 def grade(request: dict[str, Any]) -> bool:
-    """Whether the whole of ``text`` without outer blanks matches ``pattern`` (flags inside it: ``(?s)``)."""
+    """Return True if the whole stripped ``text`` matches ``pattern`` (flags inside it: ``(?s)``)."""
     return re.fullmatch(request["pattern"], request["text"].strip()) is not None

@@ -1,4 +1,4 @@
-"""A penalty for saying the same thing again and again."""
+"""Penalty for repetition."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlcore.types import Rollout, Score
 
 @dataclass(frozen=True, kw_only=True)
 class RepetitionOptions:
-    """``ngram``: the length of the pieces that are compared, in words."""
+    """Options of the reward ``repetition``. ``ngram`` is the length of the compared n-grams, in words."""
 
     ngram: PositiveInt = 4
 
 
 class RepetitionReward:
-    """:func:`repetition_penalty` of a completion, 0 down to -1; -1 where it shows nothing."""
+    """:func:`repetition_penalty` of a completion, 0 to -1; -1 for an invisible completion."""
 
     name = "repetition"
 
@@ -34,10 +34,10 @@ class RepetitionReward:
 
 
 def repetition_penalty(words: Sequence[str], *, ngram: int) -> float:
-    """``distinct n-grams / n-grams - 1``: 0 where none repeats, toward -1 where all do (after Yeo et al. 2025, §4.3).
+    """Return ``distinct n-grams / n-grams - 1``: 0 without repetition, toward -1 (after Yeo et al. 2025, §4.3).
 
-    0 for fewer words than two n-grams have starts. ``repetition_penalty("a b a b a b".split(), ngram=2)``: of five
-    pairs two are distinct, 2/5 - 1 = -0.6. Words are what blanks separate: text without blanks is one word.
+    It is 0 for texts with fewer than two n-grams. ``repetition_penalty("a b a b a b".split(), ngram=2)``: of five pairs
+    two are distinct, 2/5 - 1 = -0.6. Words are separated by blanks: text without blanks is one word.
     """
     count = len(words) - ngram + 1
     if count < 2:

@@ -1,4 +1,4 @@
-"""The reward model as a reward: a scoring function that is passed in, centred, scaled and clipped."""
+"""Reward model as a reward: an injected scoring function, centered, scaled and clipped."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TokenItems = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 class ScoreTokens(Protocol):
-    """From N items to centred rewards [M, N] of the reward model's M members.
+    """Function from N items to centered rewards [M, N] of the reward model's M members.
 
-    In standard deviations of its reference set, or, ``calibrated``, in log-odds of being preferred.
+    The unit is the standard deviation of its reference set, or with ``calibrated`` log-odds of being preferred.
     """
 
     def __call__(self, items: TokenItems, *, calibrated: bool) -> torch.Tensor: ...
 
 
 def token_scorer(model: RewardModel, tokens_per_microbatch: int) -> ScoreTokens:
-    """What a reward asks of a trained reward model, whose micro-batches have so many tokens."""
+    """Return the scoring function of a trained reward model with this micro-batch size."""
 
     def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
         sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]
@@ -39,11 +39,12 @@ def token_scorer(model: RewardModel, tokens_per_microbatch: int) -> ScoreTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelOptions:
-    """``clip`` > 0 bounds the reward to ±clip, after ``(score - shift) / scale``.
+    """Options of the reward ``reward_model``: ``(score - shift) / scale``, in addition to the model's stored centering.
 
-    Shift and scale come on top of the centring that is stored with the model. ``uncertainty_penalty``: how many times
-    the standard deviation over the members of an ensemble is taken off. ``calibrated``: rewards in log-odds at the
-    temperature that is stored with the model.
+    Attributes:
+        clip: Bound the reward to ±clip; 0 disables it.
+        uncertainty_penalty: Factor of the ensemble's standard deviation, which is subtracted.
+        calibrated: Use log-odds at the temperature that is stored with the model.
     """
 
     shift: float = 0.0
@@ -54,18 +55,19 @@ class RewardModelOptions:
 
 
 class RewardModelReward:
-    """``(score - shift) / scale``, clipped; score = mean - uncertainty_penalty · std over the members.
+    """``(score - shift) / scale``, clipped, with score = mean - uncertainty_penalty · std over the members.
 
-    Reads token ids as they were sampled, never the text. The part ``<name>_std`` is the members' disagreement.
+    It reads sampled token ids, not the text. The term ``<name>_std`` is the standard deviation over the members.
     """
 
     def __init__(self, options: RewardModelOptions, score_tokens: ScoreTokens, *, name: str = "reward_model") -> None:
         self._options, self._score_tokens, self.name = options, score_tokens, name
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """
+        """Score a batch.
+
         Raises:
-            RewardError: another number of scores than there are completions, or a penalty on a single member.
+            RewardError: The number of scores differs from the number of completions, or a penalty on a single member.
         """
         if not rollouts:
             return []

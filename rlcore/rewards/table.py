@@ -1,4 +1,4 @@
-"""Every reward by its name, and the reward of a run built from its configuration."""
+"""Table of rewards by name, and the reward of a run built from its configuration."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardResources:
-    """What rewards need that is no option.
+    """Resources of rewards besides their options.
 
-    ``score_tokens``: the trained reward models by what a term names as its ``stage``. ``prefill``: what the chat
-    template writes before each completion.
+    Attributes:
+        score_tokens: Trained reward models by the ``stage`` of a term.
+        prefill: Text that the chat template writes before each completion.
     """
 
     score_tokens: Mapping[str, ScoreTokens] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class RewardResources:
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
-    """A row of the table: the type that a term's options are checked against, and how to make the reward."""
+    """Row of the table: the type of a term's options, and the constructor of the reward."""
 
     options: type
     make: Callable[[Any, RewardResources, RewardTerm], RewardFn]
@@ -55,8 +56,8 @@ class RewardEntry:
 def _make_reward_model(options: RewardModelOptions, resources: RewardResources, term: RewardTerm) -> RewardFn:
     if term.stage not in resources.score_tokens:
         raise ConfigError(
-            f"the reward model {term.stage!r} is not available here",
-            fix="run the stage that trains it, or drop the term",
+            f"the reward model {term.stage!r} does not exist",
+            fix="run the stage that trains it, or remove the term",
         )
     return RewardModelReward(options, resources.score_tokens[term.stage], name=term.stage or "reward_model")
 
@@ -86,65 +87,67 @@ FUNCTIONS = choices("rewards.kind", {"function": import_function})
 
 
 def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) -> WeightedReward:
-    """The weighted sum of ``terms`` behind their gates; use it in a ``with`` block, which ends its parts' processes.
+    """Build the weighted sum of ``terms`` with their gates. Use it in a ``with`` block, which stops its processes.
 
     Raises:
-        ConfigError: no term, an unknown kind or option, a function that cannot be imported, two parts of one name.
+        ConfigError: No term, an unknown kind or option, a function that cannot be imported, or a duplicate name.
     """
     if not terms:
         raise ConfigError("a run needs at least one reward", where="rewards")
-    parts = [_part(term, f"rewards.{place}", resources) for place, term in enumerate(terms)]
-    for name in _named_twice(parts):
-        raise ConfigError(f"the reward {name!r} is named twice for the same data", where="rewards", fix=_KEEP_ONE)
-    return WeightedReward(parts)
+    weighted = [_weighted_term(term, f"rewards.{place}", resources) for place, term in enumerate(terms)]
+    for name in _duplicate_names(weighted):
+        raise ConfigError(f"the reward {name!r} occurs twice for the same data", where="rewards", fix=_KEEP_ONE)
+    return WeightedReward(weighted)
 
 
 def reward_errors(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") -> list[str]:
-    """What :func:`build_rewards` would refuse, all of it, each fault with its full key; ``path``: that of the terms.
+    """Return all errors of :func:`build_rewards`, each with its full key; ``path`` is that of the terms.
 
-    A reward model that another stage trains is taken to be there. Functions are imported, and no completion is scored.
+    Reward models of other stages are assumed to exist. Functions are imported, but no completion is scored.
     """
-    models = {term.stage: untrained for term in terms}
-    parts, faults = [], list[str]()
+    models = {term.stage: placeholder_model for term in terms}
+    weighted, errors = [], list[str]()
     for place, term in enumerate(terms):
         try:
-            parts.append(_part(term, f"{path}.{place}", RewardResources(score_tokens=models, prefill=prefill)))
+            weighted.append(
+                _weighted_term(term, f"{path}.{place}", RewardResources(score_tokens=models, prefill=prefill))
+            )
         except RlcoreError as error:
-            faults += _lines(error, f"{path}.{place}")
-    with WeightedReward(parts):  # ends what they have started
-        twice = _named_twice(parts)
-    return faults + [f"{path}: the reward {name!r} is named twice for the same data; {_KEEP_ONE}" for name in twice]
+            errors += _lines(error, f"{path}.{place}")
+    with WeightedReward(weighted):  # stops their processes
+        twice = _duplicate_names(weighted)
+    return errors + [f"{path}: the reward {name!r} occurs twice for the same data; {_KEEP_ONE}" for name in twice]
 
 
 def _lines(error: RlcoreError, path: str) -> list[str]:
-    """An error of a term as lines that begin with full keys; ``where`` is one unless it names a file."""
+    """Return an error of a term as lines with full keys. ``where`` is a key unless it names a file."""
     where = error.where if error.where.startswith(path) else path
-    key, _, named = where.partition(" (")  # of options, with the kind behind them
+    key, _, named = where.partition(" (")  # options are followed by their kind
     if named:
         return [f"{key}.{line.strip()}" for line in error.what.splitlines()[1:]]
     return [f"{key}: {error.what}" + (f"; {error.fix}" if error.fix else "")]
 
 
-def untrained(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
-    """Stands for a reward model that is yet to be trained, where rewards are built to be checked."""
-    raise AssertionError("rewards that are built to be checked score nothing")
+def placeholder_model(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
+    """Replace a reward model that is not trained yet, in rewards that are built only to be checked."""
+    raise AssertionError("a reward that is built only to be checked was called")
 
 
-def _part(term: RewardTerm, path: str, resources: RewardResources) -> WeightedTerm:
+def _weighted_term(term: RewardTerm, path: str, resources: RewardResources) -> WeightedTerm:
     return WeightedTerm(_make(term, path, resources), term.weight, term.gate, term.below_gate, term.data)
 
 
-def _named_twice(parts: Sequence[WeightedTerm]) -> list[str]:
-    """The names of parts that another one has on the same data."""
-    alike = [(one, other) for one, other in combinations(parts, 2) if one.reward.name == other.reward.name]
+def _duplicate_names(weighted: Sequence[WeightedTerm]) -> list[str]:
+    """Return the names of terms that occur twice on the same data."""
+    alike = [(one, other) for one, other in combinations(weighted, 2) if one.reward.name == other.reward.name]
     return list(dict.fromkeys(one.reward.name for one, other in alike if _overlap(one.data, other.data)))
 
 
-_KEEP_ONE = "keep one, add the weights; or give each data of its own"
+_KEEP_ONE = "keep one and add the weights, or give them different data"
 
 
 def _overlap(one: Collection[str], other: Collection[str]) -> bool:
-    """Whether a data set is in both; none named: all of them are."""
+    """Return True if a data set is in both; an empty collection means all data sets."""
     return not one or not other or bool(set(one) & set(other))
 
 

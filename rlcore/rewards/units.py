@@ -1,8 +1,8 @@
-r"""Units after a number: what may be dropped (``18 dollars``, ``5\text{ cm}^2``, ``90^\circ``) and what may not.
+r"""Units after a number: which may be omitted (``18 dollars``, ``5\text{ cm}^2``, ``90^\circ``) and which not.
 
-Words that change the value are no units. ``percent`` becomes a percent sign; ``million``, ``dozen`` and their like
-multiply, so ``5 million`` is 5000000 and not 5; ``half`` and ``third`` stay what they are. Of two units of one kind the
-sizes are compared: ``5 km`` is not ``5 m``.
+Words that change the value are not units. ``percent`` becomes a percent sign. ``million``, ``dozen`` and similar words
+multiply, so ``5 million`` is 5000000. ``half`` and ``third`` stay words. Units of one kind are compared: ``5 km`` is
+not ``5 m``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_UNIT = re.compile(
     r"\b(?:and|or|nor|but|to|not|no|than|more|less|least|most|fewer|point|minus|plus|times|over|by|squared|cubed|mod"
     r"|divided|if|unless|except|wrong|incorrect|false)\b"
 )
-# What measures the same in other sizes, a line for each: ``cm centimeter centimetre`` is one unit.
+# Units of one kind per line; ``cm centimeter centimetre`` is one unit.
 _KINDS = (
     "mm millimeter millimetre 毫米, cm centimeter centimetre 厘米, dm decimeter decimetre 分米, m meter metre 米,"
     " km kilometer kilometre 千米 公里, inch inches 英寸, ft foot feet 英尺, yd yard, mi mile 英里",
@@ -76,13 +76,13 @@ _UNITS: Mapping[str, tuple[int, str]] = {
     for word in names.split()
     for form in (word, f"{word}s" if len(word) > 1 else word)
 }
-# Chinese, Japanese and Korean words that count, and those that multiply.
+# Chinese, Japanese and Korean counters, and words that multiply.
 _COUNTERS = frozenset(
     "个人名位只头条匹棵株朵本册页张支枝把台辆架艘间座层栋件套双对种类次回遍步块片颗粒根瓶杯碗盒箱袋包组队班题道岁度倍票户家所面"
     "排行列段点份部門冊個枚개명권살번장인分时"
 ) | {"平方", "立方", "单位", "마리", "자루", "송이"}
 _HAN_MULTIPLES = {"万": 10**4, "萬": 10**4, "만": 10**4, "亿": 10**8, "億": 10**8, "억": 10**8, "百": 100, "千": 1000}
-_MAX_TAIL = 120  # characters at the end that may be units
+_MAX_TAIL = 120  # maximum length of the units at the end
 _CLOSE = re.compile(rf"(.*[0-9])(([A-Za-z]{{2,20}})(?:/[A-Za-z]{{1,12}})?{_EXPONENT})")
 _COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)|[{}^~]")
 _UNIT_WORDS = re.compile(rf"(°[cf]?|[a-z]+|[€£¥₹₩₽¢$]|[{_HAN}]+)(?:\^(-?[0-9]))?")
@@ -95,19 +95,19 @@ _PREFIX = re.compile(r"[-+]? ?(?:[A-Z]{0,3}\\?(\$)|([€£¥₹₩₽])|(USD|EUR
 
 
 def with_percent_sign(text: str) -> str:
-    r"""``50 percent`` and ``50\text{ percent}`` as ``50\%``."""
+    r"""Write ``50 percent`` and ``50\text{ percent}`` as ``50\%``."""
     return _PERCENT_WORDS.sub(lambda _: r"\%", text)
 
 
 def scale_words(text: str) -> list[str]:
-    """The words in ``text`` that multiply a number, in the order of the alphabet."""
+    """Return the words in ``text`` that multiply a number, sorted."""
     return sorted(word for word in map(str.lower, _WORD.findall(text)) if word in _SCALES)
 
 
-def same_size(answer: str, reference: str) -> bool:
-    """Whether no unit of one measures what one of the other measures in another size: ``5 km`` and ``5 m`` do.
+def same_magnitude(answer: str, reference: str) -> bool:
+    """Return True unless units of one kind differ in magnitude, as ``5 km`` and ``5 m`` do.
 
-    Units of which one side has none, or that are not known, are not compared.
+    A unit that one side lacks, or that is unknown, is not compared.
     """
     ours, theirs = _units_of(answer), _units_of(reference)
     if not ours or not theirs:
@@ -121,9 +121,9 @@ def same_size(answer: str, reference: str) -> bool:
 
 
 def _units_of(text: str) -> list[tuple[int, str, str]]:
-    """The units behind a number, or the currency before it, as (kind, name, exponent), in the order of the text.
+    r"""Return the units after a number, or the currency before it, as (kind, name, exponent), in text order.
 
-    A single letter counts in ``\\text{}``, in ``km/h`` and behind a plain number: elsewhere it is a variable.
+    A single letter counts in ``\\text{}``, in ``km/h`` and after a plain number; elsewhere it is a variable.
     """
     written = _DEGREES.sub("°", text)
     tail, prefix = _TAIL.search(written[-_MAX_TAIL:]), _PREFIX.match(written)
@@ -147,18 +147,18 @@ def _units_of(text: str) -> list[tuple[int, str, str]]:
     return found
 
 
-def apart(text: str) -> str:
-    """``5cm`` as ``5 cm``: a known unit that is written close to its number."""
+def separate_unit(text: str) -> str:
+    """Write ``5cm`` as ``5 cm``, if the unit is known."""
     close = _CLOSE.fullmatch(text)
     return f"{close[1]} {close[2]}" if close is not None and close[3].lower() in _UNITS else text
 
 
 def parse_quantity(text: str) -> PlainNumber | None:
-    r"""The plain number in a number with or without a unit; None for anything else. ``18 dollars`` is 18.
+    r"""Parse a plain number with or without a unit; None for anything else. ``18 dollars`` is 18.
 
-    A unit is one or more words of two letters or more behind a blank, anything short in ``\text{}``, a degree sign, a
-    trailing currency sign. A single letter outside ``\text{}`` is a variable: ``5 x`` is no quantity. Words that
-    multiply stand before the unit, ``1.8 billion dollars``.
+    A unit is one or more words of at least two letters after a blank, a short text in ``\text{}``, a degree sign, or a
+    trailing currency sign. A single letter outside ``\text{}`` is a variable: ``5 x`` is not a quantity. Words that
+    multiply precede the unit: ``1.8 billion dollars``.
     """
     number = parse_number(text)
     if number is not None:
@@ -173,7 +173,7 @@ def parse_quantity(text: str) -> PlainNumber | None:
 
 
 def _in_units(written: str, unit: str) -> PlainNumber | None:
-    """A number and what stands behind it: words that multiply come first, then those of the unit."""
+    """Parse a number with words: those that multiply come first, then the unit."""
     number, words = parse_number(written), _WORD.findall(unit)
     if number is None or _NO_UNIT.search(unit) or (number.is_percent and _SCALES & set(words)):
         return None
@@ -183,7 +183,7 @@ def _in_units(written: str, unit: str) -> PlainNumber | None:
 
 
 def _in_han(written: str, unit: str) -> PlainNumber | None:
-    """A number and the word behind it, in Chinese, Japanese or Korean: multiples, then a known unit."""
+    """Parse a number with a Chinese, Japanese or Korean word: multiples, then a known unit."""
     number = parse_number(written)
     while number is not None and unit and unit.split("/")[0] not in _UNITS and unit[0] in _HAN_MULTIPLES:
         number, unit = replace(number, value=number.value * _HAN_MULTIPLES[unit[0]]), unit[1:]

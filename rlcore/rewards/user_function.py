@@ -1,11 +1,11 @@
-"""A user's own function as a reward: ``kind = "module:function"``, plain or ``async``, with options from the preset.
+"""User's function as a reward: ``kind = "module:function"``, plain or ``async``, with options from the preset.
 
     def brief(rollouts: Sequence[Rollout], *, limit: int = 200) -> list[float | None]: ...
 
-It gets the whole batch and returns one value per rollout, in order; None where it cannot judge. A value may be a list
-of rewards, one for each of the rollout's turns (``rollout.turns``): their sum is the value. Numbers may be Python's,
-numpy's or torch's, and a boolean is 1 or 0. An exception in it stops the run: a reward that fails for some completions
-and not for others would be a reward for failing.
+It takes the whole batch and returns one value per rollout, in order; None if it cannot grade. A value may be a list of
+rewards, one per turn of the rollout (``rollout.turns``); their sum is the value. Numbers may be Python's, numpy's or
+torch's, and a boolean is 1 or 0. An exception stops the run, because a reward that fails only for some completions
+would reward failure.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from rlcore.types import Rollout, Score
 Value = float | Sequence[float] | None
 Values = list[Value]
 UserFunction = Callable[..., Values | Awaitable[Values]]
-"""From rollouts (and options, by name) to one value each, None where it could not judge."""
+"""Maps rollouts (and options, by name) to one value each, None if it cannot grade."""
 
 _MAX_TRIALS = 64
 
 
 class FunctionReward:
-    """A user's function as a reward; its part has the function's name."""
+    """User's function as a reward. Its term has the function's name."""
 
-    def __init__(self, function: UserFunction, name: str, *, deadline_minutes: float = DEFAULT_TIMEOUT_MINUTES) -> None:
+    def __init__(self, function: UserFunction, name: str, *, timeout_minutes: float = DEFAULT_TIMEOUT_MINUTES) -> None:
         self._function, self.name, self._file = function, name, _file_of(function)
-        self._seconds = 60.0 * deadline_minutes
+        self._seconds = 60.0 * timeout_minutes
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        """
+        """Score a batch.
+
         Raises:
-            RewardError: the function raised, returned another number of values than rollouts, or a value that is
-                neither a number nor None; names the function and the rollout.
-            CallTimeoutError: it did not come back in time.
+            RewardError: The function raised, returned a wrong number of values, or a value that is neither a number nor
+                None;
+                names the function and the rollout.
+            CallTimeoutError: It timed out.
         """
         if not rollouts:
             return []
@@ -82,12 +84,12 @@ class FunctionReward:
         inside = "" if own is last else f" (in {last.name}, {last.filename}:{last.lineno})"
         return RewardError(
             f"the reward function {self.name} raised {type(error).__name__}: {error}{inside}",
-            where=f"{own.filename}:{own.lineno}, {self._culprit(rollouts)}",
-            fix="repair the function; where it cannot judge a completion it returns None for it",
+            where=f"{own.filename}:{own.lineno}, {self._failing_rollout(rollouts)}",
+            fix="correct the function; it returns None for a completion that it cannot grade",
         )
 
-    def _culprit(self, rollouts: Sequence[Rollout]) -> str:
-        """The first rollout on which the function fails alone: the batch does not say which one it was."""
+    def _failing_rollout(self, rollouts: Sequence[Rollout]) -> str:
+        """Return the first rollout on which the function fails alone, because the batch does not identify it."""
         for rollout in rollouts[:_MAX_TRIALS]:
             try:
                 self._call([rollout])
@@ -111,41 +113,41 @@ class FunctionReward:
 
 
 def call_within(deadline: CallTimeout, function: Callable[..., Any], batch: Sequence[Any]) -> Any:
-    """What a function, plain or ``async``, gives for a batch.
+    """Return the result of a function, plain or ``async``, for a batch.
 
     Raises:
-        CallTimeoutError: it did not come back in time.
+        CallTimeoutError: It timed out.
     """
     outcome = deadline.run(partial(function, batch))
     if not inspect.isawaitable(outcome):
         return outcome
-    # In a thread of its own: the caller's thread may be running an event loop already.
+    # In a new thread, because the caller's thread may run an event loop.
     return deadline.run_in_thread(partial(asyncio.run, _finished(outcome)))
 
 
 def plain_numbers(value: Any) -> Any:
-    """Numbers and arrays of numpy or torch as Python's own; anything else unchanged."""
+    """Convert numbers and arrays of numpy or torch to Python's; return other values unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _file_of(function: Callable[..., Any]) -> str:
-    """The file in which a function, or the class of a callable object, is written; empty where there is none."""
+    """Return the file that defines a function, or the class of a callable object; empty if unknown."""
     inner = inspect.unwrap(function.func if isinstance(function, partial) else function)
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     return code.co_filename if code else ""
 
 
-_ONE_EACH = "return a list with one float per rollout, None where the function cannot judge"
+_ONE_EACH = "return a list with one float per rollout, or None if the function cannot grade it"
 
 
 def import_function(term: RewardTerm, path: str) -> FunctionReward:
-    """The reward that ``term.kind`` names.
+    """Import the reward that ``term.kind`` names.
 
     Raises:
-        ConfigError: as :func:`load_function`.
+        ConfigError: As for :func:`load_function`.
     """
     function = load_function(term, path, given="rollouts")
-    return FunctionReward(function, _name_of(term), deadline_minutes=term.timeout_minutes)
+    return FunctionReward(function, _name_of(term), timeout_minutes=term.timeout_minutes)
 
 
 def _name_of(term: RewardTerm) -> str:
@@ -153,14 +155,14 @@ def _name_of(term: RewardTerm) -> str:
 
 
 def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
-    """The function that ``term.kind`` names, with ``term.options`` bound by name; ``given``: its first argument.
+    """Import the function that ``term.kind`` names, and bind ``term.options``; ``given`` is its first argument.
 
     Raises:
-        ConfigError: it cannot be imported, is not callable, or does not take these options.
+        ConfigError: It cannot be imported, is not callable, or does not take these options.
     """
     try:
         function = getattr(importlib.import_module(term.module), _name_of(term))
-    except Exception as error:  # the module is the user's: whatever its import raises
+    except Exception as error:  # a user's module may raise anything
         fix = "name a function as module:function, of a module in the current folder or on PYTHONPATH"
         what = f"cannot import the function {term.kind!r}: {error}"
         raise ConfigError(what, where=f"{path}.kind", fix=fix) from error
@@ -174,7 +176,7 @@ def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, gi
     signature = inspect.signature(function)
     options: Mapping[str, Any] = term.options
     try:
-        signature.bind((), **options)  # what it is given, and the options by name
+        signature.bind((), **options)
     except TypeError as error:
         raise ConfigError(
             f"{term.kind!r} cannot be called with these options: {error}",
@@ -188,7 +190,7 @@ async def _finished(outcome: Awaitable[Any]) -> Any:
 
 
 def function_reward(function: UserFunction, *, name: str = "reward") -> WeightedReward:
-    """A Python function as the whole reward; ``name``: its part's.
+    """Build a reward from one Python function; ``name`` is that of its term.
 
     ``function_reward(lambda rollouts: [float("7" in rollout.text) for rollout in rollouts])``
     """

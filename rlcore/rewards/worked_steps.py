@@ -1,9 +1,10 @@
-r"""Whether a completion works its answer out: exact arithmetic on the equations in its text.
+"""Check of a worked derivation by exact arithmetic on the equations in its text.
 
-Sound work is a narrow thing here, so that it cannot be had by listing numbers: every equation between two arithmetic
-expressions in the text is true, there is at least one, and the *last* one ends in the reference. ``48/2 = 24, 48 + 24 =
-72. #### 27`` is sound work for 72; ``1+71 = 72, 1+72 = 73`` is not. Rounded results (``10/3 = 3.33``) are not true.
-A policy can still buy a second guess at the lower price (``0+5 = 5. #### 4``): keep the credit well below 1.
+A valid derivation is defined narrowly, so that listing numbers does not give one: every equation between two arithmetic
+expressions is true, there is at least one, and the *last* one ends in the reference. ``48/2 = 24, 48 + 24 = 72. ####
+27`` is valid for 72; ``1+71 = 72, 1+72 = 73`` is not. Rounded results (``10/3 = 3.33``) are not true.
+
+A policy can still get partial credit for a second guess (``0+5 = 5. #### 4``): keep the credit far below 1.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]
 )
 
 
-def is_sound_work(text: str, reference: Fraction) -> bool:
-    """Whether the equations in ``text`` are all true and the last one ends in ``reference``; linear in the text."""
+def is_valid_derivation(text: str, reference: Fraction) -> bool:
+    """Return True if all equations in ``text`` are true and the last one ends in ``reference``. Linear time."""
     if len(text) > _MAX_TEXT:
         return False
     found = list(_equations(text))
@@ -35,7 +36,7 @@ def is_sound_work(text: str, reference: Fraction) -> bool:
 
 
 def _equations(text: str) -> Iterator[tuple[Fraction, Fraction]]:
-    """Both sides of each ``=`` that stands between two expressions: two pairs for ``5*7 = 30+5 = 35``."""
+    """Yield both sides of each ``=`` between two expressions: two pairs for ``5*7 = 30+5 = 35``."""
     written = _GROUP_COMMA.sub("", _TIMES.sub("*", text.replace("$", "").replace("÷", "/")))
     for run in _RUN.findall(written):
         values = [_value(side.strip()) for side in run.rstrip(" .").split("=")]
@@ -45,7 +46,7 @@ def _equations(text: str) -> Iterator[tuple[Fraction, Fraction]]:
 
 
 def _value(side: str) -> Fraction | None:
-    """The value of a side, None where it is no arithmetic: it starts with an operator, or has none of our four."""
+    """Return the value of a side; None if it is not arithmetic: it begins with an operator, or has no operation."""
     if len(side) > _MAX_SIDE or not _SIDE.fullmatch(side):
         return None
     try:
@@ -56,9 +57,9 @@ def _value(side: str) -> Fraction | None:
 
 def _evaluate(node: ast.expr, source: str) -> Fraction:
     if isinstance(node, ast.Constant):
-        return Fraction(ast.get_source_segment(source, node) or "")  # as it is written: a float would round it
+        return Fraction(ast.get_source_segment(source, node) or "")  # exact, unlike the node's float
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_evaluate(node.operand, source)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_evaluate(node.left, source), _evaluate(node.right, source))
-    raise ValueError(f"no arithmetic: {ast.dump(node)[:80]}")
+    raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")

@@ -27,7 +27,7 @@ class WireLimitError(WireError):
 
 
 def encode(value: Any, depth: int = 0, max_bytes: int = MAX_FRAME_BYTES) -> bytes:
-    """Encode a value whose texts and lists have at max_bytes ``max_bytes`` bytes or items.
+    """Encode a value whose texts and lists have at most ``max_bytes`` bytes or items.
 
     A subclass of a plain type is encoded as that type (a ``Counter`` as a dict).
 

@@ -21,7 +21,7 @@ from rlcore.errors import ConfigError, RlcoreError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.gguf import find_package_file
 from rlcore.rewards.pair_judge import make_pair_judge
-from rlcore.rewards.table import reward_errors, untrained
+from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.data.step import DATASET_KINDS
@@ -169,7 +169,7 @@ def _stage(context: PreflightContext, name: str) -> Iterator[str]:
         prefill = context.tokenizer.prefill if context.tokenizer else ""
         yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
         if judge := parts_of_stages.judge_of(stage):
-            known = {judge.stage: untrained} if judge.stage else {}
+            known = {judge.stage: placeholder_model} if judge.stage else {}
             at = f"{path}.judge"
             yield from collect_error(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
         yield from _files(path, stage)

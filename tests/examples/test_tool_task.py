@@ -31,7 +31,7 @@ def test_a_demonstration_says_what_the_tool_says_and_ends_with_the_answer(task: 
         problem = question["content"]
         assert row["completion"].endswith(f"#### {task.answer(problem)}")
         assert row["reference"] == str(task.answer(problem))
-        assert [turn["content"] for turn in turns] == [task.call(problem), task.said(problem)][: len(turns)]
+        assert [turn["content"] for turn in turns] == [task.call(problem), task.tool_output(problem)][: len(turns)]
 
 
 @all_tasks

@@ -94,7 +94,7 @@ def test_an_async_reward_that_hangs_is_named(
         return [0.0 for _ in rollouts]
 
     with pytest.raises(CallTimeoutError, match="the reward function hangs timed out"):
-        FunctionReward(hangs, "hangs", deadline_minutes=SHORT / 60.0)([make_rollout("x")])
+        FunctionReward(hangs, "hangs", timeout_minutes=SHORT / 60.0)([make_rollout("x")])
 
 
 def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoint(
@@ -107,7 +107,7 @@ def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoi
         return right_answers(rollouts)
 
     def reward(function: Any, minutes: float) -> WeightedReward:
-        return WeightedReward([WeightedTerm(FunctionReward(function, "hangs", deadline_minutes=minutes), 1.0)])
+        return WeightedReward([WeightedTerm(FunctionReward(function, "hangs", timeout_minutes=minutes), 1.0)])
 
     with pytest.raises(CallTimeoutError, match="the reward function hangs timed out") as caught:
         train(make_components(reward=reward(hangs, 1.0 / 60.0)), Tape())

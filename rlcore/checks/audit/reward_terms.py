@@ -25,9 +25,9 @@ def known_prompts(reward: WeightedReward, prompts: Sequence[Prompt]) -> list[Pro
     """Return prompts for which right and wrong answers of a reward term are known."""
     found = [
         prompt
-        for term in reward.parts
+        for term in reward.terms
         if term.reward.name in VERIFIERS
-        for prompt in prompts_for(term.reward.name, [each for each in prompts if term.is_on(each)])
+        for prompt in prompts_for(term.reward.name, [each for each in prompts if term.applies_to(each)])
     ]
     return list(dict.fromkeys(found))
 
@@ -61,7 +61,7 @@ class RewardAudit:
         ``everyone``: all rollouts that were scored together with it, in that order.
         """
         with preserve_rng_state():
-            terms = [term for term in self._reward.parts if term.is_on(item.rollout.prompt)]
+            terms = [term for term in self._reward.terms if term.applies_to(item.rollout.prompt)]
             found: dict[str, Score] = {}
             for term in terms:
                 trained, again = _recorded(item.score, term), None

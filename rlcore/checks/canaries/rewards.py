@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from rlcore.checks.canaries.known_answers import known_answer, prompts_for
 from rlcore.errors import CanaryError, RlcoreError
-from rlcore.rewards.answers import closing
+from rlcore.rewards.answers import required_prefix
 from rlcore.rewards.base import RewardFn, unwrap_reward
 from rlcore.rewards.environment import EnvironmentReward
 from rlcore.rewards.format import FormatReward
@@ -52,8 +52,8 @@ def terms_canary(
         CanaryError: A term is wrong on a known answer, scores in another order, or returns a value that is not finite.
     """
     notes: list[str] = []
-    for part in reward.parts:
-        own = [prompt for prompt in prompts if part.is_on(prompt)]
+    for part in reward.terms:
+        own = [prompt for prompt in prompts if part.applies_to(prompt)]
         probes = _probes_of(part.reward, own, prefill)
         if isinstance(unwrap_reward(part.reward), FunctionReward):
             notes += _require_not_inverted(part.reward, own, prefill)
@@ -67,7 +67,7 @@ def terms_canary(
             continue
         elif isinstance(unwrap_reward(part.reward), EnvironmentReward):
             continue  # it needs episodes, and no sample is one
-        notes += _check_samples(part.reward, [each for each in samples if part.is_on(each.prompt)][:NUM_SAMPLES])
+        notes += _check_samples(part.reward, [each for each in samples if part.applies_to(each.prompt)][:NUM_SAMPLES])
     return notes
 
 
@@ -81,8 +81,8 @@ def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, p
         CanaryError: A term is wrong on a known answer.
     """
     notes = []
-    for part in reward.parts:
-        if probes := _probes_of(part.reward, [prompt for prompt in prompts if part.is_on(prompt)], prefill):
+    for part in reward.terms:
+        if probes := _probes_of(part.reward, [prompt for prompt in prompts if part.applies_to(prompt)], prefill):
             check_probes(part.reward, probes)
         elif part.reward.name in VERIFIERS:
             notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
@@ -110,7 +110,7 @@ def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
     if number is not None:
         texts[_tagged(f"{number.value + 1}{'%' if number.is_percent else ''}")] = False
     return [
-        RewardProbe(rollout=_completion(prompt, closing(prefill) + text), is_right=is_right)
+        RewardProbe(rollout=_completion(prompt, required_prefix(prefill) + text), is_right=is_right)
         for text, is_right in texts.items()
     ]
 
@@ -154,7 +154,7 @@ def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
     answers = [known_answer(prompt) or "" for prompt in prompts]
     numbers = [parse_number(answer) for answer in answers]
     return [
-        RewardProbe(rollout=_completion(prompts[index], closing(prefill) + _tagged(answers[index - 1])), is_right=False)
+        RewardProbe(rollout=_completion(prompts[index], required_prefix(prefill) + _tagged(answers[index - 1])), is_right=False)
         for index, number in enumerate(numbers)
         if (other := numbers[index - 1]) is not None and number is not None and number.value != other.value
     ]

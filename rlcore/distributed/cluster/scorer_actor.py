@@ -37,7 +37,7 @@ class Scorer:
             if method != "score":
                 raise ValueError(f"a scorer has no method {method}")
             number, rollouts = arguments
-            return {"result": scores_of(self._reward.parts[number].reward, rollouts)}
+            return {"result": scores_of(self._reward.terms[number].reward, rollouts)}
         except Exception as error:  # noqa: BLE001 - sent to the caller
             return encode_error(error)
 

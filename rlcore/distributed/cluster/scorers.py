@@ -15,7 +15,7 @@ from rlcore.errors import RewardError
 from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.mix import WeightedReward
-from rlcore.rewards.table import RewardResources, build_rewards, untrained
+from rlcore.rewards.table import RewardResources, build_rewards, placeholder_model
 from rlcore.types import Rollout, Score
 
 _NUM_CHUNKS = 4  # chunks of rollouts per worker, which balance the load
@@ -92,7 +92,7 @@ def open_scorers(
         cluster.launch("scorer", number, setup=setup, restarts=restarts, lost=RewardError)
         for number in range(cluster.config.ray.num_reward_workers)
     ]
-    resources = RewardResources(score_tokens=dict.fromkeys(models, untrained), prefill=prefill)
+    resources = RewardResources(score_tokens=dict.fromkeys(models, placeholder_model), prefill=prefill)
     with build_rewards(terms, resources=resources) as local:  # defines the terms, scores nothing
         yield WeightedReward(
             [

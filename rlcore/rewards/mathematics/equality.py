@@ -1,4 +1,4 @@
-"""Whether an answer states what the reference does: by kind, a value with a value, a list with a list."""
+"""Equality of an answer and a reference by kind: a value with a value, a list with a list."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from rlcore.rewards.mathematics.structures import (
     Text,
     Value,
 )
-from rlcore.rewards.units import parse_quantity, same_size
+from rlcore.rewards.units import parse_quantity, same_magnitude
 
 _DECIMAL = re.compile(r"-?[0-9]*\.?[0-9]+")
 
 
 def equals(reference: Item, answer: Item) -> bool:
-    """True if an answer states what the reference does.
+    """Return True if an answer states what the reference does.
 
     Raises:
-        UndefinedError: a value that does not exist.
+        UndefinedError: A value does not exist.
     """
     if isinstance(answer, Rounded):
         return _equals_rounded(reference, answer)
@@ -61,7 +61,7 @@ def equals(reference: Item, answer: Item) -> bool:
 
 
 def _equals_collection(reference: Item, answer: Item) -> bool:
-    """Lists and sets of numbers first, then names, then all else."""
+    """Compare lists and sets of numbers first, then names, then the rest."""
     if isinstance(reference, Items) and reference.kind == "group":
         inside = Items("list", answer.items) if isinstance(answer, Items) and answer.kind == "group" else answer
         return equal_by_name(equals, Items("list", reference.items), inside)
@@ -72,14 +72,14 @@ def _equals_collection(reference: Item, answer: Item) -> bool:
     if sets[0] is not None and sets[1] is not None and not are_tuples:
         return equal_sets(sets[0], sets[1])
     if isinstance(answer, Relation) and as_real_set(reference, is_reference=False) is not None:
-        return False  # it is not solved
+        return False  # not solved for the variable
     if isinstance(reference, Named) or isinstance(answer, Named):
         return _equals_named(reference, answer)
     return _equals_plain(reference, answer)
 
 
 def _equals_plain(reference: Item, answer: Item) -> bool:
-    """Two items without names, lists and intervals apart."""
+    """Compare two items without names, which are neither lists nor intervals."""
     reference, answer = _as_grid(as_pair(reference)), _as_grid(as_pair(answer))
     if isinstance(reference, Grid) and isinstance(answer, Items):
         reference = _as_row(reference, answer.kind)
@@ -90,7 +90,7 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
     if isinstance(reference, Text) or isinstance(answer, Text):
         return _equals_text(reference, answer)
     if isinstance(reference, Value) and isinstance(answer, Value):
-        is_alike = reference.is_percent == answer.is_percent and same_size(answer.text, reference.text)
+        is_alike = reference.is_percent == answer.is_percent and same_magnitude(answer.text, reference.text)
         return is_alike and equal_values(reference.node, _with_constant(answer.node, reference.node))
     if isinstance(reference, Items) and isinstance(answer, Items):
         return equal_items(equals, reference, answer)
@@ -109,7 +109,7 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
 
 
 def _as_grid(item: Item) -> Item:
-    """``[[1, 2], [3, 4]]`` as a matrix; anything else unchanged."""
+    """Return ``[[1, 2], [3, 4]]`` as a matrix; anything else unchanged."""
     rows = [as_pair(row) for row in item.items] if isinstance(item, Items) and item.kind == "vector" else []
     rows = [row for row in rows if isinstance(row, Items) and row.kind == "vector"]
     is_grid = isinstance(item, Items) and len(rows) == len(item.items) > 0
@@ -117,24 +117,24 @@ def _as_grid(item: Item) -> Item:
 
 
 def _as_row(grid: Grid, kind: str) -> Item:
-    """A matrix of one row or column as a tuple or a vector."""
+    """Return a matrix of one row or column as a tuple or a vector."""
     is_one = min(len(grid.rows), max(map(len, grid.rows), default=0)) == 1 and kind in ("tuple", "vector")
     return Items(kind, tuple(cell for row in grid.rows for cell in row)) if is_one else grid
 
 
 def _with_constant(answer: Node, reference: Node) -> Node:
-    """The answer with its constant of integration as the reference has it: ``C`` for ``c``."""
+    """Rename the answer's constant of integration like the reference's: ``C`` for ``c``."""
     ours, theirs = free_symbols(reference), free_symbols(answer)
     return renamed(answer, "c", "C") if "C" in ours - theirs and "c" in theirs - ours else answer
 
 
 def _equals_text(reference: Item, answer: Item) -> bool:
-    """Texts are equal as they are spelled; letters of choices in a row as a list of them."""
+    """Compare texts as spelled; a sequence of choice letters as a list."""
     if isinstance(reference, Text) and isinstance(answer, Text):
         is_one = len(reference.text) == len(answer.text) == 1 and reference.text in "ABCDEFGHIJ"
         return reference.text == answer.text or (is_one and reference.text == answer.text.upper())
     if isinstance(reference, Text) and isinstance(answer, Value) and len(reference.text) == 1:
-        return answer.text.upper() == reference.text and reference.text in "ABCDEFGHIJ"  # a choice in small letters
+        return answer.text.upper() == reference.text and reference.text in "ABCDEFGHIJ"  # a lower-case choice
     text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
     if isinstance(text, Text) and isinstance(other, Items) and other.kind == "list":
         letters = [letter_of(item) for item in other.items]
@@ -143,13 +143,15 @@ def _equals_text(reference: Item, answer: Item) -> bool:
 
 
 def _equals_choice(choice: Choice, other: Item, *, is_reference: bool) -> bool:
-    """The letter decides; what a choice says counts where the other has no letter."""
+    """Compare by the letter, or by the choice's content if the other item has no letter."""
     if isinstance(other, Choice):
-        is_same = not (choice.says and other.says) or equals(read(choice.says, is_reference=True), read(other.says))
+        is_same = not (choice.content and other.content) or equals(
+            read(choice.content, is_reference=True), read(other.content)
+        )
         return choice.letter == other.letter and is_same
     if isinstance(other, Text) and len(other.text) == 1:
         return choice.letter == other.text.upper()
-    return is_reference and bool(choice.says) and equals(read(choice.says, is_reference=True), other)
+    return is_reference and bool(choice.content) and equals(read(choice.content, is_reference=True), other)
 
 
 def _equals_notation(reference: Item, answer: Item) -> bool:
@@ -169,7 +171,7 @@ def _equals_notation(reference: Item, answer: Item) -> bool:
 
 
 def _equals_rounded(reference: Item, answer: Rounded) -> bool:
-    """A value and its rounding count as either, where the one is the rounding of the other."""
+    """Accept a value with its rounding as either, if they agree."""
     value = answer.item.item if isinstance(answer.item, Named) else answer.item
     quantity, digits = parse_quantity(answer.approximation), _DECIMAL.search(answer.approximation)
     if not isinstance(value, Value) or quantity is None or quantity.is_percent or digits is None:
@@ -186,7 +188,7 @@ def _equals_rounded(reference: Item, answer: Rounded) -> bool:
 
 
 def _equals_named(reference: Item, answer: Item) -> bool:
-    """``x = 5`` and 5 answer each other; ``y = 5`` does not answer ``x = 5``, nor ``x = x + 1`` the value x + 1."""
+    """Accept ``x = 5`` for 5 and 5 for ``x = 5``, but neither ``y = 5`` for ``x = 5`` nor ``x = x + 1`` for x + 1."""
     if isinstance(reference, Named) and isinstance(answer, Named):
         ours, theirs = tuple_names(reference.name), tuple_names(answer.name)
         is_same = reference.name == answer.name
@@ -205,7 +207,7 @@ def _equals_named(reference: Item, answer: Item) -> bool:
 
 
 def _equals_named_relation(reference: Named, answer: Relation) -> bool:
-    """``5 = x`` answers ``x = 5``; where the value has variables, ``2x - y = 3`` answers ``y = 2x - 3``."""
+    """Accept ``5 = x`` for ``x = 5``; if the value has variables, ``2x - y = 3`` for ``y = 2x - 3``."""
     if answer.operators != ("=",):
         return False
     left, right = answer.sides

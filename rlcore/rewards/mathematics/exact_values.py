@@ -1,16 +1,16 @@
-r"""Are two formulas equal? Decided exactly where they are rational or algebraic, whatever their size.
+r"""Equality of two formulas, decided exactly if they are rational or algebraic, whatever their size.
 
 - **Rational numbers and functions** (``1-\frac{1}{50!}``, ``2^{2022}``, ``x(x+1)``) are compared modulo two random
   primes of 128 bits, seeded by both texts: nothing large is computed. Different residues prove a difference; equal ones
-  are wrong with a chance below 2^-100.
-- **Roots of them** (``2\sqrt2-2^{-2022}``): a difference that is not zero has a known least size (the bound of
-  Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for real algebraic expressions", 2009). It is
-  evaluated to beyond that, at most to ``_MAX_BITS``.
-- **All else** (``\pi``, ``e``, logarithms, sines, powers of variables): equal where they agree at random points, or as
-  a number, to 400 bits more than four times the sizes of everything in them.
+  are wrong with a probability below 2^-100.
+- **Roots of these** (``2\sqrt2-2^{-2022}``): a nonzero difference has a known lower bound (Burnikel, Funke, Mehlhorn,
+  Schirra and Schmitt, "A separation bound for real algebraic expressions", 2009). It is evaluated beyond that, up to
+  ``_MAX_BITS``.
+- **All others** (``\pi``, ``e``, logarithms, sines, powers of variables) are equal if they agree at random points, or
+  as a number, to 400 bits more than four times the sizes of their parts.
 
-Variables are real, and so is what is done with them: a root of a negative number has no value, ``\sqrt[3]{-8}`` is -2.
-With ``i`` in a formula, or without any real value, the principal complex values count.
+Variables and all values are real: a root of a negative number is undefined, and ``\sqrt[3]{-8}`` is -2. With ``i`` in a
+formula, or without any real value, principal complex values are used.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rlcore.rewards.mathematics.residues import NotRationalError, equal_residues
 _OPAQUE_END = "()"
 _MAX_BITS = 60_000
 _BITS_BEYOND = 400
-_ENOUGH = 3  # points at which both have a value
+_ENOUGH = 3  # required points at which both have a value
 
 
 def equal_values(reference: Node, answer: Node) -> bool:
-    """True if two formulas have one value, as functions of their variables; an answer without a value has not.
+    """Return True if two formulas are equal as functions of their variables. An undefined answer is not equal.
 
     Raises:
-        UndefinedError: the reference has no value (``1/0``).
+        UndefinedError: The reference has no value (``1/0``).
     """
     _require_value(reference)
     if reference == answer:
@@ -58,7 +58,7 @@ def equal_values(reference: Node, answer: Node) -> bool:
 
 
 def free_symbols(node: Node) -> frozenset[str]:
-    """The names of the variables, but for those inside sums, integrals and their like."""
+    """Return the names of the variables that are not bound by sums, integrals and the like."""
     if node.kind == "symbol":
         return frozenset((str(node.value),))
     if is_finite(node):
@@ -70,7 +70,7 @@ def free_symbols(node: Node) -> frozenset[str]:
 
 
 def _require_value(node: Node) -> None:
-    """Raise UndefinedError where a division by zero or 0^0 can be seen exactly."""
+    """Raise UndefinedError if a division by zero or 0^0 is detected exactly."""
     for part in walk(node):
         if part.kind == "pow":
             base, exponent = exact_rational(part.args[0]), exact_rational(part.args[1])
@@ -79,12 +79,12 @@ def _require_value(node: Node) -> None:
 
 
 def is_infinite(node: Node) -> bool:
-    """True if infinity is in a formula."""
+    """Return True if a formula contains infinity."""
     return any(part == Node("constant", "infinity") for part in walk(node))
 
 
 def _signed_infinity(node: Node) -> int:
-    """1 or -1 for an infinity alone; 0 for anything else."""
+    """Return 1 or -1 for a lone infinity; 0 for anything else."""
     if node == Node("constant", "infinity"):
         return 1
     if node.kind == "mul" and len(node.args) == 2 and node.args[0].kind == "number":
@@ -99,7 +99,7 @@ def _has_opaque(node: Node) -> bool:
 
 
 def _equal_numbers(reference: Node, answer: Node) -> bool:
-    """True if two numbers are equal, by the least size of a difference that is not zero."""
+    """Return True if two numbers are equal, by the lower bound of a nonzero difference."""
     is_real = not any(_is_imaginary(node) for node in (reference, answer))
     for real in (True, False) if is_real else (False,):
         try:
@@ -123,10 +123,10 @@ def _is_imaginary(node: Node) -> bool:
 
 
 def _separation(node: Node) -> int | None:
-    """Bits that a value other than zero of roots of rational numbers has at most in front of its first one.
+    """Return the bits that bound the magnitude of a nonzero algebraic number from below.
 
-    None where the formula is no such value. ``u`` and ``l`` bound the conjugates of numerator and denominator, as
-    logarithms; the degree is at most the product of those of the different roots.
+    None if the formula is not algebraic. ``u`` and ``l`` bound the conjugates of numerator and denominator, as
+    logarithms; the degree is at most the product of those of the distinct roots.
     """
     roots: dict[Node, int] = {}
     try:
@@ -165,14 +165,14 @@ def _bounds(node: Node, roots: dict[Node, int]) -> tuple[float, float]:
     if root > 1:
         roots[node.args[0]] = math.lcm(roots.get(node.args[0], 1), root)
         high, low = max(upper, lower), min(upper, lower)
-        mixed = (high + (root - 1) * low) / root  # (u l^(k-1))^(1/k) where u is the larger one
+        mixed = (high + (root - 1) * low) / root  # (u l^(k-1))^(1/k) with u the larger
         upper, lower = (mixed, lower) if upper >= lower else (upper, (lower + (root - 1) * upper) / root)
     times = abs(exponent.numerator)
     return upper * times, lower * times
 
 
 def _equal_functions(reference: Node, answer: Node, names: Sequence[str], seed: random.Random) -> bool:
-    """True if two formulas agree at random points: real ones, else natural numbers, else as complex values."""
+    """Return True if two formulas agree at random points: real ones, else natural numbers, else complex values."""
     pair = (reference, answer)
     rounds: tuple[tuple[bool, Iterator[Mapping[str, Fraction]]], ...] = (
         (True, _points(names, seed)),
@@ -190,9 +190,9 @@ def _equal_functions(reference: Node, answer: Node, names: Sequence[str], seed: 
 
 
 def _agree(pair: tuple[Node, Node], points: Iterator[Mapping[str, Fraction]], *, real: bool) -> bool | None:
-    """True if both have one value wherever both have one; None where that is at too few points.
+    r"""Return True if both have equal values wherever both are defined; None if that is at too few points.
 
-    An absolute value on one side says where the other has none: ``\\ln|x|`` is not ``\\ln x``.
+    An absolute value on one side extends its domain: ``\ln|x|`` is not ``\ln x``.
     """
     absolute = [any(part.value == "abs" for part in walk(node)) for node in pair]
     agreed = 0
@@ -209,7 +209,7 @@ def _agree(pair: tuple[Node, Node], points: Iterator[Mapping[str, Fraction]], *,
 
 
 def _values_at(pair: tuple[Node, Node], point: Mapping[str, Fraction], *, real: bool) -> tuple[list[object], int]:
-    """Both values, None for one that does not exist, and to how many bits they have to agree."""
+    """Return both values, None if undefined, and the bits to which they must agree."""
     sizes = 0
     for node in pair:
         try:
@@ -227,7 +227,7 @@ def _values_at(pair: tuple[Node, Node], point: Mapping[str, Fraction], *, real: 
 
 
 def _points(names: Sequence[str], seed: random.Random) -> Iterator[Mapping[str, Fraction]]:
-    """Points near and far, of one sign and of several."""
+    """Yield points near and far, of equal and of mixed signs."""
     for low, high, signs in ((0.05, 0.95, (1,)), (1.1, 5.0, (1,)), (0.1, 4.0, (1, -1)), (0.1, 4.0, (-1,))):
         for _ in range(2):
             yield {

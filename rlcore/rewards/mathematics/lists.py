@@ -1,4 +1,4 @@
-"""Equality of lists, sets and tuples, with names in front of their values or without."""
+"""Equality of lists, sets and tuples, with or without names before their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 
 
 def equal_lists(equals: Equal, reference: Items, answer: Item) -> bool:
-    """A list has no order, unless it is one of names in an order of their own; what is repeated counts."""
+    """Compare lists in any order, unless their order matters; repeated items count."""
     if isinstance(answer, Named) and isinstance(answer.item, Items):
         names = tuple_names(answer.name)
         if not names:
@@ -41,7 +41,7 @@ def equal_lists(equals: Equal, reference: Items, answer: Item) -> bool:
 
 
 def _with_one_parameter(reference: Items, answer: Item) -> tuple[Items, Item]:
-    r"""Both without ``k \in \mathbb{Z}`` at their end, by the reference's name for it, where both have it."""
+    r"""Drop a final ``k \in \mathbb{Z}`` from both, if both have it, and use the reference's name."""
     ours = reference.items[-1] if reference.items else None
     theirs = answer.items[-1] if isinstance(answer, Items) and answer.kind == "list" and answer.items else None
     if not (isinstance(ours, Named) and isinstance(theirs, Named) and isinstance(answer, Items)):
@@ -59,7 +59,7 @@ def _renamed(item: Item, old: str, new: str) -> Item:
 
 
 def _without_indices(ours: Items, theirs: Item) -> tuple[Items, Item]:
-    """Both without names, where the reference's are one name, and the answer's that name with indices (``x_1``)."""
+    """Drop all names, if the reference's are one name and the answer's are that name with indices (``x_1``)."""
     names = {item.name if isinstance(item, Named) else "" for item in ours.items}
     if len(names) != 1 or not isinstance(theirs, Items):
         return ours, theirs
@@ -75,13 +75,13 @@ def _bare(item: Item) -> Item:
 
 
 def _unnamed(item: Item, theirs: Items) -> Item:
-    """An item of the reference, without its name where the answer's have none."""
+    """Return an item of the reference, without its name if the answer has none."""
     is_bare = not any(isinstance(each, Named) for each in theirs.items)
     return item.item if isinstance(item, Named) and is_bare else item
 
 
 def _anonymous(ours: Items, theirs: Items) -> list[Item]:
-    """The answer's items, without their names where the reference has none."""
+    """Return the answer's items, without their names if the reference has none."""
     if any(isinstance(item, Named) for item in ours.items):
         return list(theirs.items)
     names = [item.name for item in theirs.items if isinstance(item, Named)]
@@ -91,7 +91,7 @@ def _anonymous(ours: Items, theirs: Items) -> list[Item]:
 
 
 def _carried(items: Sequence[Item]) -> tuple[Item, ...]:
-    """``a = 4, -8``: the name in front of the first value goes for those behind it."""
+    """Apply the name of the first value in ``a = 4, -8`` to the next."""
     found: list[Item] = []
     for item in items:
         last = found[-1] if found else None
@@ -101,7 +101,7 @@ def _carried(items: Sequence[Item]) -> tuple[Item, ...]:
 
 
 def equal_by_name(equals: Equal, reference: Items, answer: Item) -> bool:
-    """``x = 2, y = 3``: by name, in any order; as a tuple or a list of values in the reference's order."""
+    """Compare ``x = 2, y = 3`` by name in any order, or as a tuple or list in the reference's order."""
     ours = [item for item in reference.items if isinstance(item, Named)]
     if isinstance(answer, Named) and (names := tuple_names(answer.name)):
         inside = as_pair(answer.item)
@@ -120,7 +120,7 @@ def equal_by_name(equals: Equal, reference: Items, answer: Item) -> bool:
 
 
 def equal_items(equals: Equal, reference: Items, answer: Items) -> bool:
-    """Sets by what is in them, tuples and vectors in order and with their own kind."""
+    """Compare sets by content, tuples and vectors in order and by kind."""
     if reference.kind == "set" and answer.kind in ("set", "list"):
         if answer.kind == "list" and len(answer.items) != len(reference.items):
             return False
@@ -133,7 +133,7 @@ def _covers(equals: Equal, these: Sequence[Item], those: Sequence[Item]) -> bool
 
 
 def equal_in_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
-    """As many items, each equal to the one in its place."""
+    """Return True if both have equal length and pairwise equal items."""
     return len(ours) == len(theirs) and all(map(equals, ours, theirs))
 
 
@@ -148,7 +148,7 @@ def _equal_in_any_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[It
 
 
 def _has_order(reference: Items) -> bool:
-    """True if a list is one of bare letters or words, or a sequence that goes on: there the order says something."""
+    """Return True if the order matters: a list of bare letters or words, or a continued sequence."""
     if any(isinstance(item, Text) and "\\ldots" in item.text for item in reference.items):
         return True
     letters = [letter_of(item) for item in reference.items]
@@ -163,19 +163,19 @@ def _is_variable(item: Item) -> bool:
 
 
 def letter_of(item: Item) -> str:
-    """The letter that an item is, or that it chooses; empty for anything else."""
+    """Return the letter of an item or choice; empty for anything else."""
     if isinstance(item, Choice):
         return item.letter
     return item.text if isinstance(item, Text) and len(item.text) == 1 else ""
 
 
 def tuple_names(name: str) -> list[str]:
-    """The names in ``(x, y)``; none in one name."""
+    """Return the names in ``(x, y)``; empty for one name."""
     return [part.strip() for part in name[1:-1].split(",")] if name.startswith("(") and "," in name else []
 
 
 def values_by_name(item: Item) -> Item:
-    """``y = 2, x = 1`` as the tuple ``(1, 2)``, in the order of the alphabet; anything else unchanged."""
+    """Return ``y = 2, x = 1`` as the tuple ``(1, 2)``, in alphabetical order; anything else unchanged."""
     if not isinstance(item, Items) or item.kind != "list":
         return item
     named = sorted((each for each in item.items if isinstance(each, Named)), key=lambda each: each.name)
@@ -184,5 +184,5 @@ def values_by_name(item: Item) -> Item:
 
 
 def as_pair(item: Item) -> Item:
-    """An interval that may be a pair, as a pair; anything else unchanged."""
+    """Return an interval that may be a pair as a pair; anything else unchanged."""
     return item.pair if isinstance(item, Span) and item.pair is not None else item

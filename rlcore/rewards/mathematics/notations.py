@@ -1,4 +1,4 @@
-r"""Times of day, dates, ratios and numbers with a base: digits with signs between them that are no arithmetic."""
+"""Times of day, dates, ratios and numbers with a base: digits with signs that are not arithmetic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Notation:
 
 
 def read_notation(text: str) -> Notation | None:
-    """The notation that a text is in; None for anything else."""
+    """Parse a notation; None for anything else."""
     if text.lower() in _NAMED_TIMES:
         return Notation("time", _NAMED_TIMES[text.lower()])
     time = _TIME.fullmatch(text)
@@ -72,7 +72,7 @@ def read_notation(text: str) -> Notation | None:
 
 
 def same_notation(reference: Notation, answer: Notation) -> bool:
-    """True if two are one time, date, number, or ratio; a ratio of whole numbers in lowest terms or as it is asked."""
+    """Return True if both are equal; a ratio of integers must be in lowest terms or as in the reference."""
     if reference.kind != answer.kind:
         return False
     if reference.kind == "time":
@@ -90,7 +90,7 @@ def same_notation(reference: Notation, answer: Notation) -> bool:
 
 
 def as_ratio(notation: Notation) -> tuple[Fraction, ...]:
-    """A time or a ratio of numbers by its numbers; empty where it is neither."""
+    """Return the numbers of a time or a ratio; empty for anything else."""
     if notation.kind == "time" and not notation.parts[3]:
         return tuple(Fraction(str(part or 0)) for part in notation.parts[: 3 if notation.parts[2] else 2])
     return _fractions(notation) if notation.kind == "ratio" else ()
@@ -101,7 +101,7 @@ def _fractions(notation: Notation) -> tuple[Fraction, ...]:
 
 
 def _same_time(reference: Notation, answer: Notation) -> bool:
-    """``8:00`` is ``8:00 am``, ``20:00`` is ``8:00 pm``; ``8:00 am`` is not ``8:00 pm``."""
+    """Return True if times agree: ``8:00`` is ``8:00 am``, ``20:00`` is ``8:00 pm``, ``8:00 am`` is not ``8:00 pm``."""
     if reference.parts[1:3] != answer.parts[1:3]:
         return False
     if (reference.parts[3] and answer.parts[3]) or reference.parts[0] == answer.parts[0]:

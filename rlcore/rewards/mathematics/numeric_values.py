@@ -1,4 +1,4 @@
-"""The value of a formula at a point: exactly where it is a rational number of moderate size, else to a precision."""
+"""Value of a formula at a point: exact for a rational number of moderate size, else to a precision."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Point = Mapping[str, Fraction]
 
 
 class UndefinedError(ArithmeticError):
-    """There is no value: a division by zero, ``0^0``, a root or logarithm outside of its domain."""
+    """Undefined value: a division by zero, ``0^0``, a root or logarithm outside of its domain."""
 
 
 def exact_rational(node: Node) -> Fraction | None:
-    """The value of a constant where it is a rational number of moderate size; None for anything else.
+    """Return the value of a constant if it is a rational number of moderate size; None for anything else.
 
     Raises:
-        UndefinedError: a division by zero, or 0^0.
+        UndefinedError: A division by zero, or 0^0.
     """
     if node.kind == "number":
         return Fraction(node.value)
@@ -59,10 +59,10 @@ def _exact_power(base: Fraction | None, exponent: Fraction | None) -> Fraction |
 
 
 def log2_sizes(node: Node, point: Point, *, real: bool) -> int:
-    """The largest ``|log2 |value||`` of all parts of a formula at a point, rounded up.
+    """Return the largest ``|log2 |value||`` of all parts of a formula at a point, rounded up.
 
     Raises:
-        UndefinedError: it has no value there.
+        UndefinedError: It has no value there.
     """
     sizes = [1]
     with mpmath.workprec(80):
@@ -71,10 +71,10 @@ def log2_sizes(node: Node, point: Point, *, real: bool) -> int:
 
 
 def evaluate(node: Node, point: Point, *, precision: int, real: bool) -> Any:
-    """The value at a point to ``precision`` bits; ``real``: roots of negative numbers have none, odd ones excepted.
+    """Return the value at a point to ``precision`` bits. With ``real``, even roots of negative numbers are undefined.
 
     Raises:
-        UndefinedError: it has no value there.
+        UndefinedError: It has no value there.
     """
     with mpmath.workprec(precision):
         return _value(node, point, real, lambda _: None)
@@ -147,12 +147,12 @@ def _power(node: Node, point: Point, real: bool, note: Callable[[int], None]) ->
 
 
 def is_finite(node: Node) -> bool:
-    r"""True for a sum or product from one value of its variable to another: ``\sum_{k=1}^n``."""
+    r"""Return True for a sum or product with bounds: ``\sum_{k=1}^n``."""
     return node.kind == "big" and len(node.args) == 3
 
 
 def _over_all(node: Node, point: Point, real: bool, note: Callable[[int], None]) -> Any:
-    """The sum or product of the body over all values of its variable."""
+    """Return the sum or product of the body over all values of its variable."""
     name, variable = str(node.value).split()
     low, high = (_whole(_value(bound, point, real, note)) for bound in node.args[1:])
     if high - low > _MAX_TERMS:
@@ -162,7 +162,7 @@ def _over_all(node: Node, point: Point, real: bool, note: Callable[[int], None])
 
 
 def _opaque(node: Node, arguments: list[str]) -> Any:
-    """A function without a definition has a random value for each argument."""
+    """Return a random value per argument for an undefined function."""
     digest = hashlib.sha256(f"{node.value}({','.join(arguments)})".encode()).digest()
     return 1 + mpmath.mpf(int.from_bytes(digest[:16], "big")) / 2**128
 

@@ -1,9 +1,9 @@
-r"""Formulas as trees: LaTeX or plain mathematics, read as it is written. Nothing is evaluated here.
+r"""Parser of formulas from LaTeX or plain mathematics to trees. Nothing is evaluated here.
 
-The grammar is small and has no guesses: what stands side by side is multiplied (but for ``1\frac{1}{2}`` alone),
-``e``, ``i`` and ``\pi`` are the constants, ``f``, ``g``, ``F``, ``G`` and letters with a prime before a parenthesis are
-functions, a subscript belongs to the name. Sums, integrals and their like are kept as they are. A text outside of the
-grammar raises :class:`FormulaError`.
+The grammar is small and unambiguous: adjacent factors are multiplied (except ``1\frac{1}{2}``), ``e``, ``i`` and
+``\pi`` are constants, ``f``, ``g``, ``F``, ``G`` and primed letters before a parenthesis are functions, and a subscript
+is part of the name. Sums, integrals and the like stay unevaluated. A text outside of the grammar raises
+:class:`FormulaError`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _MAX_TOKENS = 1_500
 
 @lru_cache(maxsize=1024)
 def parse_formula(text: str) -> Node:
-    """The tree of a formula in canonical spelling (:mod:`rlcore.rewards.mathematics.spelling`).
+    """Parse a formula in canonical spelling (:mod:`rlcore.rewards.mathematics.spelling`).
 
     Raises:
-        FormulaError: it is outside of the grammar.
+        FormulaError: It is outside of the grammar.
     """
     tokens = [token for token in _TOKEN.findall(text) if not token.isspace() and token not in ("\\ ", "~")]
     if not tokens or len(tokens) > _MAX_TOKENS:
@@ -53,20 +53,20 @@ def parse_formula(text: str) -> Node:
 
 
 class _Reader:
-    """A reader by recursive descent; ``stops`` are the brackets that close what is open."""
+    """Recursive descent parser. ``stops`` are the brackets that close open ones."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        self._tokens, self._place = tokens, 0
+        self._tokens, self._position = tokens, 0
         self._bars = 0  # open |
         self._bound: frozenset[str] = frozenset()  # variables of sums
 
     @property
     def next(self) -> str:
-        """The token that comes, empty at the end."""
-        return self._tokens[self._place] if self._place < len(self._tokens) else ""
+        """Next token, empty at the end."""
+        return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def sum(self) -> Node:
-        """Terms with + and - between them."""
+        """Parse terms separated by + and -."""
         terms = [self._term()]
         while self.next in ("+", "-"):
             sign = self._take()
@@ -78,39 +78,39 @@ class _Reader:
         token = self.next
         if not token or (wanted and token != wanted):
             raise FormulaError(f"expected {wanted or 'more'}, found {token!r}")
-        self._place += 1
+        self._position += 1
         return token
 
     def _term(self) -> Node:
-        """Products and quotients from left to right; what stands side by side binds tighter."""
+        """Parse products and quotients from left to right; adjacent factors bind tighter."""
         if self.next in ("+", "-"):
             sign = self._take()
             inner = self._term()
             return inner if sign == "+" else negative(inner)
-        node = self._side_by_side()
+        node = self._adjacent()
         while self.next in ("*", "/", ":"):
             operator = self._take()
             is_negative = False
             while self.next in ("+", "-"):
                 is_negative ^= self._take() == "-"
-            right = self._side_by_side()
+            right = self._adjacent()
             right = negative(right) if is_negative else right
             node = mul(node, right if operator == "*" else power(right, number(-1)))
         return node
 
-    def _side_by_side(self) -> Node:
-        start = self._place
+    def _adjacent(self) -> Node:
+        start = self._position
         factors = [self._postfix()]
         while self._begins_factor():
-            if _NUMBER.match(self.next) and _NUMBER.match(self._tokens[self._place - 1]):
-                raise FormulaError("two numbers side by side")
+            if _NUMBER.match(self.next) and _NUMBER.match(self._tokens[self._position - 1]):
+                raise FormulaError("two adjacent numbers")
             factors.append(self._postfix())
-        if len(factors) == 2 and (mixed := self._mixed(factors, self._tokens[start : self._place])) is not None:
+        if len(factors) == 2 and (mixed := self._mixed(factors, self._tokens[start : self._position])) is not None:
             return mixed
         return mul(*factors)
 
     def _mixed(self, factors: Sequence[Node], tokens: Sequence[str]) -> Node | None:
-        r"""``1\frac{1}{2}``: an integer before a fraction of two digits below one."""
+        r"""Parse ``1\frac{1}{2}``: an integer before a fraction of two digits below one."""
         whole, part = factors
         if not tokens[0].isdecimal() or tokens[1] != "\\frac" or part.kind != "mul" or len(part.args) != 2:
             return None
@@ -164,7 +164,7 @@ class _Reader:
         return Node("call", calls[opening], (inner,)) if opening in calls else inner
 
     def _argument(self, *, whole_number: bool = False) -> Node:
-        r"""What a command takes: a group, or one digit, letter or command (``\frac12``)."""
+        r"""Parse the argument of a command: a group, or one digit, letter or command (``\frac12``)."""
         if self.next == "{":
             return self._group(self._take())
         if self.next == "-" and whole_number:  # x^-1
@@ -174,7 +174,7 @@ class _Reader:
             return self._group(self._take())
         if not whole_number and _NUMBER.match(self.next) and len(self.next) > 1:
             digit, rest = self.next[0], self.next[1:]
-            self._tokens = [*self._tokens[: self._place], digit, rest, *self._tokens[self._place + 1 :]]
+            self._tokens = [*self._tokens[: self._position], digit, rest, *self._tokens[self._position + 1 :]]
             self._take()
             return number(int(digit)) if digit.isdecimal() else self._fail("a decimal as an argument")
         return self._atom()
@@ -183,7 +183,7 @@ class _Reader:
         raise FormulaError(text)
 
     def _raw(self) -> str:
-        """The text of a group or of one token: a subscript, a word."""
+        """Return the text of a group or of one token: a subscript, a word."""
         if self.next != "{":
             return self._take()
         self._take()
@@ -195,7 +195,7 @@ class _Reader:
         return " ".join(words[:-1])
 
     def _name(self, letters: str) -> Node:
-        """A variable with its subscript and primes; a function where an argument follows."""
+        """Parse a variable with its subscript and primes; a function if an argument follows."""
         if letters in ("e", "i") and letters not in self._bound and self.next not in ("_", "'"):
             return Node("constant", letters)
         name = letters
@@ -252,7 +252,7 @@ class _Reader:
         return node if exponent is None or is_inverse else power(node, exponent)
 
     def _bare_argument(self) -> Node:
-        r"""``\sin 2x`` and ``\sin x \cos x``: up to an operator or another function."""
+        r"""Parse an argument without brackets, up to an operator or another function: ``\sin 2x``, ``\sin x \cos x``."""
         if self.next == "-":
             self._take()
             return negative(self._bare_argument())
@@ -273,7 +273,7 @@ class _Reader:
         return Node("call", name, tuple(arguments))
 
     def _big(self, name: str) -> Node:
-        r"""``\sum_{k=1}^n``: body, first and last value of the variable. Else its bounds as text, and the body."""
+        r"""Parse ``\sum_{k=1}^n``: body, first and last value of the variable; else bounds as text, and body."""
         bounds = ["", ""]
         while self.next in ("_", "^"):
             place = int(self._take() == "^")

@@ -1,7 +1,7 @@
-r"""What an answer is: a value, a list, a tuple, an interval, a relation, words. Read from text, compared elsewhere.
+"""Parser of answers: a value, a list, a tuple, an interval, a relation, words.
 
-Splitting is by brackets and a few signs; formulas are left to :mod:`rlcore.rewards.mathematics.reader`. A text that is
-nothing else is compared as text, spelled canonically.
+Texts are split at brackets and a few signs; formulas are parsed by :mod:`rlcore.rewards.mathematics.reader`. Any other
+text is compared as text in canonical spelling.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlcore.rewards.mathematics.structures import (
     Value,
 )
 from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import apart, parse_quantity, scale_words
+from rlcore.rewards.units import parse_quantity, scale_words, separate_unit
 
 _AND_OR = re.compile(r"(?:,? ?(?:\\text\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])),?)")
 _LIST = re.compile(rf"{_AND_OR.pattern}|[,;]")
@@ -65,22 +65,22 @@ _SETS = {r"\mathbb{R}": "reals", r"\emptyset": "empty", r"\{\}": "empty", r"\{ \
 
 @lru_cache(maxsize=512)
 def read(text: str, *, is_reference: bool = False) -> Item:
-    """What a text is. A reference may name its value by any expression of letters, an answer by a name alone."""
+    """Parse a text. A reference may name its value by any expression of letters, an answer only by a name."""
     return _Reading(is_reference).whole(canonical(text))
 
 
 class _Reading:
-    """The rules of reading, for a reference or for an answer."""
+    """Parsing rules for a reference or an answer."""
 
     def __init__(self, is_reference: bool) -> None:
         self._is_reference = is_reference
 
     def whole(self, text: str) -> Item:
-        """A whole answer."""
+        """Parse a whole answer."""
         inside = re.fullmatch(r"\\text\{([^{}]*)\}", text)
         text = _CHOSEN.sub("", inside.group(1).strip() if inside else text, count=1)
         if text.startswith("{") and encloses(text):
-            text = rf"\{{{text[1:-1]}\}}"  # braces without a backslash, as people write a set
+            text = rf"\{{{text[1:-1]}\}}"  # a set in braces without backslashes
         if parse_number(text) is not None:
             return self.value(text)
         notation = read_notation(text)
@@ -93,7 +93,7 @@ class _Reading:
         return self._groups(text) or self._list(text)
 
     def _groups(self, text: str) -> Items | None:
-        """``x = 1, y = 2; x = 3, y = 4``."""
+        """Parse ``x = 1, y = 2; x = 3, y = 4``."""
         groups = split_top(text, _SEMICOLON)[0]
         if len(groups) == 1 or not all("," in group for group in groups):
             return None
@@ -121,7 +121,7 @@ class _Reading:
         return Items("list", tuple(items), "or" if "or" in words else "and" if words else "")
 
     def part(self, text: str) -> Item:
-        """One item of a list: a relation, a set, a value."""
+        """Parse one item of a list: a relation, a set, a value."""
         text = text.strip()
         sides, operators = split_top(text, _ORDER)
         signs = [operator.removeprefix("\\") for operator in operators]
@@ -143,7 +143,7 @@ class _Reading:
         return Relation(tuple(signs), tuple(self.set_of(side) for side in sides))
 
     def set_of(self, text: str) -> Item:
-        """Unions, differences, or one set, tuple, ratio or value."""
+        """Parse unions, differences, or one set, tuple, ratio or value."""
         text = text.strip()
         notation = read_notation(text)
         if notation is not None:
@@ -176,7 +176,7 @@ class _Reading:
         return self._set(inside) if opening == "\\{" else self._span(text, inside, opening, closing)
 
     def value(self, text: str) -> Item:
-        """A formula; where it is none, a text."""
+        """Parse a formula, or else a text."""
         letter = _LETTER.fullmatch(text)
         if letter is not None:
             return Text(letter.group(1) or letter.group(2))
@@ -186,7 +186,7 @@ class _Reading:
             return self._both_signs(text)
         if _WORDS.fullmatch(text) and max(map(len, re.split(r"[ '-]", text))) >= 3:
             return Text(key(text))
-        quantity = parse_quantity(apart(text))
+        quantity = parse_quantity(separate_unit(text))
         if quantity is not None:
             return Value(number(quantity.value), text, quantity.is_percent)
         unit = _UNIT.search(text)
@@ -199,7 +199,7 @@ class _Reading:
             return Text(key(text))
 
     def _set(self, inside: str) -> Item:
-        """``{1, 2}``, or ``{x | x > 3}``."""
+        """Parse ``{1, 2}``, or ``{x | x > 3}``."""
         parts, bars = split_top(inside, _CONDITION)
         if len(parts) == 2 and bars and (name := parts[0].strip()) and parts[1].strip():
             variable = name.split("\\in")[0].strip()
@@ -243,7 +243,7 @@ class _Reading:
         return Grid(tuple(tuple(self.value(cell.strip()) for cell in row.split("&")) for row in rows))
 
     def _cases(self, inside: str) -> Item:
-        """A system of equations, or what holds under which condition."""
+        """Parse a system of equations, or values with conditions."""
         rows = [[cell.strip(" ,;.") for cell in row.split("&")] for row in inside.split(ROW_END) if row.strip()]
         if all(len(row) == 1 for row in rows):
             return Items("list", tuple(self.part(row[0]) for row in rows), "and")
@@ -251,7 +251,7 @@ class _Reading:
         return Items("set", tuple(Items("tuple", pair) for pair in pairs))
 
     def _both_signs(self, text: str) -> Item:
-        r"""``2 \pm \sqrt3`` is two values; several signs are all their combinations, ``\mp`` the other one."""
+        r"""Parse ``2 \pm \sqrt3`` as two values; several signs as all combinations, ``\mp`` as the opposite sign."""
         found = _SIGNS.findall(text)
         if len(found) > _MAX_SIGNS:
             return Text(key(text))
@@ -278,7 +278,7 @@ class _Reading:
 
 
 def _end(item: Item) -> Node | bool | None:
-    """The end of an interval: a formula, None for an infinite one, False for what is none."""
+    """Return the end of an interval: a formula, None if infinite, False if invalid."""
     if not isinstance(item, Value):
         return Node("symbol", item.text) if isinstance(item, Text) and _LETTER.fullmatch(item.text) else False
     text = item.text.replace(" ", "").lstrip("+-")

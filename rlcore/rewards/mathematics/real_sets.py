@@ -1,4 +1,4 @@
-"""Sets of real numbers: intervals, points, inequalities in one variable, and their unions, compared exactly."""
+"""Sets of real numbers (intervals, points, inequalities in one variable, unions), compared exactly."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _CLOSED = {"<": False, ">": False, "le": True, "ge": True}
 
 @dataclass(frozen=True, slots=True)
 class RealSet:
-    """A set of real numbers, and the name of the one that lies in it, if there is one."""
+    """Set of real numbers, with the name of the variable that it contains, or ""."""
 
     name: str
     item: Item
 
 
 def as_real_set(item: Item, *, is_reference: bool) -> RealSet | None:
-    """The set that an interval, an inequality, a membership or a union states; None for anything else.
+    """Return the set of an interval, inequality, membership or union; None for anything else.
 
-    Of a reference ``|x| < 2`` is a set for x too. An answer has to solve for its variable.
+    For a reference, ``|x| < 2`` is a set for x too. An answer must be solved for its variable.
     """
     if isinstance(item, Named):
         inside = as_real_set(item.item, is_reference=is_reference)
-        if inside is not None and not item.name:  # {x | x > 3}, by whatever letter
+        if inside is not None and not item.name:  # {x | x > 3}, with any letter
             return RealSet("", inside.item)
         return None if inside is None or inside.name not in ("", item.name) else RealSet(item.name, inside.item)
     if isinstance(item, Relation):
@@ -46,7 +46,7 @@ def as_real_set(item: Item, *, is_reference: bool) -> RealSet | None:
 
 
 def equal_sets(reference: RealSet, answer: RealSet) -> bool:
-    """True if two sets are equal, and name the same variable where both name one."""
+    """Return True if two sets are equal, and name the same variable if both name one."""
     if reference.name and answer.name and reference.name != answer.name:
         return False
     ends = [*_ends(reference.item), *_ends(answer.item)]
@@ -58,7 +58,7 @@ def equal_sets(reference: RealSet, answer: RealSet) -> bool:
 
 
 def _of_relation(relation: Relation, is_reference: bool) -> RealSet | None:
-    """``a < x <= b``, ``x > a``, ``x != a``: one side is the variable, the others are its bounds."""
+    """Return the set of ``a < x <= b``, ``x > a``, ``x != a``: one side is the variable, the others are bounds."""
     operators, sides = relation.operators, relation.sides
     if not set(operators) <= set(_FLIPPED) or len(sides) > 3:
         return None
@@ -95,7 +95,7 @@ def _half_line(bound: Item, sign: str) -> Item | None:
 
 
 def _as_span(item: Item) -> Item:
-    """Two half lines as one interval."""
+    """Return two half lines as one interval."""
     if isinstance(item, Combined) and item.operation == "&":
         pair = (item.left, item.right)
         if all(isinstance(half, Span) for half in pair):
@@ -107,7 +107,7 @@ def _as_span(item: Item) -> Item:
 
 
 def _without_bars(name: str, item: Item) -> RealSet:
-    """The set for ``x`` of a set for ``|x|``."""
+    """Return the set for ``x`` of a set for ``|x|``."""
     inner = name.strip("|")
     positive = Combined("&", item, Span(number(0), None, True, False))
     return RealSet(inner, Combined("|", positive, _mirrored(positive)))
@@ -125,7 +125,7 @@ def _mirrored(item: Item) -> Item:
 
 
 def _joined(item: Items, is_reference: bool) -> RealSet | None:
-    """``x < 1 or x > 3``."""
+    """Return the set of ``x < 1 or x > 3``."""
     found = [as_real_set(each, is_reference=is_reference) for each in item.items]
     if not all(isinstance(each, Relation | Named) for each in item.items) or any(each is None for each in found):
         return None
@@ -139,7 +139,7 @@ def _joined(item: Items, is_reference: bool) -> RealSet | None:
 
 
 def _name_of(item: Item, is_reference: bool) -> str:
-    """The variable that a side of a relation is; empty for a value."""
+    """Return the variable that a side of a relation is; empty for a value."""
     if isinstance(item, Text):
         return item.text if len(item.text) == 1 else ""
     if not isinstance(item, Value):
@@ -154,7 +154,7 @@ def _name_of(item: Item, is_reference: bool) -> str:
 
 
 def _bound(item: Item) -> Node | None:
-    """A bound of an inequality; None for an infinite one."""
+    """Return a bound of an inequality; None if infinite."""
     if isinstance(item, Text):
         return Node("symbol", item.text)
     assert isinstance(item, Value)
@@ -187,22 +187,22 @@ def _equal_spans(reference: Span, answer: Span) -> bool:
 
 
 class _Cells:
-    """The real line, cut at all ends: points and the open intervals between them, by their place."""
+    """Real line, split at all ends into points and open intervals, in order."""
 
     def __init__(self, ends: Sequence[Node]) -> None:
         values = [(evaluate(end, {}, precision=_PRECISION, real=True), end) for end in ends]
         order: Callable[[tuple[Any, Node], tuple[Any, Node]], int] = lambda a, b: int(mpmath.sign(a[0] - b[0]))  # noqa: E731
-        self._place: dict[Node, int] = {}
+        self._order: dict[Node, int] = {}
         place, previous = -1, None
         for _, end in sorted(values, key=cmp_to_key(order)):
             if previous is None or not equal_values(previous, end):
                 place += 1
-            self._place[end] = place
+            self._order[end] = place
             previous = end
         self._count = place + 1
 
     def of(self, item: Item) -> list[bool]:
-        """Which cells a set has: (-inf, e0), e0, (e0, e1), e1, ... (en, inf)."""
+        """Return which cells a set contains: (-inf, e0), e0, (e0, e1), e1, ... (en, inf)."""
         cells = range(2 * self._count + 1)
         if isinstance(item, Combined):
             left, right = self.of(item.left), self.of(item.right)
@@ -215,13 +215,13 @@ class _Cells:
         if isinstance(item, Known):
             return [item.name == "reals"] * len(cells)
         if isinstance(item, Span):
-            low = -1 if item.low is None else 2 * self._place[item.low] + 1
-            high = len(cells) if item.high is None else 2 * self._place[item.high] + 1
+            low = -1 if item.low is None else 2 * self._order[item.low] + 1
+            high = len(cells) if item.high is None else 2 * self._order[item.high] + 1
             return [
                 low < cell < high or (cell == low and item.low_closed) or (cell == high and item.high_closed)
                 for cell in cells
             ]
         if isinstance(item, Items):
-            points = {2 * self._place[each.node] + 1 for each in item.items if isinstance(each, Value)}
+            points = {2 * self._order[each.node] + 1 for each in item.items if isinstance(each, Value)}
             return [cell in points for cell in cells]
         raise UndefinedError

@@ -1,4 +1,4 @@
-"""Equality of equations and inequalities that are no sets of numbers."""
+"""Equality of equations and inequalities that are not sets of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIRRORED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "=": "=", "ne": "ne"}
 
 
 def equal_relations(equals: Equal, reference: Relation, answer: Relation) -> bool:
-    """The same chain, read from either end, each difference of sides up to a constant factor."""
+    """Return True for equal chains, read in either direction, with differences of sides equal up to a constant."""
     if reference.operators != answer.operators or reference.operators[0] in "<leg>":
         mirrored = Relation(tuple(_MIRRORED[one] for one in answer.operators[::-1]), answer.sides[::-1])
         answer = mirrored if answer.operators != reference.operators else answer
@@ -30,7 +30,7 @@ def equal_relations(equals: Equal, reference: Relation, answer: Relation) -> boo
         )
     nodes = [side.node for side in sides if isinstance(side, Value)]
     if not free_symbols(difference(*nodes[:2])) or equal_values(nodes[0], nodes[1]):
-        return _same_texts(reference, answer)  # it says nothing of a variable: all true equations would be one
+        return _same_texts(reference, answer)  # without a variable, all true equations would be equal
     return _proportional(difference(*nodes[:2]), difference(*nodes[2:]), reference.operators[0])
 
 
@@ -42,7 +42,7 @@ def _same_texts(reference: Relation, answer: Relation) -> bool:
 
 
 def _proportional(first: Node, second: Node, operator: str) -> bool:
-    """True if two differences are each other's multiple by a constant; by a positive one in an inequality."""
+    """Return True if two differences are equal up to a constant factor, which is positive for an inequality."""
     if equal_values(first, second):
         return True
     point = {name: Fraction(7 * place + 3, 5) for place, name in enumerate(sorted(free_symbols(first)), 2)}
@@ -55,7 +55,7 @@ def _proportional(first: Node, second: Node, operator: str) -> bool:
 
 
 def _ratio_at(first: Node, second: Node, point: dict[str, Fraction]) -> Fraction | None:
-    """The ratio of two rational functions at a point."""
+    """Return the ratio of two rational functions at a point."""
     values = []
     for node in (first, second):
         value = exact_rational(_placed(node, point))
@@ -74,7 +74,7 @@ def _placed(node: Node, point: dict[str, Fraction]) -> Node:
 
 
 def as_relation(named: Named) -> Relation | None:
-    """``y = 2x`` as an equation; None where the name is no formula."""
+    """Return ``y = 2x`` as an equation; None if the name is not a formula."""
     try:
         left = Value(parse_formula(named.name), named.name)
     except FormulaError:

@@ -1,4 +1,4 @@
-"""Rational numbers and functions modulo primes, by which they are compared without computing them."""
+"""Residues of rational numbers and functions modulo primes, which compare them without computing them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NUM_PRIMES, _PRIME_BITS = 2, 128
 
 
 class NotRationalError(Exception):
-    """The formula is no rational function."""
+    """Formula that is not a rational function."""
 
 
 def constant_free_key(node: Node) -> int:
-    """A number that formulas share which are each other's multiple by a constant; of roots, a hash of the spelling."""
+    """Return a number that constant multiples of a formula share; for roots, a hash of the spelling."""
     prime = (1 << 127) - 1
     try:
         first, second = (residue(node, prime, _Salt(salt)) for salt in ("first", "second"))
@@ -31,11 +31,11 @@ def constant_free_key(node: Node) -> int:
 
 
 def residue(node: Node, prime: int, salt: _Salt) -> int:
-    """The value modulo a prime, with a random residue for each variable and each function without a definition.
+    """Return the value modulo a prime, with a random residue for each variable and undefined function.
 
     Raises:
-        NotRationalError: the formula has a root, a sine, a variable in an exponent.
-        UndefinedError: a division by zero, or 0^0.
+        NotRationalError: The formula has a root, a sine, or a variable in an exponent.
+        UndefinedError: A division by zero, or 0^0.
     """
     if node.kind == "number":
         return _quotient(Fraction(node.value), prime)
@@ -54,13 +54,13 @@ def residue(node: Node, prime: int, salt: _Salt) -> int:
 
 
 class _Salt:
-    """Random residues by name; other ones for another salt."""
+    """Random residues by name, which depend on the salt."""
 
     def __init__(self, salt: str) -> None:
         self._salt = salt
 
     def draw(self, name: str, prime: int) -> int:
-        """The residue of a name."""
+        """Return the residue of a name."""
         return int.from_bytes(hashlib.sha256(f"{self._salt}:{name}".encode()).digest(), "big") % prime
 
 
@@ -89,10 +89,10 @@ def _call_residue(node: Node, prime: int, salt: _Salt) -> int:
 
 
 def natural(node: Node) -> int:
-    """The value of a constant that is a natural number.
+    """Return the value of a constant that is a natural number.
 
     Raises:
-        NotRationalError: it is none, or is not known.
+        NotRationalError: It is not, or is unknown.
     """
     value = exact_rational(node)
     if value is None or value.denominator != 1 or value < 0:
@@ -113,11 +113,11 @@ def _quotient(value: Fraction, prime: int) -> int:
 
 
 def equal_residues(reference: Node, answer: Node, seed: random.Random) -> bool:
-    """True if two rational functions are equal, modulo random primes at random points.
+    """Return True if two rational functions are equal modulo random primes at random points.
 
     Raises:
-        NotRationalError: one of them is no rational function.
-        UndefinedError: a division by zero, or 0^0.
+        NotRationalError: One of them is not a rational function.
+        UndefinedError: A division by zero, or 0^0.
     """
     for _ in range(_NUM_PRIMES):
         prime = int(nextprime(seed.getrandbits(_PRIME_BITS) | 1 << (_PRIME_BITS - 1)))

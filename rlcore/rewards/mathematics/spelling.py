@@ -1,6 +1,6 @@
-r"""One spelling for what people and models write in several: ``−``, ``\dfrac``, ``\left(``, ``\mathrm{e}``, ``≤``.
+r"""Canonical spelling of equivalent notations: ``−``, ``\dfrac``, ``\left(``, ``\mathrm{e}``, ``≤``.
 
-Two steps. :func:`plainly` mends characters, and is for any text of an answer. :func:`canonical` rewrites LaTeX for
+:func:`plainly` normalizes the characters of any answer. :func:`canonical` rewrites LaTeX for
 :mod:`rlcore.rewards.mathematics.formula` and :mod:`rlcore.rewards.mathematics.structures`. Both take linear time.
 """
 
@@ -151,11 +151,11 @@ _TRIG = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\{,\}|\\,|,\\! ?)[0-9]{3})+(?![0-9])")
 _DOLLAR = "¤"
 ROW_END = "¶"
-"""What ends a row of a matrix in canonical spelling."""
+"""Row separator of a matrix in canonical spelling."""
 
 
 def plainly(text: str) -> str:
-    """An answer in plain characters: one minus sign, one comma, LaTeX for mathematical signs; digits as they are."""
+    """Write an answer in plain characters: one minus sign, one comma, LaTeX for signs; digits stay unchanged."""
     text = _SQUARED.sub(_unpacked, text.translate(_CHARACTERS))
     text = _ROOT.sub(lambda match: rf"\sqrt{{{match.group(1) or match.group(2)}}}", text)
     text = _ABOVE_BELOW.sub(_above_below, _DOTS.sub(r"\1\\ldots", _COLOUR.sub(r"\1", text)))
@@ -165,7 +165,7 @@ def plainly(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """A formula in the spelling of the grammar; what has no such spelling is left as it is."""
+    """Write a formula in the spelling of the grammar; other text stays unchanged."""
     text = _EMPTY_DELIMITER.sub("", plainly(text)).replace("**", "^").replace("{:}", ":")
     text = text.replace(r"\$", _DOLLAR).replace("$", "").replace(_DOLLAR, "$")
     has_rows = "matrix" in text or "array" in text or "cases" in text
@@ -191,12 +191,12 @@ def canonical(text: str) -> str:
 
 
 def without_degrees(text: str) -> str:
-    r"""A formula without ``^\circ``."""
+    r"""Remove ``^\circ`` from a formula."""
     return _DEGREES.sub(" ", text).strip()
 
 
 def _unpacked(match: re.Match[str]) -> str:
-    """A unit in one character as its letters: ``㎏``, and ``㎡`` with an exponent."""
+    """Write a unit in one character as letters: ``㎏``, and ``㎡`` with an exponent."""
     return re.sub("([a-z]+)([23])", r"\\text{\1}^\2", unicodedata.normalize("NFKC", match.group()))
 
 
@@ -212,7 +212,7 @@ def _above_below(match: re.Match[str]) -> str:
 
 
 def _styled(match: re.Match[str]) -> str:
-    r"""``\mathrm{e}`` is e, and so is ``\text{e}``; words stay words."""
+    r"""Remove styles of letters: ``\mathrm{e}`` and ``\text{e}`` are e; words stay text."""
     inside = match.group(2).strip()
     is_letter = len(inside) == 1 and (match.group(1) not in ("text", "mathrm", "mbox") or inside in "eidABCDEFGHIJ")
     if not inside or is_letter or re.fullmatch(r"[-+0-9.,() ]+|\([A-Za-z]\)|\\[A-Za-z]+", inside):
@@ -223,7 +223,7 @@ def _styled(match: re.Match[str]) -> str:
 
 
 def _called(text: str, name: str, command: str) -> str:
-    r"""``\sqrt(x)`` as ``\sqrt{x}``, and ``\exp(x)`` as ``e^{x}``: by matching brackets, from the right."""
+    r"""Write ``\sqrt(x)`` as ``\sqrt{x}``, and ``\exp(x)`` as ``e^{x}``, matching brackets from the right."""
     at = text.rfind(name)
     for _ in range(40):
         if at < 0:
@@ -242,7 +242,7 @@ def _called(text: str, name: str, command: str) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the bracket closes that opens at ``start``; -1 where it does not."""
+    """Return the index at which the bracket of ``start`` closes; -1 if it does not."""
     depth = 0
     for place in range(start, len(text)):
         depth += (text[place] in "([{") - (text[place] in ")]}")

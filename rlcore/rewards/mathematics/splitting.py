@@ -1,4 +1,4 @@
-"""Texts of formulas taken apart by their brackets, and spelled for comparison."""
+"""Splitting of formulas by their brackets, and their spelling for comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def split_top(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """The parts of ``text`` between matches of ``pattern`` outside of brackets, and the matches."""
+    """Split ``text`` at matches of ``pattern`` outside of brackets; return the parts and the matches."""
     parts, found, depth, start, place = [], [], 0, 0, 0
     while place < len(text):
         match = pattern.match(text, place) if depth == 0 else None
@@ -24,12 +24,12 @@ def split_top(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]
 
 
 def is_prose(part: str) -> bool:
-    """True if a part of a list has many words."""
+    """Return True if a part of a list has many words."""
     return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", part))) > 6
 
 
 def encloses(text: str) -> bool:
-    """True if the bracket at the start closes at the end."""
+    """Return True if the bracket at the start closes at the end."""
     depth = 0
     for place, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
@@ -39,7 +39,7 @@ def encloses(text: str) -> bool:
 
 
 def key(text: str) -> str:
-    """A text for comparison: words without case, formulas without blanks."""
+    """Return a text for comparison: words case-folded, formulas without blanks."""
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
     is_prose = re.search(r"[A-Za-z]{3,}", re.sub(r"\\[A-Za-z]+", "", text)) is not None
     text = re.sub(r"\{([A-Za-z0-9+*-])\}", r"\1", text).replace("\\mid", "|")

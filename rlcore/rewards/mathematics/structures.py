@@ -1,4 +1,4 @@
-"""What an answer can be: a value, a list, a tuple, an interval, a relation, words."""
+"""Kinds of answers: a value, a list, a tuple, an interval, a relation, words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcore.rewards.mathematics.notations import Notation
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A formula, and whether it has a percent sign."""
+    """Formula, and True if it has a percent sign."""
 
     node: Node
     text: str
@@ -19,24 +19,24 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Something that is compared as text."""
+    """Item that is compared as text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """``(E) 12``: the letter of a choice, and what it says."""
+    """Choice ``(E) 12``: its letter and its content."""
 
     letter: str
-    says: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Several: a ``list``, a ``set``, a ``tuple``, a ``vector`` (in square brackets), a ``group`` (``x=1, y=2;``).
+    """Several items: ``list``, ``set``, ``tuple``, ``vector`` (in square brackets), or ``group`` (``x=1, y=2;``).
 
-    ``joined``: a list with ``and`` or ``or`` in it.
+    ``joined`` is the ``and`` or ``or`` in a list.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """An interval; an end of None is infinite. ``is_pair``: ``(a, b)``, which may be a pair as well."""
+    """Interval; an end of None is infinite. ``pair`` is ``(a, b)`` as a tuple, which it may also mean."""
 
     low: Node | None
     high: Node | None
@@ -57,7 +57,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """Sets and what is done with them: ``|`` union, ``&`` intersection, ``-`` difference."""
+    """Operation on sets: ``|`` union, ``&`` intersection, ``-`` difference."""
 
     operation: str
     left: Item
@@ -81,7 +81,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """``x = 5``, ``(x,y) = (1,2)``, ``x \\in [1,2]``: the name, and what it is."""
+    r"""Name with its item: ``x = 5``, ``(x,y) = (1,2)``, ``x \\in [1,2]``."""
 
     name: str
     item: Item
@@ -89,7 +89,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """``\\frac56 \\approx 0.833``: a value and its approximation as it is written."""
+    r"""Value with its approximation as written: ``\\frac56 \\approx 0.833``."""
 
     item: Item
     approximation: str
@@ -97,7 +97,7 @@ class Rounded:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix."""
+    """Matrix."""
 
     rows: tuple[tuple[Item, ...], ...]
 

@@ -1,8 +1,8 @@
-r"""Is an expression worked out? It does nothing in vain, and where the problem asks for another form, it has that form.
+"""Check that an expression is evaluated: it has no redundant operation, and the form that the problem asks for.
 
-A problem asks for another form where one of its formulas equals the reference and is built otherwise: "expand
-``(x+1)^2``". Then an answer is built as the reference is: expanded, with the same factors up to constants, with no more
-terms, no larger numbers under a root and no other functions. Otherwise any form is right.
+A problem asks for another form if one of its formulas equals the reference and has another structure: "expand
+``(x+1)^2``". Then an answer must have the structure of the reference: expanded, with equal factors up to constants, no
+more terms, no larger numbers under a root, and no other functions. Otherwise any form is accepted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlcore.rewards.mathematics.structures import Item, Named, Relation, Value
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.units import parse_quantity
 
-# Operations that do nothing, as they are written: 1\cdot x, 1(x+1), x^1, x/1.
+# Operations without effect: 1\cdot x, 1(x+1), x^1, x/1.
 _IN_VAIN = re.compile(
     r"(?<![0-9.^_])1 ?(?:\*|\()|\* ?1(?![0-9.])|(?<![0-9.])0 ?[+*]|\^ ?(?:[01](?![0-9.])|\{ ?[01] ?\})|/ ?1(?![0-9.])"
     r"|\\frac ?\{[^{}]*\} ?\{ ?1 ?\}"
@@ -35,7 +35,7 @@ _PARTS = ("item", "items", "sides", "left", "right", "pair", "rows")
 
 
 def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
-    """True if an answer that equals the reference does nothing in vain, and has the form that the problem asks for."""
+    """Return True if an answer equal to the reference has no redundant operation, and the requested form."""
     ours, theirs = _bare(read(reference, is_reference=True)), _bare(read(answer))
     if _has_open_division(theirs) and not _has_open_division(ours):
         return False
@@ -60,20 +60,20 @@ def _bare(item: Item) -> Item:
 
 
 def _new_names(answer: Node, reference: Node) -> frozenset[str]:
-    """The variables that the reference does not have; a small c is its C."""
+    """Return the variables that the reference lacks; a lower-case c is its C."""
     ours = free_symbols(reference)
     return free_symbols(answer) - ours - ({"c"} if "C" in ours else set())
 
 
 def _has_open_number(reference: Item, answer: Item) -> bool:
-    """True if a reference is made of numbers, and one in the answer is not worked out: ``\\pm\\sqrt4``."""
+    r"""Return True if a reference consists of numbers, and the answer has an unevaluated one: ``\\pm\\sqrt4``."""
     ours = list(_leaves(reference))
     theirs = [leaf for leaf in _leaves(answer) if not free_symbols(leaf) and not is_infinite(leaf)]
     return bool(ours) and all(map(_is_number, ours)) and not all(map(_is_number, theirs))
 
 
 def _leaves(item: object) -> Iterator[Node]:
-    """The formulas that a list, a set or an interval consists of."""
+    """Yield the formulas of a list, a set or an interval."""
     if isinstance(item, Node):
         yield item
     elif isinstance(item, Value):
@@ -85,14 +85,14 @@ def _leaves(item: object) -> Iterator[Node]:
 
 
 def _is_number(node: Node) -> bool:
-    """True for a number that is worked out: ``2``, ``-3/4``; not ``\\sqrt4``, ``2^2``, ``1+1``."""
+    r"""Return True for an evaluated number: ``2``, ``-3/4``; not ``\\sqrt4``, ``2^2``, ``1+1``."""
     powers = [part.args for part in walk(node) if part.kind == "pow"]
     is_left = any(exact_rational(exponent) != -1 and exact_rational(base) != 10 for base, exponent in powers)
     return not is_left and exact_rational(node) is not None and not _idle(node)
 
 
 def _has_open_division(item: object) -> bool:
-    """True if a number anywhere in an answer is a fraction that is not in lowest terms: ``x < 8/2``."""
+    """Return True if an answer has a fraction that is not in lowest terms: ``x < 8/2``."""
     if isinstance(item, Value):
         number = parse_number(item.text)
         return number is not None and not number.is_evaluated
@@ -101,7 +101,7 @@ def _has_open_division(item: object) -> bool:
 
 
 def _idle(node: Node) -> frozenset[str]:
-    """What is left to be done or does nothing: sums of numbers, terms that cancel, powers of powers."""
+    """Return the redundant operations: sums of numbers, terms that cancel, powers of powers."""
     found = set()
     for part in walk(node):
         if part.kind == "add":
@@ -127,7 +127,7 @@ def _idle_in_sum(terms: Sequence[Node]) -> Iterator[str]:
 
 
 def _is_reducible(node: Node) -> bool:
-    """True if whole numbers above and below the line have a common factor."""
+    """Return True if integers in numerator and denominator have a common factor."""
     sides = [1, 1]
     for factor, times in _powers(node):
         value = exact_rational(factor) if factor.kind == "number" else None
@@ -137,7 +137,7 @@ def _is_reducible(node: Node) -> bool:
 
 
 def _numbers_of(product: Node) -> int:
-    """Number of integers but -1 that stand in a product beside each other."""
+    """Return the number of adjacent integers except -1 in a product."""
     return sum(
         factor.kind == "number" and Fraction(factor.value).denominator == 1 and abs(Fraction(factor.value)) > 1
         for factor in product.args
@@ -145,7 +145,7 @@ def _numbers_of(product: Node) -> int:
 
 
 def _cancels(terms: Sequence[Node]) -> bool:
-    """True if two terms of a sum are each other's negative."""
+    """Return True if two terms of a sum are opposite."""
     plain = [term for term in terms if not _is_negative(term)]
     return any(
         term.args[1:] == (other,) or term.args[1:] == other.args
@@ -161,7 +161,7 @@ def _is_negative(term: Node) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_asked_for(reference: Node, formula: Node) -> bool:
-    """True if a formula of the problem equals the reference and is built otherwise."""
+    """Return True if a formula of the problem equals the reference and has another structure."""
     try:
         return _form(reference) != _form(formula) and equal_values(reference, formula)
     except UndefinedError:
@@ -174,7 +174,7 @@ def _form(node: Node) -> tuple[object, ...]:
 
 
 def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
-    """True if an answer is built as the reference is, where the problem's formula is not."""
+    """Return True if an answer has the structure of the reference, where the problem's formula has not."""
     if _calls(answer) - _calls(reference) or _roots_below(answer) > _roots_below(reference):
         return False
     if max(_radicands(answer), default=0) > max(_radicands(reference), default=0):
@@ -197,7 +197,7 @@ def _is_divided(node: Node) -> bool:
 
 
 def _powers(node: Node) -> Iterator[tuple[Node, int]]:
-    """Factors of a product with their whole exponents, negative below the line."""
+    """Yield the factors of a product with integer exponents, negative in the denominator."""
     open_factors = [(node, 1)]
     while open_factors:
         factor, times = open_factors.pop()
@@ -211,7 +211,7 @@ def _powers(node: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _fraction(node: Node) -> tuple[int, ...]:
-    """Numerator and denominator as they stand, by keys that constant factors do not change."""
+    """Return keys of numerator and denominator, which constant factors do not change."""
     sides: list[list[Node]] = [[], []]
     for factor, times in _powers(node):
         sides[times < 0] += [factor] * abs(times)
@@ -219,21 +219,21 @@ def _fraction(node: Node) -> tuple[int, ...]:
 
 
 def _terms(node: Node) -> tuple[Node, ...]:
-    """The terms of a sum, sums in sums taken apart."""
+    """Return the terms of a sum, with nested sums flattened."""
     if node.kind == "mul" and len(node.args) == 2 and _is_negative(node):
         return _terms(node.args[1])
     return tuple(term for each in node.args for term in _terms(each)) if node.kind == "add" else (node,)
 
 
 def _width(node: Node) -> int:
-    """Number of terms when products of sums are multiplied out."""
+    """Return the number of terms after expanding products of sums."""
     if node.kind == "add":
         return sum(map(_width, node.args))
     return math.prod(map(_width, node.args)) if node.kind == "mul" else 1
 
 
 def _is_expanded(node: Node) -> bool:
-    """True if no sum with a variable stands in a product, under a power, or behind a minus."""
+    """Return True if no sum with a variable is in a product, under a power, or after a minus."""
     terms = node.args if node.kind == "add" else (node,)
     return not any(
         part.kind == "add" and free_symbols(part)
@@ -248,7 +248,7 @@ def _is_in_exponent(part: Node, term: Node) -> bool:
 
 
 def _factors(node: Node) -> Counter[tuple[int, bool]]:
-    """The factors with a variable and whether they stand below, each by a key that constant factors do not change."""
+    """Return the factors with a variable and True if in the denominator, by keys that constants do not change."""
     found: Counter[tuple[int, bool]] = Counter()
     for factor, times in _powers(node):
         if free_symbols(factor):
@@ -257,7 +257,7 @@ def _factors(node: Node) -> Counter[tuple[int, bool]]:
 
 
 def _radicands(node: Node) -> frozenset[Fraction]:
-    """The numbers under roots."""
+    """Return the numbers under roots."""
     roots = [part.args for part in walk(node) if part.kind == "pow"]
     values = [(exact_rational(base), exact_rational(exponent)) for base, exponent in roots]
     return frozenset(
@@ -266,7 +266,7 @@ def _radicands(node: Node) -> frozenset[Fraction]:
 
 
 def _roots_below(node: Node) -> int:
-    """Number of roots in denominators."""
+    """Return the number of roots in denominators."""
     below = [part for part in walk(node) if part.kind == "pow" and (exact_rational(part.args[1]) or 0) < 0]
     return sum(bool(_radicands(each)) for each in below)
 
@@ -276,7 +276,7 @@ def _calls(node: Node) -> frozenset[object]:
 
 
 def _keeps_sides(reference: Relation, answer: Item, asked: Item) -> bool:
-    """True if an equation has the reference's own sides, where the problem has the equation in another form."""
+    """Return True if an equation has the reference's sides, if the problem has the equation in another form."""
     if not isinstance(asked, Relation | Named) or not isinstance(answer, Relation):
         return True
     pairs = [(reference.sides, answer.sides), (reference.sides, answer.sides[::-1])]

@@ -15,7 +15,7 @@ import pytest
 
 from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOutput
 from rlcore.environments.environment import wrap_environment
-from rlcore.environments.environment_pool import FEW, MAX_CHARACTERS, EnvironmentPool, episode_seeds
+from rlcore.environments.environment_pool import MAX_CHARACTERS, MIN_FAILURES, EnvironmentPool, episode_seeds
 from rlcore.types import Message, Prompt
 
 
@@ -160,7 +160,7 @@ def test_what_the_policy_did_wrong_it_is_told_and_what_the_environment_did_wrong
 def test_a_call_that_does_not_come_back_fails_its_rollout_and_no_other() -> None:
     worlds, _ = started("a", "b", timeout_seconds=0.3)
     found = worlds.answer({0: call("hang"), 1: call("step", by=1)})
-    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang has not come back after 0.3 s" in found[0].reason
+    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang timed out after 0.3 s" in found[0].reason
     assert found[1] == ToolOutput(text="1")
 
 
@@ -170,10 +170,12 @@ def test_after_more_failures_than_a_batch_may_lose_no_other_call_is_made(
     asked: list[str] = []
     monkeypatch.setattr(Counter, "ended", asked)
     worlds, _ = started(*"abcdefghijkl")
-    found = worlds.answer({key: call("crash") for key in range(FEW + 1)} | {FEW + 1: call("step", by=1)})
-    assert found[FEW + 1] == found[FEW]
+    found = worlds.answer(
+        {key: call("crash") for key in range(MIN_FAILURES + 1)} | {MIN_FAILURES + 1: call("step", by=1)}
+    )
+    assert found[MIN_FAILURES + 1] == found[MIN_FAILURES]
     worlds.close()
-    assert len(asked) == FEW + 1  # it raises each time
+    assert len(asked) == MIN_FAILURES + 1  # it raises each time
 
 
 def test_outside_the_main_thread_an_environment_stays_in_one_thread_and_loses_it_with_a_call_that_hangs() -> None:
@@ -205,7 +207,7 @@ def test_async_methods_wait_at_the_same_time_each_with_its_own_deadline() -> Non
     assert time.monotonic() - began < 3.0  # 61.5 one after another, 1.5 at the same time
     assert (found[0], found[1]) == (ToolOutput(text="waited for a"), ToolOutput(text="waited for b"))
     assert found[2] == ToolOutput(text="error: not for you", is_error=True)
-    assert isinstance(found[3], ToolFailure) and "Counter.wait has not come back after 1.5 s" in found[3].reason
+    assert isinstance(found[3], ToolFailure) and "Counter.wait timed out after 1.5 s" in found[3].reason
     worlds.close()
 
 

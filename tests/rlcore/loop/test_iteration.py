@@ -67,7 +67,7 @@ def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apa
     plain = make_components()
     prompts = [replace(each, dataset="a" if place < 3 else "b") for place, each in enumerate(plain.prompts)]
     paid = WeightedReward([WeightedTerm(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
-    free = WeightedReward([*paid.parts, WeightedTerm(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
+    free = WeightedReward([*paid.terms, WeightedTerm(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
     held_out = HeldOut(prompts=prompts, verifier=free)
     mix = {"prompts": prompts, "mixture_weights": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
     tape = Tape()

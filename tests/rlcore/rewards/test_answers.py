@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from rlcore.rewards.answers import (
     brace_depth,
     clean,
-    closing,
     final_part,
     find_answer,
     last_marked_answer,
     last_number,
     marked_answers,
+    required_prefix,
 )
 from rlcore.types import Rollout
 from tests.quick import within_seconds
@@ -79,11 +79,11 @@ def test_where_the_template_begins_the_thinking_nothing_before_its_end_is_an_ans
 ) -> None:
     prefill = "<think>\n"
     assert find_answer(make_rollout(text), last_number_counts=True, prefill=prefill) is None
-    ended = make_rollout(f"{text}{closing(prefill)} It is \\boxed{{7}}.")
+    ended = make_rollout(f"{text}{required_prefix(prefill)} It is \\boxed{{7}}.")
     assert find_answer(ended, last_number_counts=True, prefill=prefill) == "7"
     again = make_rollout(f"{text}</think> <think> \\boxed{{7}}")
     assert find_answer(again, last_number_counts=True, prefill=prefill) is None
-    assert closing("") == ""
+    assert required_prefix("") == ""
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_outcomes_come_in_the_order_of_the_requests(pool: GraderPool) -> None:
 def test_no_requests_start_nothing() -> None:
     pool = GraderPool("format", timeout_seconds=1.0, num_workers=1)
     assert pool.grade_all([]) == []
-    assert pool._nursery is None
+    assert pool._fork_server is None
 
 
 def test_each_failure_stays_with_its_request(pool: GraderPool) -> None:

@@ -16,9 +16,9 @@ from rlcore.rewards.language import (
     STOP_WORDS,
     LanguageOptions,
     LanguageReward,
+    is_other_language,
     main_script,
-    script_share,
-    speaks_another,
+    script_fraction,
 )
 from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Message, Rollout
@@ -141,8 +141,8 @@ def test_no_word_is_common_in_two_of_the_languages() -> None:
 
 def test_the_parts_by_themselves() -> None:
     assert main_script("123") is None
-    assert script_share("", SCRIPTS["en"]) == 1.0
-    assert not speaks_another(TEXTS["ru"], "ru")
+    assert script_fraction("", SCRIPTS["en"]) == 1.0
+    assert not is_other_language(TEXTS["ru"], "ru")
 
 
 @pytest.mark.parametrize("identifier", ["words", "py3langid"])

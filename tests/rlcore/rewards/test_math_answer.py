@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlcore.data_contracts.adapters.public import gsm8k_demonstrations, gsm8k_prompts
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.math_answer import MathOptions, MathReward, decide
+from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 
@@ -129,7 +129,7 @@ def test_equal_mathematics_is_equal_and_unequal_is_not(math_pool: GraderPool) ->
     ids=lambda text: text[:12],
 )
 def test_what_no_parser_may_see_is_wrong_at_once(answer: str) -> None:
-    assert decide(answer, "x+5", evaluated_only=False) is False
+    assert compare_exact(answer, "x+5", evaluated_only=False) is False
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_what_no_parser_may_see_is_wrong_at_once(answer: str) -> None:
     ],
 )
 def test_with_evaluated_only_an_echo_of_the_problem_is_no_answer(answer: str, reference: str, verdict: bool) -> None:
-    assert decide(answer, reference, evaluated_only=True) is verdict
+    assert compare_exact(answer, reference, evaluated_only=True) is verdict
 
 
 def test_without_evaluated_only_an_expression_needs_the_symbolic_grader() -> None:
-    assert decide("3+4", "7", evaluated_only=False) is None
+    assert compare_exact("3+4", "7", evaluated_only=False) is None
 
 
 BINOMIAL = r"\binom{9999999}{4999999}"  # minutes of arithmetic that no limit on sizes foresees
@@ -159,15 +159,15 @@ TOWERS = ["9^{9^9}", "9^{9^{9^{9}}}", "9**9**9", "2^99999", "2^{-99999}", "9^(9^
 
 @pytest.mark.parametrize("answer", TOWERS)
 def test_a_power_tower_is_wrong_at_once_unless_the_reference_is_one(answer: str) -> None:
-    assert decide(answer, "5", evaluated_only=False) is False
-    assert decide(answer + "+0", answer, evaluated_only=False) is None
+    assert compare_exact(answer, "5", evaluated_only=False) is False
+    assert compare_exact(answer + "+0", answer, evaluated_only=False) is None
 
 
 @pytest.mark.parametrize(
     "answer", ["x^{2}+y^{2}", "10^{3}", "2^{x+1}", "x^2y^2", "5!", "e^{x}", "(x^2)(y^2)", "{x^2}^1"]
 )
 def test_a_common_power_is_left_to_the_grader(answer: str) -> None:
-    assert decide(answer, "x+5", evaluated_only=False) is None
+    assert compare_exact(answer, "x+5", evaluated_only=False) is None
 
 
 def test_an_endless_computation_is_wrong_and_the_next_answers_are_graded(
@@ -200,7 +200,7 @@ def test_grading_works_in_a_thread(reward: MathReward, make_rollout: Callable[..
 def test_plain_numbers_start_no_process(make_rollout: Callable[..., Rollout]) -> None:
     reward = MathReward()
     reward([make_rollout(r"\boxed{1}", "1"), make_rollout(r"\boxed{no idea}", "1")])
-    assert reward._pool._nursery is None
+    assert reward._pool._fork_server is None
 
 
 def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[..., Rollout]) -> None:
@@ -212,12 +212,12 @@ def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[.
 
 @given(st.fractions(), st.fractions())
 def test_two_fractions_are_equal_exactly_when_they_are(first: object, second: object) -> None:
-    assert decide(f"{first}", f"{second}", evaluated_only=False) is (first == second)
+    assert compare_exact(f"{first}", f"{second}", evaluated_only=False) is (first == second)
 
 
 @given(st.text(alphabet="0123456789./%\\{}()[]=+-*^ xfrac,", max_size=30))
 def test_any_answer_is_decided_or_left_to_symbols_without_an_exception(answer: str) -> None:
-    assert decide(answer, "1/2", evaluated_only=False) in (True, False, None)
+    assert compare_exact(answer, "1/2", evaluated_only=False) in (True, False, None)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared/data/gsm8k_train.jsonl is absent")
@@ -237,4 +237,4 @@ def test_people_s_answers_verify_and_a_neighbours_do_not(make_rollout: Callable[
     ring = references * 2
     others = [next(other for other in islice(ring, i, None) if other != own) for i, own in enumerate(references)]
     assert values(worked, others) == [0.0] * 7_473
-    assert reward._pool._nursery is None
+    assert reward._pool._fork_server is None

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.rewards.answers import clean
-from rlcore.rewards.math_answer import MathOptions, MathReward, decide
+from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
 from rlcore.rewards.units import with_percent_sign
 from rlcore.types import Rollout
 from tests.quick import within_seconds
@@ -370,26 +370,26 @@ def variants(value: Fraction | int) -> list[str]:
 
 @given(NUMBERS_AS_PEOPLE_WRITE_THEM)
 def test_every_way_of_writing_a_number_answers_it(value: Fraction) -> None:
-    assert {text: decide(clean(text), str(value), evaluated_only=False) for text in variants(value)} == dict.fromkeys(
-        variants(value), True
-    )
+    assert {
+        text: compare_exact(clean(text), str(value), evaluated_only=False) for text in variants(value)
+    } == dict.fromkeys(variants(value), True)
 
 
 @given(NUMBERS_AS_PEOPLE_WRITE_THEM, NUMBERS_AS_PEOPLE_WRITE_THEM)
 def test_no_way_of_writing_another_number_answers_it(value: Fraction, other: Fraction) -> None:
     if value != other:
-        assert {decide(clean(text), str(value), evaluated_only=False) for text in variants(other)} == {False}
+        assert {compare_exact(clean(text), str(value), evaluated_only=False) for text in variants(other)} == {False}
 
 
 @given(st.text(alphabet="0123456789./%\\{}()[]=+-*^ xfractext,°π", max_size=40))
 def test_any_answer_is_decided_or_left_to_symbols_without_an_exception(answer: str) -> None:
-    assert decide(clean(with_percent_sign(answer)), "1/2", evaluated_only=False) in (True, False, None)
+    assert compare_exact(clean(with_percent_sign(answer)), "1/2", evaluated_only=False) in (True, False, None)
 
 
 @pytest.mark.parametrize("piece", ["5 ", "a", "\\text{ percent", "1 1/", "5}", "\\,", "^", "~"])
 def test_reading_a_quantity_is_quick_for_any_answer(piece: str) -> None:
     with within_seconds():
-        decide(with_percent_sign(piece * (1_400 // len(piece))), "5", evaluated_only=False)
+        compare_exact(with_percent_sign(piece * (1_400 // len(piece))), "5", evaluated_only=False)
         with_percent_sign(piece * 100_000)  # a whole completion may be the answer
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.math_answer import MathOptions, MathReward, decide
-from rlcore.rewards.units import same_size
+from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
+from rlcore.rewards.units import same_magnitude
 from rlcore.types import Message, Rollout
 
 # What stands side by side is a product: the form and its value.
@@ -77,12 +77,12 @@ def test_what_stands_side_by_side_is_multiplied(math_pool: GraderPool) -> None:
     ],
 )
 def test_units_of_one_kind_and_another_size_are_other_answers(answer: str, reference: str, is_right: bool) -> None:
-    assert decide(answer, reference, evaluated_only=True) is is_right
+    assert compare_exact(answer, reference, evaluated_only=True) is is_right
 
 
 def test_the_size_of_a_unit_is_compared_behind_an_expression_too() -> None:
-    assert not same_size(r"2\pi\text{ cm}", r"2\pi\text{ m}")
-    assert same_size(r"2\pi\text{ cm}", r"2\pi")
+    assert not same_magnitude(r"2\pi\text{ cm}", r"2\pi\text{ m}")
+    assert same_magnitude(r"2\pi\text{ cm}", r"2\pi")
 
 
 # What is asked, the reference, an answer, and whether that is worked out.
@@ -217,12 +217,12 @@ def test_where_another_form_is_asked_for_the_problem_in_another_dress_is_wrong(
                r"1.2 \times 10^1", r"12\!", "+ 12", "x = 12", "The answer is 12", r"\$12", "12."],
 )  # fmt: skip
 def test_a_worked_out_number_is_one_however_it_is_dressed(answer: str) -> None:
-    assert decide(answer.rstrip("."), "12", evaluated_only=True) is True
+    assert compare_exact(answer.rstrip("."), "12", evaluated_only=True) is True
 
 
 @pytest.mark.parametrize("answer", ["6+6", "24/2", r"\sqrt{144}", "3(4)", r"\gcd(24,36)", "2^3+4", "12ab", r"\{12\}"])
 def test_a_number_that_is_left_to_be_worked_out_is_none(answer: str) -> None:
-    assert decide(answer, "12", evaluated_only=True) is False
+    assert compare_exact(answer, "12", evaluated_only=True) is False
 
 
 def test_without_evaluated_only_the_same_answers_are_compared_by_their_value(

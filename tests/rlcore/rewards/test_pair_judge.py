@@ -17,7 +17,7 @@ import torch
 
 from rlcore.config import JudgeConfig
 from rlcore.errors import ConfigError, RewardError
-from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions, parse_verdict, verdict_form
+from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions, parse_verdict, verdict_regex
 from rlcore.rewards.pair_judge import FunctionPairJudge, RewardModelPairJudge, judge_both_orders, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.types import Message
@@ -65,7 +65,7 @@ def endpoint(url: str, **options: Any) -> EndpointPairJudge:
 
 
 def function(judge: Callable[..., Any], minutes: float = 1.0) -> FunctionPairJudge:
-    return FunctionPairJudge(judge, "mine:judge", deadline_minutes=minutes)
+    return FunctionPairJudge(judge, "mine:judge", timeout_minutes=minutes)
 
 
 def values(judge: Any, *pairs: Pair) -> list[tuple[float | None, float | None]]:
@@ -123,7 +123,7 @@ def test_verdicts_are_read_exactly_and_the_form_lets_nothing_else_through() -> N
         "<verdict ab>0</verdict>",
     ]
     assert [parse_verdict(text, "ab") for text in texts] == [1.0, 0.0, 0.5, None]
-    assert [bool(re.fullmatch(verdict_form("ab"), text)) for text in texts] == [True, False, False, False]
+    assert [bool(re.fullmatch(verdict_regex("ab"), text)) for text in texts] == [True, False, False, False]
 
 
 def test_an_answer_cannot_give_itself_the_verdict(judged: tuple[Server, str]) -> None:
@@ -154,7 +154,7 @@ def test_what_the_server_counts_is_counted_and_priced(judged: tuple[Server, str]
 def test_a_judge_can_be_held_to_the_form_and_an_answer_too_long_is_not_sent(judged: tuple[Server, str]) -> None:
     state, url = judged
     judge_both_orders(endpoint(url, structured_output=True), [pair("seven", "7")])
-    assert all(body["structured_outputs"] == {"regex": verdict_form(answers_in(body)[0])} for body in state.bodies)
+    assert all(body["structured_outputs"] == {"regex": verdict_regex(answers_in(body)[0])} for body in state.bodies)
     state.bodies.clear()
     (both,) = judge_both_orders(endpoint(url), [pair("x" * 100_001, "7")])
     assert both.forward.value is None

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlcore.rewards.answers import stated
-from rlcore.rewards.math_answer import MathOptions, MathReward, decide
+from rlcore.rewards.answers import extract_stated
+from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 
@@ -176,8 +176,8 @@ def test_the_table_of_verdicts_holds_after_every_marker(
 
 def test_where_the_problem_is_an_expression_its_echo_is_no_answer_in_a_sentence_either() -> None:
     for echo in ("x = 3+4", "The answer is 3+4", "3+4 = 7", "The answer is 14/2"):
-        assert decide(echo, "7", evaluated_only=True) is False
-    assert decide("The answer is 7", "7", evaluated_only=True) is True
+        assert compare_exact(echo, "7", evaluated_only=True) is False
+    assert compare_exact("The answer is 7", "7", evaluated_only=True) is True
 
 
 @pytest.mark.parametrize(
@@ -195,11 +195,11 @@ def test_where_the_problem_is_an_expression_its_echo_is_no_answer_in_a_sentence_
     ],
 )
 def test_what_a_text_states(answer: str, found: str) -> None:
-    assert stated(answer) == found
+    assert extract_stated(answer) == found
 
 
 @pytest.mark.parametrize("piece", ["a ", "is ", "*", "a,", "x = ", "the answer is ", "-", "'", "not"])
 def test_reading_a_sentence_is_quick_for_any_answer(piece: str) -> None:
     with within_seconds():
-        stated(piece * (100_000 // len(piece)))
-        decide(piece * (1_400 // len(piece)), "18", evaluated_only=False)
+        extract_stated(piece * (100_000 // len(piece)))
+        compare_exact(piece * (1_400 // len(piece)), "18", evaluated_only=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError
 from rlcore.rewards.math_answer import MathOptions, MathReward
-from rlcore.rewards.worked_steps import is_sound_work
+from rlcore.rewards.worked_steps import is_valid_derivation
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 
@@ -41,18 +41,18 @@ from tests.quick import within_seconds
     ],
 )
 def test_sound_work_is_true_throughout_and_ends_in_the_reference(text: str, sound: bool) -> None:
-    assert is_sound_work(text, Fraction(72)) is sound
+    assert is_valid_derivation(text, Fraction(72)) is sound
 
 
 @given(st.text(alphabet="0123456789.+*/()= -x,$", max_size=80))
 def test_any_text_is_judged_without_an_exception(text: str) -> None:
-    assert is_sound_work(text, Fraction(1)) in (True, False)
+    assert is_valid_derivation(text, Fraction(1)) in (True, False)
 
 
 @pytest.mark.parametrize("piece", ["1+", "(", "1=", "9*", "1 x ", "-", "1,000", "=" * 3 + "1"])
 def test_judging_is_quick_for_any_text(piece: str) -> None:
     with within_seconds():
-        is_sound_work(piece * (20_000 // len(piece)), Fraction(1))
+        is_valid_derivation(piece * (20_000 // len(piece)), Fraction(1))
 
 
 def test_partial_credit_goes_to_sound_work_alone_and_only_when_asked(make_rollout: Callable[..., Rollout]) -> None:

@@ -49,7 +49,7 @@ def a_sampler(components: Components) -> Any:
 
 
 def a_scorer(components: Components) -> Any:
-    reward: Any = components.reward.parts[0].reward
+    reward: Any = components.reward.terms[0].reward
     found = reward._free.get()
     reward._free.put(found)
     return found

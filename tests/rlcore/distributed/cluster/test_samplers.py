@@ -68,7 +68,7 @@ def test_a_run_on_a_cluster_is_that_of_one_process(
 
 
 def of_this_process(reward: WeightedReward) -> WeightedReward:
-    return WeightedReward([dataclasses.replace(part, reward=unwrap_reward(part.reward)) for part in reward.parts])
+    return WeightedReward([dataclasses.replace(part, reward=unwrap_reward(part.reward)) for part in reward.terms])
 
 
 def test_a_sampler_that_dies_gets_the_newest_weights_before_it_samples_again(ray: FakeRay, placed: Placed) -> None:
@@ -142,7 +142,7 @@ def test_scores_come_back_in_the_order_of_the_rollouts_whoever_computes_them(
     dying = next(actor for actor in ray.actors if actor.arguments[0] == "scorer")
     dying.dies = True
     assert [score.value for score in components.reward(asked)] == even(asked)
-    (part,) = components.reward.parts
+    (part,) = components.reward.terms
     assert part.reward.name == "even"
 
 
