@@ -96,7 +96,7 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
         raise ConfigError("a run needs at least one reward", where="rewards")
     weighted = [_weighted_term(term, f"rewards.{place}", resources) for place, term in enumerate(terms)]
     for name in _duplicate_names(weighted):
-        raise ConfigError(f"the reward {name!r} occurs twice for the same data", where="rewards", fix=_KEEP_ONE)
+        raise ConfigError(f"the reward {name!r} is named twice for the same data", where="rewards", fix=_KEEP_ONE)
     return WeightedReward(weighted)
 
 
@@ -116,7 +116,7 @@ def reward_errors(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") 
             errors += _lines(error, f"{path}.{place}")
     with WeightedReward(weighted):  # stops their processes
         twice = _duplicate_names(weighted)
-    return errors + [f"{path}: the reward {name!r} occurs twice for the same data; {_KEEP_ONE}" for name in twice]
+    return errors + [f"{path}: the reward {name!r} is named twice for the same data; {_KEEP_ONE}" for name in twice]
 
 
 def _lines(error: RlcoreError, path: str) -> list[str]:

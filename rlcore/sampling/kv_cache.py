@@ -126,7 +126,7 @@ def grouped_attention(
     sharing: PromptGroups | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one new token per row over its prompt, read once per prompt, and over the row's own keys.
+    """Compute attention of one new token per row over its prompt, read once per prompt, and over its own keys.
 
     Query heads that share a key-value head become its query positions, and so do rows that share a prompt. The two
     parts are merged by their log-sum-exp. Other cases use the library's function. The parameters are those of

@@ -27,7 +27,7 @@ def arguments(url: str) -> list[str]:
 def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: Path) -> None:
     done = run_warm(arguments("http://127.0.0.1:9"), environment(tmp_path / "home"), ROOT)
     assert done.returncode == 2, done.stderr
-    said = "stages.grpo.sampling.episodes.environment: no OpenEnv server answers at 'http://127.0.0.1:9'"
+    said = "stages.grpo.sampling.episodes.environment: the OpenEnv server does not answer at 'http://127.0.0.1:9'"
     assert said in " ".join(done.stderr.split())
     assert not (tmp_path / "home" / "artifacts" / "checkpoint").exists()
 

@@ -97,7 +97,7 @@ def test_a_judge_that_chatters_leaves_answers_unscored_even_where_the_answer_hol
     scores = judge(judge_url, max_tokens=24)([rollout(answer) for answer in ANSWERS])
     for score in scores:
         assert score.value is None
-        assert "the judge gave no single mark" in score.error
+        assert "the judge did not give exactly one rating" in score.error
 
 
 def test_a_request_that_the_server_refuses_is_named_and_leaves_the_others_alone(judge_url: str) -> None:

@@ -252,7 +252,7 @@ class _Reader:
         return node if exponent is None or is_inverse else power(node, exponent)
 
     def _bare_argument(self) -> Node:
-        r"""Parse an argument without brackets, up to an operator or another function: ``\sin 2x``, ``\sin x \cos x``."""
+        r"""Parse an argument up to an operator or another function: ``\sin 2x``, ``\sin x \cos x``."""
         if self.next == "-":
             self._take()
             return negative(self._bare_argument())

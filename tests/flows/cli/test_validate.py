@@ -76,7 +76,7 @@ def test_references_that_grade_nobody_are_named_where_it_is_not_known_who_grades
     code, said = checked(capsys, rows(tmp_path / "mine.jsonl", *ungradable(3)), "--contract", "prompts")
     assert code == 0
     assert "warning: 3 references grade no answer" in said
-    for number, reason in enumerate(("is no answer: 'proof'", "is no answer: 'notfound'", "has no value")):
+    for number, reason in enumerate(("is not an answer: 'proof'", "is not an answer: 'notfound'", "has no value")):
         assert f"row bad{number}: no answer can be graded with it: it {reason}" in said
 
 
@@ -88,7 +88,7 @@ def test_where_math_compares_with_them_they_are_quarantined(
     code, said = checked(capsys, "tiny", "--set", own)
     assert (code, "3 quarantined" in said) == (0, True), said
     assert "3 x no answer can be graded with it" in said
-    assert "is no answer: 'proof'" in said.replace("\\'", "'")
+    assert "is not an answer: 'proof'" in said.replace("\\'", "'")
 
 
 @pytest.mark.parametrize(

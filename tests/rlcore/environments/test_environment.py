@@ -107,12 +107,12 @@ class Toolless:
 @pytest.mark.parametrize(
     ("found", "options", "message"),
     [
-        (Untyped, {}, r"Untyped\.look is a tool, and cannot be described"),
+        (Untyped, {}, r"Untyped\.look is a tool that cannot be described"),
         (Undescribed, {}, "no description for the argument 'where'"),
         (Toolless, {}, "has no tool"),
-        (Toolless, {"high": 1}, "cannot be made with these options"),
-        (len, {}, "no class with a method reset"),
-        (int, {}, "no class with a method reset"),
+        (Toolless, {"high": 1}, "cannot be constructed with these options"),
+        (len, {}, "not a class with a method reset"),
+        (int, {}, "not a class with a method reset"),
     ],
 )
 def test_a_class_that_is_no_environment_is_refused_with_the_reason(

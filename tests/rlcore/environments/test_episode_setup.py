@@ -169,7 +169,7 @@ def test_a_tool_of_the_table_with_the_name_of_a_method_is_refused(tokenizer: Cha
     class Guesses(CalculatorTool):
         name = "guess"
 
-    with pytest.raises(ConfigError, match="'guess' is a tool and a method of the environment too"):
+    with pytest.raises(ConfigError, match="'guess' is both a tool and a method of the environment"):
         play(tokenizer, [], {}, tools=[Guesses()])
 
 
@@ -231,5 +231,5 @@ def test_an_engine_that_read_other_tokens_than_the_episodes_is_refused(
 ) -> None:
     engine = Forgetful.from_texts({"p": ["<tool:guess>5</tool>"], "p/0/1": ["7"]}, tokenizer)
     sampler = EpisodeSampler(engine, tokenizer, [], CONFIG, wrap_environment(Guess, {}))
-    with pytest.raises(SamplingError, match="the engine has read other tokens than the episode's"):
+    with pytest.raises(SamplingError, match="the engine did not read the tokens of the episode"):
         sampler.sample(make_prompts("p"), PARAMS, seed=0)

@@ -93,9 +93,9 @@ def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"command": "false"}, "no MCP server answers at 'false'"),
-        ({"command": "no-such-program"}, "no MCP server answers at 'no-such-program'"),
-        ({"url": "http://127.0.0.1:9/mcp"}, "no MCP server answers at 'http://127.0.0.1:9/mcp'"),
+        ({"command": "false"}, "the MCP server does not answer at 'false'"),
+        ({"command": "no-such-program"}, "the MCP server does not answer at 'no-such-program'"),
+        ({"url": "http://127.0.0.1:9/mcp"}, "the MCP server does not answer at 'http://127.0.0.1:9/mcp'"),
         ({}, "has a command or a url"),
         ({"command": "a", "url": "b"}, "has a command or a url"),
     ],

@@ -157,10 +157,10 @@ def test_a_server_that_goes_away_fails_the_episode() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"url": "http://127.0.0.1:9"}, "no OpenEnv server answers at 'http://127.0.0.1:9'"),
-        ({"url": "nowhere"}, "no OpenEnv server answers at 'nowhere'"),
+        ({"url": "http://127.0.0.1:9"}, "the OpenEnv server does not answer at 'http://127.0.0.1:9'"),
+        ({"url": "nowhere"}, "the OpenEnv server does not answer at 'nowhere'"),
         ({"url": "http://127.0.0.1:9", "from_row": {"hint": "answer"}}, "from_row names the field 'answer'"),
-        ({}, "cannot be made with these options"),
+        ({}, "cannot be constructed with these options"),
     ],
 )
 def test_where_no_server_answers_the_error_names_it(options: dict[str, Any], said: str) -> None:

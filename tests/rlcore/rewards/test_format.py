@@ -130,27 +130,27 @@ def test_a_pattern_for_what_the_template_writes_itself_is_refused() -> None:
     """It would pay 0 for ever: completions begin after the prefilled tag."""
     pattern = r"(?s)<think>.*</think>.+"
     options = FormatOptions(style="regex", pattern=pattern, example="<think>3+4</think>7")
-    with pytest.raises(ConfigError, match="the chat template itself writes '<think>'"):
+    with pytest.raises(ConfigError, match="the chat template writes '<think>'"):
         FormatReward(options, prefill="<think>\n")
     FormatReward(options, prefill="").close()
 
 
 def test_a_pattern_that_does_not_match_its_example_is_refused() -> None:
-    with pytest.raises(ConfigError, match="does not match the whole of the example"):
+    with pytest.raises(ConfigError, match="does not match the whole example"):
         FormatReward(FormatOptions(style="regex", pattern=r"\d+", example="7."))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"style": "tags"}, "needs tags"),
-        ({"style": "boxed", "tags": "a"}, "no other style"),
+        ({"style": "tags"}, "required by style .tags."),
+        ({"style": "boxed", "tags": "a"}, "only by it"),
         ({"style": "tags", "tags": "a, a"}, "different names"),
         ({"style": "tags", "tags": "a,"}, "different names"),
         ({"style": "tags", "tags": "<a>"}, "different names"),
-        ({"style": "regex", "pattern": "a"}, "needs a pattern and an example"),
-        ({"style": "boxed", "pattern": "a", "example": "a"}, "no other style"),
-        ({"style": "regex", "pattern": "(", "example": "("}, "is no regular expression"),
+        ({"style": "regex", "pattern": "a"}, "required by style .regex."),
+        ({"style": "boxed", "pattern": "a", "example": "a"}, "only by it"),
+        ({"style": "regex", "pattern": "(", "example": "("}, "is not a regular expression"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:

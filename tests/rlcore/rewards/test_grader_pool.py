@@ -187,7 +187,7 @@ def test_workers_have_a_memory_limit_and_none_of_our_environment(pool: GraderPoo
 
 
 def test_a_grader_that_cannot_start_says_why() -> None:
-    with pytest.raises(RewardError, match="cannot start: KeyError"):
+    with pytest.raises(RewardError, match="did not start: KeyError"):
         GraderPool("alchemy", timeout_seconds=1.0, num_workers=1).grade_all([same("x")])
 
 

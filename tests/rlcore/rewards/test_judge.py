@@ -220,8 +220,8 @@ def test_a_passing_fault_is_tried_again(
         ("null", "has no text"),
         ("huge", "larger than 1 MiB"),
         ("hang up", "cannot be reached"),
-        ("drip", "no whole reply within 2 s"),
-        ("drip of headers", "no whole reply within 2 s"),
+        ("drip", "no complete reply within 2 s"),
+        ("drip of headers", "no complete reply within 2 s"),
     ],
 )
 def test_a_fault_that_stays_leaves_the_rollout_unscored_and_is_not_remembered(
@@ -270,7 +270,7 @@ def test_a_server_that_is_not_there_leaves_rollouts_unscored(make_rollout: Calla
         port = free.getsockname()[1]
     score = make_judge(f"http://127.0.0.1:{port}/v1", retries=1)([make_rollout("four")])[0]
     assert score.value is None
-    assert "2 tries: the endpoint cannot be reached: ConnectionRefusedError" in score.error
+    assert "2 tries: the endpoint is unreachable: ConnectionRefusedError" in score.error
 
 
 NO_MARKS = (
@@ -294,7 +294,7 @@ def test_a_reply_without_one_mark_in_range_is_unscored(make_rollout: Callable[..
     with serving(lambda body: reply.replace("#", nonce_of(body))) as (_, url):
         score = make_judge(url)([make_rollout("four")])[0]
     assert score.value is None
-    assert "no single mark" in score.error
+    assert "exactly one rating" in score.error
 
 
 def test_marks_are_read_exactly() -> None:

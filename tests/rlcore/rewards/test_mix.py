@@ -52,7 +52,7 @@ def test_where_a_part_is_unscored_the_total_is(make_rollout: Callable[..., Rollo
 
 def test_a_nan_is_unscored_and_an_infinity_is_refused(make_rollout: Callable[..., Rollout]) -> None:
     assert mixed(("rm", 1.0, [float("nan")]))([make_rollout("")])[0].error == "rm: the score is not a number"
-    with pytest.raises(RewardError, match="rm gave an infinite score"):
+    with pytest.raises(RewardError, match="rm returned an infinite score"):
         mixed(("rm", 1.0, [float("-inf")]))([make_rollout("")])
 
 

@@ -97,12 +97,12 @@ def test_a_refusal_or_a_reply_without_one_verdict_is_unjudged(reply: str) -> Non
     with serving(lambda body: reply.replace("#", answers_in(body)[0])) as (_, url):
         (both,) = judge_both_orders(endpoint(url), [pair("a", "b")])
     assert (both.forward.value, both.backward.value) == (None, None)
-    assert "no single verdict" in both.forward.error
+    assert "exactly one verdict" in both.forward.error
 
 
 @pytest.mark.parametrize(
     ("fault", "error"),
-    [("500", "status 500"), ("401", "status 401"), ("garbage", "no chat"), ("drip", "no whole reply")],
+    [("500", "status 500"), ("401", "status 401"), ("garbage", "no chat"), ("drip", "no complete reply")],
 )
 def test_an_endpoint_that_fails_or_is_too_slow_leaves_the_order_unjudged(
     judged: tuple[Server, str], fault: str, error: str

@@ -36,7 +36,7 @@ def test_token_ids_are_replayed_with_their_log_probabilities(tokenizer: ChatToke
     assert isinstance(rollout, Rollout)
     assert (rollout.completion_ids, rollout.sampler_logprobs) == ((9, 8, 1), (-0.5, -1.5, -0.25))
     assert sampler.logprobs(prompts[2].token_ids, (9, 8, 1), temperature=1.0) == [-0.5, -1.5, -0.25]
-    with pytest.raises(SamplingError, match="does not know"):
+    with pytest.raises(SamplingError, match="is not in the script"):
         sampler.logprobs(prompts[2].token_ids, (9, 8), temperature=1.0)
 
 

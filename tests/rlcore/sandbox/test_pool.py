@@ -216,7 +216,7 @@ def test_an_answer_that_takes_long_to_read_is_read_within_the_time_of_its_test(s
     limits = ResourceLimits(wall_seconds=0.25)  # reading takes half a second
     job = Job(reference=json.dumps(reference), code=SLOW_TO_READ, limits=limits)
     (outcome,) = sandbox.check(job)
-    assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "its answer took too long to read")
+    assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "reading the answer exceeded the time limit")
 
 
 def test_every_limit_of_the_process_is_set(sandbox: SandboxPool) -> None:

@@ -56,5 +56,5 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     }
     assert len(read_prompts(folder / "train.parquet")) == 3
     refused = {row["line"]: row for row in map(json.loads, (folder / "quarantine.jsonl").read_text().splitlines())}
-    assert refused[5]["excerpt"] == "test 1 of 1: it returned 1, expected 5"
+    assert refused[5]["excerpt"] == "test 1 of 1: returned 1, expected 5"
     assert refused[7]["excerpt"].startswith("test 1 of 1: the tests cannot be run:")

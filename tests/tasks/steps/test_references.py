@@ -14,7 +14,7 @@ def test_reasons_are_given_by_place_and_empty_references_and_other_graders_left_
     with references_screen() as screen:
         found = screen(MIXED)
     assert sorted(found) == [1, 5, 6]
-    assert found[1] == found[6] == "no answer can be graded with it: it is no answer: 'proof'"
+    assert found[1] == found[6] == "no answer can be graded with it: it is not an answer: 'proof'"
 
 
 def test_a_reference_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_the_engine_is_the_built_in_one_unless_another_is_named(checkpoint: Path
     ("config", "error", "message"),
     [
         (vllm(max_model_len=129), ConfigError, "the model has 128 positions"),
-        (vllm(weight_transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, this run trains on cpu"),
+        (vllm(weight_transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, but this run trains on cpu"),
         (EngineConfig(kind="vllm_inprocess"), SamplingError, "vLLM is not installed in this environment"),
     ],
 )

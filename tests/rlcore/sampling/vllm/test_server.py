@@ -215,7 +215,7 @@ def test_an_engine_that_completes_nothing_is_broken(
     routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
 ) -> None:
     routes[0].trouble["overload"] = 1000
-    with pytest.raises(SamplingError, match="completes nothing: HTTP 503"):
+    with pytest.raises(SamplingError, match="requests: HTTP 503"):
         sampler.sample(prompts, PARAMS, seed=1)
     assert routes[0].calls["/inference/v1/generate"] == MAX_ATTEMPTS * len(prompts) * 2
 

@@ -194,7 +194,7 @@ def test_weights_that_were_the_trainers_alone_are_gone_when_it_has_others(
     sync, servers = direct
     sync.send(model.state_dict(), policy_version=1)
     servers[0].control.refuses = "/reset_prefix_cache"  # type: ignore[attr-defined]
-    with pytest.raises(SamplingError, match="are in no file, and the trainer has others by now"):
+    with pytest.raises(SamplingError, match="were not stored, and the trainer has newer ones"):
         sync.send(model.state_dict(), policy_version=2)
 
 

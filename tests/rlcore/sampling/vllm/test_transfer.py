@@ -128,7 +128,7 @@ def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_r
     server = Server(2)
     open_transfer("file", ControlGroup([server]), num_tensors=20).send(Weights(path=path))
     assert server.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
-    with pytest.raises(SamplingError, match="other tensors than were sent"):
+    with pytest.raises(SamplingError, match="tensors that were not sent"):
         open_transfer("file", ControlGroup([server]), num_tensors=21).send(Weights(path=path))
 
 
@@ -175,13 +175,13 @@ def test_auto_is_nccl_between_gpus_where_vllm_is_on_both_sides() -> None:
 
 def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
     for name in ("nccl", "ipc"):
-        with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, this run trains on cpu"):
+        with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, but this run trains on cpu"):
             choose(CPU, can_send=True, weight_transfer=name)
         with pytest.raises(ConfigError, match=f"{name} needs vLLM in the trainer's environment too"):
             choose(GPU, weight_transfer=name)
-    with pytest.raises(ConfigError, match="nccl cannot join two processes on one GPU, and replica 1 computes on"):
+    with pytest.raises(ConfigError, match="nccl cannot join two processes on one GPU, but replica 1 uses"):
         choose(GPU, can_send=True, weight_transfer="nccl", shares=(False, True))
-    with pytest.raises(ConfigError, match="ipc hands over memory of one GPU, and replica 0 computes on another"):
+    with pytest.raises(ConfigError, match="ipc shares memory of one GPU, but replica 0 does not use"):
         choose(GPU, can_send=True, weight_transfer="ipc", shares=(False, True))
     assert choose(GPU, can_send=True, weight_transfer="nccl", shares=(False, False)) == "nccl"
     assert choose(GPU, can_send=True, weight_transfer="ipc", shares=(True,)) == "ipc"
