@@ -116,8 +116,8 @@ class ChatEndpoint:
     def _post(self, body: bytes) -> tuple[int, httpx.Headers, bytes]:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         client, loop = self._client()
-        asked = asyncio.wait_for(_answer(client, self._url, body, headers), self._seconds)
-        status, received, content = asyncio.run_coroutine_threadsafe(asked, loop).result()
+        request = asyncio.wait_for(_answer(client, self._url, body, headers), self._seconds)
+        status, received, content = asyncio.run_coroutine_threadsafe(request, loop).result()
         return status, received, self._redact(content.decode("utf-8", "replace")).encode()
 
     def _client(self) -> tuple[httpx.AsyncClient, asyncio.AbstractEventLoop]:

@@ -129,8 +129,8 @@ def has_format(text: str, options: FormatOptions, *, prefill: str = "") -> bool:
 def _is_tagged(text: str, names: Sequence[str]) -> bool:
     """Return True if each tag occurs once, in this order, non-empty and adjacent; the first opening may be missing."""
     tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
-    for place, name in enumerate(names):
-        if place and not text.startswith(f"<{name}>"):
+    for index, name in enumerate(names):
+        if index and not text.startswith(f"<{name}>"):
             return False
         inside, closed, text = text.removeprefix(f"<{name}>").partition(f"</{name}>")
         if not closed or not has_content(inside) or any(tag in inside for tag in tags):

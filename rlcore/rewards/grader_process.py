@@ -62,11 +62,11 @@ def main(arguments: list[str]) -> None:
         while command := _receive(control):
             if command.descriptor is None:
                 children.discard(command.pid)
-                said = _kill(command.pid)
+                reply = _kill(command.pid)
             else:
-                said = _fork_worker(control, command.descriptor, module.grade, memory_bytes, seconds)
-                children.add(said)
-            control.sendall(str(said).encode())
+                reply = _fork_worker(control, command.descriptor, module.grade, memory_bytes, seconds)
+                children.add(reply)
+            control.sendall(str(reply).encode())
     finally:
         for pid in children:
             _kill(pid)

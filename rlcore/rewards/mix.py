@@ -41,13 +41,13 @@ class WeightedTerm:
 
 
 class WeightedReward:
-    """Weighted reward, ``value = Σ weight · term``; ``terms`` holds each term before weighting. Turn rewards likewise.
+    """Weighted reward, ``value = Σ weight · term``; ``terms`` holds each term before weighting.
 
-    If a term is below its gate, the total is that gate's ``below_gate``. The first closed gate counts, also if a later
-    term is unscored. If a term is otherwise unscored or NaN, the total is unscored with that error, because a sum over
-    other terms would be another reward. An exception inside a term leaves the whole batch unscored, and
-    :func:`check_error_rate` then stops the run. A term that does not apply to a data set is ignored there; without any
-    term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
+    Turn rewards are weighted likewise. If a term is below its gate, the total is that gate's ``below_gate``. The first
+    closed gate counts, also if a later term is unscored. If a term is otherwise unscored or NaN, the total is unscored
+    with that error, because a sum over other terms would be another reward. An exception inside a term leaves the whole
+    batch unscored, and :func:`check_error_rate` then stops the run. A term that does not apply to a data set is ignored
+    there; without any term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
     """
 
     name = "mix"
@@ -115,11 +115,11 @@ class WeightedReward:
 
 def _column(term: WeightedTerm, rollouts: Sequence[Rollout]) -> list[Score | None]:
     """Return the term's score of each rollout; None if it does not apply to the data set."""
-    places = [place for place, rollout in enumerate(rollouts) if term.applies_to(rollout.prompt)]
+    indices = [index for index, rollout in enumerate(rollouts) if term.applies_to(rollout.prompt)]
     column: list[Score | None] = [None] * len(rollouts)
-    found = scores_of(term.reward, [rollouts[place] for place in places]) if places else []
-    for place, score in zip(places, found, strict=True):
-        column[place] = score
+    found = scores_of(term.reward, [rollouts[place] for place in indices]) if indices else []
+    for index, score in zip(indices, found, strict=True):
+        column[index] = score
     return column
 
 
@@ -157,8 +157,8 @@ def term_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> 
         metrics[f"reward/term/{name}"] = mean
         metrics[f"reward/term_std/{name}"] = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
         metrics[f"reward/term_zero/{name}"] = values.count(0.0) / len(values)
-        asked = [score for score in all_scores if _TERM_DETAIL.sub("", name) not in score.skipped]
-        metrics[f"reward/term_unscored/{name}"] = sum(name not in score.terms for score in asked) / len(asked)
+        applicable = [score for score in all_scores if _TERM_DETAIL.sub("", name) not in score.skipped]
+        metrics[f"reward/term_unscored/{name}"] = sum(name not in score.terms for score in applicable) / len(applicable)
     return metrics
 
 

@@ -49,15 +49,15 @@ class BothOrders:
 
 def judge_both_orders(judge: PairJudge, pairs: Sequence[Pair]) -> list[BothOrders]:
     """Judge each pair in both orders, in one call."""
-    asked = [pair for pair in pairs if pair.first != pair.second]
-    said = iter(judge([order for pair in asked for order in (pair, pair.swapped)]))
+    different = [pair for pair in pairs if pair.first != pair.second]
+    judgements = iter(judge([order for pair in different for order in (pair, pair.swapped)]))
     tie = Judgement(value=TIE)
     found = []
     for pair in pairs:
         if pair.first == pair.second:
             found.append(BothOrders(forward=tie, backward=tie, was_judged=False))
             continue
-        forward, backward = next(said), next(said)
+        forward, backward = next(judgements), next(judgements)
         turned = backward if backward.value is None else replace(backward, value=1.0 - backward.value)
         found.append(BothOrders(forward=forward, backward=turned, was_judged=True))
     return found

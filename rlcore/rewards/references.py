@@ -92,10 +92,10 @@ def reference_errors(
         RewardError: The grader cannot be started.
     """
     errors = {reference: plain_error(reference) for reference in dict.fromkeys(references)}
-    asked = [reference for reference, fault in errors.items() if not fault and not _is_plain(reference)]
+    formulas = [reference for reference, error in errors.items() if not error and not _is_plain(reference)]
     with GraderPool("math", timeout_seconds=timeout_seconds, num_workers=num_workers) as pool:
-        outcomes = pool.grade_all([{"reference": find_reference(reference)} for reference in asked])
-    for reference, outcome in zip(asked, outcomes, strict=True):
+        outcomes = pool.grade_all([{"reference": find_reference(reference)} for reference in formulas])
+    for reference, outcome in zip(formulas, outcomes, strict=True):
         errors[reference] = outcome.error or str(outcome.value)
     return [errors[reference] for reference in references]
 

@@ -94,7 +94,7 @@ def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) ->
     """
     if not terms:
         raise ConfigError("a run needs at least one reward", where="rewards")
-    weighted = [_weighted_term(term, f"rewards.{place}", resources) for place, term in enumerate(terms)]
+    weighted = [_weighted_term(term, f"rewards.{index}", resources) for index, term in enumerate(terms)]
     for name in _duplicate_names(weighted):
         raise ConfigError(f"the reward {name!r} is named twice for the same data", where="rewards", fix=_KEEP_ONE)
     return WeightedReward(weighted)
@@ -107,13 +107,13 @@ def reward_errors(terms: Sequence[RewardTerm], path: str, *, prefill: str = "") 
     """
     models = {term.stage: placeholder_model for term in terms}
     weighted, errors = [], list[str]()
-    for place, term in enumerate(terms):
+    for index, term in enumerate(terms):
         try:
             weighted.append(
-                _weighted_term(term, f"{path}.{place}", RewardResources(score_tokens=models, prefill=prefill))
+                _weighted_term(term, f"{path}.{index}", RewardResources(score_tokens=models, prefill=prefill))
             )
         except RlcoreError as error:
-            errors += _lines(error, f"{path}.{place}")
+            errors += _lines(error, f"{path}.{index}")
     with WeightedReward(weighted):  # stops their processes
         twice = _duplicate_names(weighted)
     return errors + [f"{path}: the reward {name!r} is named twice for the same data; {_KEEP_ONE}" for name in twice]

@@ -113,13 +113,13 @@ class _Batch:
 def _prefill(
     model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], num_tokens: int
 ) -> tuple[_Batch, torch.Tensor]:
-    distinct = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
     width = max(map(len, distinct))
     token_ids = torch.zeros(len(distinct), width, dtype=torch.int64)
     mask = torch.ones(len(distinct), width + num_tokens, dtype=torch.bool)
-    for prompt, place in distinct.items():
-        token_ids[place, width - len(prompt) :] = torch.tensor(prompt)
-        mask[place, : width - len(prompt)] = False
+    for prompt, index in distinct.items():
+        token_ids[index, width - len(prompt) :] = torch.tensor(prompt)
+        mask[index, : width - len(prompt)] = False
     mask = mask.to(model.device)
     cache = Cache(layer_class_to_replicate=SharedPromptLayer)
     logits = model(

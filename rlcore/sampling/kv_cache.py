@@ -165,8 +165,9 @@ def grouped_attention(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T]. ``mask`` is True on
-    visible keys.
+    """Return attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T].
+
+    ``mask`` is True on visible keys.
     """
     bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     if query.device.type == "cpu":

@@ -73,8 +73,8 @@ class NativeSampler:
             SamplingError: The model computes NaN or infinity, or a single sequence does not fit into memory.
         """
         groups = [
-            [_Request(prompt, place, sample) for sample in range(params.num_samples)]
-            for prompt, place in zip(prompts, range(len(prompts)) if places is None else places, strict=True)
+            [_Request(prompt, index, sample) for sample in range(params.num_samples)]
+            for prompt, index in zip(prompts, range(len(prompts)) if places is None else places, strict=True)
         ]
         made: dict[_Request, Rollout | FailedRollout] = {}
         for request in itertools.chain.from_iterable(groups):

@@ -140,7 +140,7 @@ def similarity(first: str, second: str) -> float:
     """Return the Jaccard index of the word trigrams of two texts, 0..1; of single words if a text has fewer than 3."""
     words = [text.split() for text in (first, second)]
     size = min(SHINGLE_WORDS, *map(len, words)) or 1
-    one, other = ({tuple(each[place : place + size]) for place in range(len(each) - size + 1)} for each in words)
+    one, other = ({tuple(each[index : index + size]) for index in range(len(each) - size + 1)} for each in words)
     return len(one & other) / len(one | other) if one | other else 1.0
 
 

@@ -119,9 +119,9 @@ def _alone(path: Path) -> Iterator[None]:
 def _known(pointer: Path) -> Path | None:
     """Return the newest image if all its files exist. Cache cleaners may delete single files."""
     try:
-        said = json.loads(pointer.read_text())
-        folder = pointer.parent / str(said["image"])
-        return folder if said["census"] == _list_files(folder / "root") else None
+        found = json.loads(pointer.read_text())
+        folder = pointer.parent / str(found["image"])
+        return folder if found["census"] == _list_files(folder / "root") else None
     except (OSError, ValueError, KeyError):
         return None
 
@@ -144,15 +144,15 @@ def _probe(python: str) -> _Interpreter:
     done = subprocess.run([python, "-I", "-S", "-B", "-c", _PROBE], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SandboxError(f"the interpreter {python} does not start: {done.stderr[-300:]}")
-    said: dict[str, Any] = json.loads(done.stdout)
-    stdlib = Path(said["stdlib"])
+    found: dict[str, Any] = json.loads(done.stdout)
+    stdlib = Path(found["stdlib"])
     return _Interpreter(
-        executable=Path(said["executable"]),
+        executable=Path(found["executable"]),
         stdlib=stdlib,
-        dynload=Path(said["dynload"]),
-        platlibdir=said["platlibdir"],
-        version=said["version"],
-        libraries=tuple(Path(name) for name in said["mapped"] if not Path(name).is_relative_to(stdlib)),
+        dynload=Path(found["dynload"]),
+        platlibdir=found["platlibdir"],
+        version=found["version"],
+        libraries=tuple(Path(name) for name in found["mapped"] if not Path(name).is_relative_to(stdlib)),
     )
 
 
@@ -168,12 +168,12 @@ def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
         # Boxes may still use an incomplete image of the same content: it keeps its name.
         names = (f"{content}-{number}" for number in itertools.count())
         image = next(folder / name for name in names if not (folder / name).exists())
-        said = {"image": image.name, "census": _list_files(work / "root")}
+        found = {"image": image.name, "census": _list_files(work / "root")}
         work.rename(image)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     new = pointer.with_suffix(".new")
-    new.write_text(json.dumps(said))
+    new.write_text(json.dumps(found))
     new.replace(pointer)
     return image
 

@@ -180,9 +180,9 @@ def _equals_rounded(reference: Item, answer: Rounded) -> bool:
         exact = evaluate(value.node, {}, precision=400, real=True)
     except (UndefinedError, KeyError):
         return False
-    places, rounded = len(digits.group().partition(".")[2]), quantity.value
+    num_decimals, rounded = len(digits.group().partition(".")[2]), quantity.value
     error = mpmath.fabs(exact - mpmath.mpf(rounded.numerator) / rounded.denominator)
-    if error * 2 * 10**places > 1.0001:
+    if error * 2 * 10**num_decimals > 1.0001:
         return False
     return equals(reference, answer.item) or equals(reference, Value(number(rounded), answer.approximation))
 

@@ -140,7 +140,7 @@ def equal_in_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[Item]) 
 def _equal_in_any_order(equals: Equal, ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
     left = list(theirs)
     for item in ours:
-        match = next((place for place, other in enumerate(left) if equals(item, other)), None)
+        match = next((index for index, other in enumerate(left) if equals(item, other)), None)
         if match is None:
             return False
         del left[match]

@@ -124,5 +124,5 @@ def _read_date(text: str) -> Notation | None:
     if words is None:
         return None
     month, day = words.group(1) or words.group(4), words.group(2) or words.group(3)
-    number = next(place for place, name in enumerate(_MONTHS, 1) if name.startswith(month.lower()[:3]))
+    number = next(index for index, name in enumerate(_MONTHS, 1) if name.startswith(month.lower()[:3]))
     return Notation("date", (words.group(5) or "", str(number), day.lstrip("0")))

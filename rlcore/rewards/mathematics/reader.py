@@ -276,8 +276,8 @@ class _Reader:
         r"""Parse ``\sum_{k=1}^n``: body, first and last value of the variable; else bounds as text, and body."""
         bounds = ["", ""]
         while self.next in ("_", "^"):
-            place = int(self._take() == "^")
-            bounds[place] = self._raw().replace(" ", "")
+            index = int(self._take() == "^")
+            bounds[index] = self._raw().replace(" ", "")
         variable, _, low = bounds[0].partition("=")
         if name not in ("sum", "prod") or not variable.isalpha() or not low or not bounds[1] or "infty" in bounds[1]:
             return Node("big", f"{name}_{bounds[0]}^{bounds[1]}", (self._term(),))

@@ -88,8 +88,8 @@ class _Reading:
             return notation
         choice = _CHOICE.fullmatch(text)
         if choice is not None:
-            before, behind, says, said, last = choice.groups()
-            return Choice(before or behind or last, (says or said or "").strip())
+            before, behind, after_letter, before_letter, last = choice.groups()
+            return Choice(before or behind or last, (after_letter or before_letter or "").strip())
         return self._groups(text) or self._list(text)
 
     def _groups(self, text: str) -> Items | None:
@@ -259,7 +259,7 @@ class _Reading:
         count = 1 if together else len(found)
         items = []
         for choice in range(1 << count):
-            signs = iter(["+-"[(choice >> (0 if together else place)) & 1] for place in range(len(found))])
+            signs = iter(["+-"[(choice >> (0 if together else index)) & 1] for index in range(len(found))])
             pieces = _SIGNS.split(text)
             chosen = [sign if each == r"\pm" else "+-"[sign == "+"] for each, sign in zip(found, signs, strict=True)]
             items.append("".join(map("".join, zip(pieces, [*chosen, ""], strict=True))))

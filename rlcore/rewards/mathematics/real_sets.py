@@ -62,13 +62,13 @@ def _of_relation(relation: Relation, is_reference: bool) -> RealSet | None:
     operators, sides = relation.operators, relation.sides
     if not set(operators) <= set(_FLIPPED) or len(sides) > 3:
         return None
-    place = 1 if len(sides) == 3 else int(_name_of(sides[0], is_reference) == "")
-    name = _name_of(sides[place], is_reference)
+    index = 1 if len(sides) == 3 else int(_name_of(sides[0], is_reference) == "")
+    name = _name_of(sides[index], is_reference)
     if not name or not _is_one_way(operators):
         return None
     item: Item = Known("reals")
     for where, operator in enumerate(operators):
-        bound, sign = (sides[where], _FLIPPED[operator]) if where < place else (sides[where + 1], operator)
+        bound, sign = (sides[where], _FLIPPED[operator]) if where < index else (sides[where + 1], operator)
         if not isinstance(bound, Value | Text) or _name_of(bound, is_reference) == name:
             return None
         half = _half_line(bound, sign)
@@ -193,13 +193,13 @@ class _Cells:
         values = [(evaluate(end, {}, precision=_PRECISION, real=True), end) for end in ends]
         order: Callable[[tuple[Any, Node], tuple[Any, Node]], int] = lambda a, b: int(mpmath.sign(a[0] - b[0]))  # noqa: E731
         self._order: dict[Node, int] = {}
-        place, previous = -1, None
+        index, previous = -1, None
         for _, end in sorted(values, key=cmp_to_key(order)):
             if previous is None or not equal_values(previous, end):
-                place += 1
-            self._order[end] = place
+                index += 1
+            self._order[end] = index
             previous = end
-        self._count = place + 1
+        self._count = index + 1
 
     def of(self, item: Item) -> list[bool]:
         """Return which cells a set contains: (-inf, e0), e0, (e0, e1), e1, ... (en, inf)."""

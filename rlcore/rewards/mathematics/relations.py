@@ -45,7 +45,7 @@ def _proportional(first: Node, second: Node, operator: str) -> bool:
     """Return True if two differences are equal up to a constant factor, which is positive for an inequality."""
     if equal_values(first, second):
         return True
-    point = {name: Fraction(7 * place + 3, 5) for place, name in enumerate(sorted(free_symbols(first)), 2)}
+    point = {name: Fraction(7 * index + 3, 5) for index, name in enumerate(sorted(free_symbols(first)), 2)}
     if free_symbols(first) != free_symbols(second):
         return False
     ratio = _ratio_at(first, second, point)

@@ -244,8 +244,8 @@ def _called(text: str, name: str, command: str) -> str:
 def _closing(text: str, start: int) -> int:
     """Return the index at which the bracket of ``start`` closes; -1 if it does not."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] in "([{") - (text[place] in ")]}")
+    for index in range(start, len(text)):
+        depth += (text[index] in "([{") - (text[index] in ")]}")
         if depth == 0:
-            return place
+            return index
     return -1

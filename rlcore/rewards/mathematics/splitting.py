@@ -7,19 +7,19 @@ import re
 
 def split_top(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
     """Split ``text`` at matches of ``pattern`` outside of brackets; return the parts and the matches."""
-    parts, found, depth, start, place = [], [], 0, 0, 0
-    while place < len(text):
-        match = pattern.match(text, place) if depth == 0 else None
-        if match is not None and match.end() > place:
-            parts.append(text[start:place])
+    parts, found, depth, start, index = [], [], 0, 0, 0
+    while index < len(text):
+        match = pattern.match(text, index) if depth == 0 else None
+        if match is not None and match.end() > index:
+            parts.append(text[start:index])
             found.append(match.group())
-            start = place = match.end()
+            start = index = match.end()
             continue
-        if (character := text[place]) == "\\" and text[place + 1 : place + 2] not in "{}":
-            place += 2
+        if (character := text[index]) == "\\" and text[index + 1 : index + 2] not in "{}":
+            index += 2
             continue
         depth = max(depth + (character in "([{") - (character in ")]}"), 0)
-        place += 1
+        index += 1
     return [*parts, text[start:]], found
 
 
@@ -31,10 +31,10 @@ def is_prose(part: str) -> bool:
 def encloses(text: str) -> bool:
     """Return True if the bracket at the start closes at the end."""
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character in "([{") - (character in ")]}")
         if depth == 0:
-            return place == len(text) - 1
+            return index == len(text) - 1
     return False
 
 

@@ -51,8 +51,8 @@ def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
         return False
     if _IN_VAIN.search(canonical(answer)) and not _IN_VAIN.search(canonical(reference)):
         return False
-    asked = [item.node for item in map(read, problem) if isinstance(item, Value)]
-    return all(_has_form(ours.node, theirs.node, node) for node in asked if _is_asked_for(ours.node, node))
+    requested = [item.node for item in map(read, problem) if isinstance(item, Value)]
+    return all(_has_form(ours.node, theirs.node, node) for node in requested if _is_asked_for(ours.node, node))
 
 
 def _bare(item: Item) -> Item:
@@ -173,7 +173,7 @@ def _form(node: Node) -> tuple[object, ...]:
     return (*plain, _radicands(node), _roots_below(node), _calls(node))
 
 
-def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
+def _has_form(reference: Node, answer: Node, requested: Node) -> bool:
     """Return True if an answer has the structure of the reference, where the problem's formula has not."""
     if _calls(answer) - _calls(reference) or _roots_below(answer) > _roots_below(reference):
         return False
@@ -186,7 +186,7 @@ def _has_form(reference: Node, answer: Node, asked: Node) -> bool:
         return _is_expanded(answer) and len(_terms(answer)) <= most
     if _is_divided(reference):
         return _fraction(answer) == _fraction(reference)
-    return _factors(answer) == _factors(reference) or _factors(reference) == _factors(asked)
+    return _factors(answer) == _factors(reference) or _factors(reference) == _factors(requested)
 
 
 def _is_divided(node: Node) -> bool:
@@ -275,17 +275,17 @@ def _calls(node: Node) -> frozenset[object]:
     return frozenset(part.value for part in walk(node) if part.kind in ("call", "big"))
 
 
-def _keeps_sides(reference: Relation, answer: Item, asked: Item) -> bool:
+def _keeps_sides(reference: Relation, answer: Item, requested: Item) -> bool:
     """Return True if an equation has the reference's sides, if the problem has the equation in another form."""
-    if not isinstance(asked, Relation | Named) or not isinstance(answer, Relation):
+    if not isinstance(requested, Relation | Named) or not isinstance(answer, Relation):
         return True
     pairs = [(reference.sides, answer.sides), (reference.sides, answer.sides[::-1])]
-    return not _same_sides(asked, answer) or any(_equal_sides(*pair) for pair in pairs)
+    return not _same_sides(requested, answer) or any(_equal_sides(*pair) for pair in pairs)
 
 
-def _same_sides(asked: Item, answer: Relation) -> bool:
-    return isinstance(asked, Relation) and any(
-        _equal_sides(asked.sides, sides) for sides in (answer.sides, answer.sides[::-1])
+def _same_sides(requested: Item, answer: Relation) -> bool:
+    return isinstance(requested, Relation) and any(
+        _equal_sides(requested.sides, sides) for sides in (answer.sides, answer.sides[::-1])
     )
 
 

@@ -34,10 +34,10 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def main(arguments: Sequence[str]) -> int:
     """Run COMMAND until it ends or must end. Return its exit status, or 143 after SIGTERM or the parent's death."""
     parent, folders, command = int(arguments[0]), arguments[1].split(os.pathsep), arguments[2:]
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
     signal.signal(signal.SIGTERM, note)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the parent, which stops the engine cleanly
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     engine = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_guard)
     shared: set[str] = set()
     looked = time.monotonic()
-    while engine.poll() is None and not asked and os.getppid() == parent:
+    while engine.poll() is None and not signals and os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
         if time.monotonic() - looked > _SCAN_SECONDS:
             shared, looked = shared | shared_memory(), time.monotonic()
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in shared:
         Path(path).unlink(missing_ok=True)
     if os.getppid() == parent:
-        return 143 if asked else engine.returncode
+        return 143 if signals else engine.returncode
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
     return 143

@@ -63,8 +63,8 @@ class InProcessSampler:
         numbers = range(len(prompts)) if places is None else places
         obstacles = [rejection_reason(prompt, params.max_new_tokens, limit=limit) for prompt in prompts]
         requests = [
-            (prompt, derive_seed(seed, place, sample))
-            for prompt, place, obstacle in zip(prompts, numbers, obstacles, strict=True)
+            (prompt, derive_seed(seed, index, sample))
+            for prompt, index, obstacle in zip(prompts, numbers, obstacles, strict=True)
             for sample in range(count)
             if not obstacle
         ]

@@ -79,9 +79,10 @@ class ServerProcess:
     """
 
     def __init__(self, spec: ServerSpec) -> None:
-        """
+        """Start the server.
+
         Raises:
-            SamplingError: there is no such interpreter.
+            SamplingError: The interpreter does not exist.
         """
         self.spec = spec
         self.address = Address("127.0.0.1", _free_port(), secrets.token_urlsafe(24))

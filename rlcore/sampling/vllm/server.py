@@ -54,9 +54,10 @@ class VllmSampler:
     """
 
     def __init__(self, spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> None:
-        """
+        """Start the server or connect to it.
+
         Raises:
-            SamplingError: the server does not start, or does not answer.
+            SamplingError: The server does not start, or does not answer.
         """
         self._spec, self._tokenizer, self._progress = spec, tokenizer, progress
         self.served, self.policy_version = Weights(path=spec.model), 0
@@ -87,8 +88,8 @@ class VllmSampler:
         """
         numbers = range(len(prompts)) if places is None else places
         groups = [
-            [_Request(prompt, derive_seed(seed, place, sample)) for sample in range(params.num_samples)]
-            for prompt, place in zip(prompts, numbers, strict=True)
+            [_Request(prompt, derive_seed(seed, index, sample)) for sample in range(params.num_samples)]
+            for prompt, index in zip(prompts, numbers, strict=True)
         ]
         limit = self._spec.max_model_len
         made: dict[_Request, Rollout | FailedRollout] = {

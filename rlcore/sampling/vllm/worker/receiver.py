@@ -26,9 +26,10 @@ class SafetensorsReader(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, path: str) -> None:
-        """
+        """Open the files.
+
         Raises:
-            OSError, SafetensorError: a file is not there or not whole.
+            OSError, SafetensorError: A file is missing or incomplete.
         """
         from safetensors import safe_open
 
