@@ -33,6 +33,8 @@ _NAMED = re.compile(
     r"|\|[A-Z]{2}\||\\overline ?\{ ?[A-Z]{2} ?\}|\\angle ?[A-Z]{1,3}"
     r"|\\text\{ ?[A-Za-z ]{1,40}(?P<stop>: ?)?\}) ?(?(stop)|[=:]) ?"
 )
+# \text{The answer is } 5
+_TEXT_LEAD = re.compile(r"\A\\text\{([A-Za-z',* ]{1,80}(?:is|are|was|equals|[:=])) ?\} ?")
 _NO_LEAD = re.compile(
     r"\b(?:what|how|which|who|whose|when|where|why|if|find|compute|calculate|solve|let|suppose|not|never|no|neither|or"
     r"|than|least|most|less|more|fewer|about|nearly|almost|half|twice|double|triple|third|quarter|square|cube|root|log"
@@ -201,10 +203,11 @@ def extract_stated(answer: str) -> str:
     named = _NAMED.match(answer)
     if named is not None and not _NO_LEAD.search(named.group()):
         return clean(answer[named.end() :])
-    match = _LEAD.match(answer)
+    unwrapped = _TEXT_LEAD.sub(r"\1 ", answer)
+    match = _LEAD.match(unwrapped)
     if match is None:
         return answer
-    lead, rest = match.group(1), answer[match.end() :]
+    lead, rest = match.group(1), unwrapped[match.end() :]
     if not _ONE_VARIABLE.fullmatch(lead) and (_NO_LEAD.search(lead) or _VARIABLE.search(lead)):
         return answer
     return clean(rest.removeprefix("**") if lead.count("**") % 2 else rest)  # **Answer:** 18

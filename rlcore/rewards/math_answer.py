@@ -239,7 +239,8 @@ def _as_plain(answer: str) -> str:
             break
         text = (inside.group(1) or inside.group(2) or "").strip()
     text = _BASE_TEN.sub("", re.sub(r"^([0-9]{1,40}) ?: ?([0-9]{1,40})$", r"\1/\2", _ORDINAL.sub("", text)))
-    text = re.sub(r"^([-+]) +(?=[0-9.\\$])|^(\\?\$)-(?=[0-9.])", lambda m: m.group(1) or f"-{m.group(2)}", text)
+    text = re.sub(r"^([-+])(?: |\\[,;:!])+(?=[0-9.\\$])", r"\1", text)
+    text = re.sub(r"^(\\?\$)-(?=[0-9.])", r"-\1", text)
     return separate_unit(text)
 
 
@@ -248,7 +249,7 @@ def _as_stated(answer: str, reference: str) -> str:
     found = extract_stated(answer)
     if found == answer or len(answer) > MAX_ANSWER_CHARACTERS:
         return answer
-    is_number = parse_quantity(found) is not None and parse_quantity(reference) is not None
+    is_number = parse_quantity(_as_plain(found)) is not None and parse_quantity(reference) is not None
     is_word = _WORDS.fullmatch(found) is not None and _WORDS.fullmatch(reference) is not None
     return found if is_number or is_word else answer
 

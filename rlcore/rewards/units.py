@@ -59,7 +59,7 @@ _KINDS = (
     "平方厘米, 平方米, 平方千米 平方公里, 平方分米, 公顷, 亩",
     "立方厘米, 立方米, 立方分米",
     "j joule, kj kilojoule, cal calorie, kcal kilocalorie, ev, kwh",
-    "w watt, kw kilowatt, mw megawatt, hp horsepower",
+    "w watt, kw kilowatt, mw megawatt, milliwatt, hp horsepower",
     "n newton, kn kilonewton",
     "v volt, kv kilovolt, mv millivolt",
     "a amp ampere, ma milliampere",
@@ -89,6 +89,7 @@ _UNIT_WORDS = re.compile(rf"(°[cf]?|[a-z]+|[€£¥₹₩₽¢$]|[{_HAN}]+)(?:\
 _SQUARE = re.compile(r"\b(square|sq\.?|cubic) ([a-z]+)")
 _DEGREES = re.compile(_DEGREE)
 _TEMPERATURE = re.compile(r"(?:° ?|degrees? )([cf])(?:elsius|ahrenheit)?(?![a-z])")
+_MILLIWATT = re.compile(r"(?<![A-Za-z])mW(?![A-Za-z])")
 _HALF_OF_DAY = re.compile(r"\b([ap])\. ?m\b\.?|\b([ap]) m\b")
 _TAIL = re.compile(rf"{_SPACE}(?:(?:{_STYLED}|\\?\$|\\cdot|[A-Za-z€£¥₹₩₽¢°/ {_HAN}]){_EXPONENT}){{1,60}}$")
 _PREFIX = re.compile(r"[-+]? ?(?:[A-Z]{0,3}\\?(\$)|([€£¥₹₩₽])|(USD|EUR|GBP|JPY|INR) )")
@@ -129,7 +130,7 @@ def _units_of(text: str) -> list[tuple[int, str, str]]:
     tail, prefix = _TAIL.search(written[-_MAX_TAIL:]), _PREFIX.match(written)
     words: list[tuple[str, str]] = []
     if tail:
-        plain = re.sub(r"\\[A-Za-z]+", " ", tail.group()).lower()
+        plain = _MILLIWATT.sub("milliwatt", re.sub(r"\\[A-Za-z]+", " ", tail.group())).lower()
         plain = _TEMPERATURE.sub(r"°\1", re.sub(r"[{}]|\\.", "", plain).replace(" ^", "^").replace("^ ", "^"))
         plain = _HALF_OF_DAY.sub(lambda match: f"{match.group(1) or match.group(2)}m", plain)
         plain = _SQUARE.sub(lambda match: f"{match.group(2)}^{'3' if match.group(1) == 'cubic' else '2'}", plain)

@@ -40,7 +40,9 @@ _SET_SIGN = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
 _COLON = re.compile(":")
 _CONDITION = re.compile(r"\\mid(?![a-z])|\||:")
 _NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]{1,12}\}|[A-Za-z0-9]))?'{0,3}(?:\( ?[A-Za-z](?:, ?[A-Za-z])* ?\))?"
-_ANSWER_NAME = re.compile(rf"{_NAME}|[A-Z]{{2,3}}|\\angle ?[A-Z]{{1,3}}|\\text\{{[A-Za-z ]{{1,30}}\}}|\|[A-Za-z]\|")
+_ANSWER_NAME = re.compile(
+    rf"{_NAME}|[A-Z]{{2,3}}|\\angle ?[A-Z]{{1,3}}|\\text\{{[A-Za-z ]{{1,30}}\}}|\|(?:[A-Za-z]|[A-Z]{{2}})\|"
+)
 _TUPLE_NAME = re.compile(rf"\( ?{_NAME}(?: ?, ?{_NAME})+ ?\)")
 _REFERENCE_NAME = re.compile(
     r"(?:\(-?[0-9]{1,4}\)|[A-Za-z|():' ]|\\(?:frac|angle|triangle|text|overline|cdot)(?![a-z])|[{}*])+"

@@ -96,8 +96,8 @@ def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
         ({"command": "false"}, "the MCP server does not answer at 'false'"),
         ({"command": "no-such-program"}, "the MCP server does not answer at 'no-such-program'"),
         ({"url": "http://127.0.0.1:9/mcp"}, "the MCP server does not answer at 'http://127.0.0.1:9/mcp'"),
-        ({}, "has a command or a url"),
-        ({"command": "a", "url": "b"}, "has a command or a url"),
+        ({}, "needs a command or a url"),
+        ({"command": "a", "url": "b"}, "needs a command or a url"),
     ],
 )
 def test_where_no_server_answers_the_error_names_it(options: dict[str, Any], said: str) -> None:

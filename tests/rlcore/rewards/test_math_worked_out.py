@@ -74,6 +74,9 @@ def test_what_stands_side_by_side_is_multiplied(math_pool: GraderPool) -> None:
         ("5 km", "5 hours", True),  # of two kinds: not compared
         (r"\frac{1}{2}\text{ km}", "0.5 m", False),
         ("5 days", "6 days", False),
+        (r"5\text{ mW}", r"5\text{ MW}", False),
+        ("5 MW", "5 megawatts", True),
+        ("5 mw", "5 MW", True),
     ],
 )
 def test_units_of_one_kind_and_another_size_are_other_answers(answer: str, reference: str, is_right: bool) -> None:

@@ -192,6 +192,8 @@ def test_where_the_problem_is_an_expression_its_echo_is_no_answer_in_a_sentence_
         ("x^2 = 18", "x^2 = 18"),
         ("What is 18", "What is 18"),
         ("3:4", "3:4"),
+        (r"\text{The answer is } 18", "18"),
+        (r"\text{The answer is not } 18", r"\text{The answer is not } 18"),
     ],
 )
 def test_what_a_text_states(answer: str, found: str) -> None:
