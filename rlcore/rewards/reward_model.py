@@ -86,7 +86,7 @@ class RewardModelReward:
         values = (values - self._options.shift) / self._options.scale
         if self._options.clip > 0.0:
             values = values.clamp(-self._options.clip, self._options.clip)
-        parts = [{self.name: value} for value in values.tolist()]
+        rows = [{self.name: value} for value in values.tolist()]
         if len(scores) > 1:
-            parts = [part | {f"{self.name}_std": std} for part, std in zip(parts, spread.tolist(), strict=True)]
-        return [Score(value=part[self.name], terms=part) for part in parts]
+            rows = [terms | {f"{self.name}_std": std} for terms, std in zip(rows, spread.tolist(), strict=True)]
+        return [Score(value=terms[self.name], terms=terms) for terms in rows]

@@ -366,7 +366,7 @@ def test_a_template_of_ones_own(
 def test_a_template_that_does_not_fence_the_answer_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "judge.txt"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"has to hold \$answer and \$nonce"):
+    with pytest.raises(ConfigError, match=r"must contain \$answer and \$nonce"):
         load_template(str(path))
     with pytest.raises(ConfigError, match="cannot be read"):
         load_template(str(tmp_path / "absent"))

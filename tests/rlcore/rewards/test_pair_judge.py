@@ -172,7 +172,7 @@ def test_a_template_of_ones_own_has_to_fence_both_answers(judged: tuple[Server, 
     assert values(endpoint(url, template=str(path)), pair("seven", "7")) == [(1.0, 1.0)]
     assert state.bodies[0]["messages"][0]["content"].startswith("Mine:")
     path.write_text("$first $nonce", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"has to hold \$first, \$second and \$nonce"):
+    with pytest.raises(ConfigError, match=r"must contain \$first, \$second and \$nonce"):
         endpoint(url, template=str(path))
 
 
