@@ -102,7 +102,7 @@ def test_a_refusal_or_a_reply_without_one_verdict_is_unjudged(reply: str) -> Non
 
 @pytest.mark.parametrize(
     ("fault", "error"),
-    [("500", "status 500"), ("401", "status 401"), ("garbage", "no chat"), ("drip", "no complete reply")],
+    [("500", "status 500"), ("401", "status 401"), ("garbage", "not a chat"), ("drip", "no complete reply")],
 )
 def test_an_endpoint_that_fails_or_is_too_slow_leaves_the_order_unjudged(
     judged: tuple[Server, str], fault: str, error: str

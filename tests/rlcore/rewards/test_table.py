@@ -261,7 +261,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind="format"), r"style: required, but missing"),
         (RewardTerm(kind="format", options={"style": "yaml"}), r"style = 'yaml': must be one of 'boxed'"),
         (RewardTerm(kind="length", options={"limit": 4, "buffer": 5}), r"buffer 5 is longer than limit 4"),
-        (RewardTerm(kind="reward_model"), r"the reward model '' is not available"),
+        (RewardTerm(kind="reward_model"), r"the reward model '' does not exist"),
         (RewardTerm(kind="no.such.module:f"), r"cannot import the function 'no.such.module:f'"),
         (RewardTerm(kind=":f"), r"cannot import"),
         (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
