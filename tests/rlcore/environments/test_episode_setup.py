@@ -208,7 +208,7 @@ def test_an_environment_that_fails_costs_its_rollout_and_of_more_than_a_tenth_st
     groups = play(tokenizer, make_prompts(*names), dict.fromkeys(names, "7"))
     assert isinstance(groups[-1][0], FailedRollout) and "no board" in groups[-1][0].reason
     assert all(isinstance(made, Rollout) for (made,) in groups[:-1])
-    with pytest.raises(SamplingError, match="failed in 1 of 9 episodes"):
+    with pytest.raises(SamplingError, match="raised in 1 of 9 episodes"):
         play(tokenizer, make_prompts(*names[1:]), dict.fromkeys(names, "7"))
 
 
