@@ -71,7 +71,7 @@ def test_time_is_processor_time_and_a_worker_that_only_waits_is_a_fault_of_ours(
     request = {"pattern": "x", "text": "x"}
     with GraderPool("format", timeout_seconds=5.0, num_workers=1) as pool:
         pool.grade_all([request])
-        monkeypatch.setattr(grader_pool, "_PATIENCE_SECONDS", 1.0)
+        monkeypatch.setattr(grader_pool, "_IDLE_SECONDS", 1.0)
         os.kill(pool._workers[0].pid, signal.SIGSTOP)
         outcomes = pool.grade_all([request])
     assert (outcomes[0].value, outcomes[0].is_of_answer) == (None, False)
