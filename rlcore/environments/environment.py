@@ -55,8 +55,7 @@ def import_environment(name: str, options: Mapping[str, Any], *, where: str = "e
 
     Raises:
         ConfigError: It cannot be imported, takes other options, has no ``reset`` or no tool, or a tool without type
-            hints
-            or without a description of each argument.
+            hints or without a description of each argument.
     """
     module_name, _, class_name = name.partition(":")
     try:

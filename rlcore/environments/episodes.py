@@ -71,8 +71,7 @@ class EpisodeSampler:
 
         Raises:
             ConfigError: A tool of the table has the name of an environment's method, or a tool's description has a
-                control
-                token.
+                control token.
             ModelError: The chat template cannot show a message of ``config.tool_role`` after an assistant's.
         """
         self._engine, self._tokenizer, self._config = engine, tokenizer, config
@@ -119,8 +118,7 @@ class EpisodeSampler:
 
         Raises:
             SamplingError: The engine is broken, a tool returned a wrong number of answers, the environment fails in
-                over a
-                tenth of the episodes or begins those of a group differently, or the first turn has no room.
+                over a tenth of the episodes or begins those of a group differently, or the first turn has no room.
         """
         numbers = list(range(len(prompts)) if places is None else places)
         if self._environment is None:

@@ -42,8 +42,7 @@ class SqlLimits:
         row_bytes: Maximum size of a row.
         characters: Maximum length of the query.
         selects: Maximum number of SELECTs. A repeated subquery is compiled repeatedly, and compiling counts no steps,
-            so
-            a few nested subqueries could use all memory.
+            so a few nested subqueries could use all memory.
     """
 
     rows: int = 20

@@ -60,8 +60,7 @@ class EndpointOptions:
         retries: Number of retries of a failed request.
         api_key_env: Environment variable with the key, which is never stored.
         structured_output: Use vLLM's structured output to allow nothing but the rating, for models that do not keep to
-            a
-            form or reason first.
+            a form or reason first.
     """
 
     base_url: str

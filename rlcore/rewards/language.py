@@ -74,8 +74,8 @@ class LanguageOptions:
         language: Code, or ``prompt`` for the language of the last user turn: its script, or the result of
             ``identifier``.
         identifier: ``words`` uses the most common words of the languages of ``STOP_WORDS``, for texts of a dozen words
-            or
-            more. ``py3langid`` uses that library, for the languages of ``LANGUAGES`` and texts of three words or more.
+            or more. ``py3langid`` uses that library, for the languages of ``LANGUAGES`` and texts of three words or
+            more.
         min_words: Words are checked only in completions of at least this length.
         other_language: Factor of the score if the words are of another language.
     """

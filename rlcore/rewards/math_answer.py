@@ -87,10 +87,8 @@ class MathOptions:
     Attributes:
         last_number: Accept the last number of a finished completion as an unmarked answer.
         evaluated_only: Require an evaluated answer: for a plain number a plain number, with fractions in lowest terms
-            (not
-            ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does not
-            have
-            (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
+            (not ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does
+            not have (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
         partial: Score of a wrong answer to a number with a valid derivation, see :mod:`rlcore.rewards.worked_steps`.
     """
 

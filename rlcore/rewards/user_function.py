@@ -47,8 +47,7 @@ class FunctionReward:
 
         Raises:
             RewardError: The function raised, returned a wrong number of values, or a value that is neither a number nor
-                None;
-                names the function and the rollout.
+                None; names the function and the rollout.
             CallTimeoutError: It timed out.
         """
         if not rollouts:

@@ -120,8 +120,7 @@ class NativeSampler:
 
         Raises:
             SamplingError: Names or shapes differ, or tied weights have different values. The engine continues to serve
-                the
-                previous weights.
+                the previous weights.
         """
         own = self._model.state_dict()
         problems = _shape_mismatches(own, state) or _untied(own, state)

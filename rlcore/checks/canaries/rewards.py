@@ -154,7 +154,9 @@ def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
     answers = [known_answer(prompt) or "" for prompt in prompts]
     numbers = [parse_number(answer) for answer in answers]
     return [
-        RewardProbe(rollout=_completion(prompts[index], required_prefix(prefill) + _tagged(answers[index - 1])), is_right=False)
+        RewardProbe(
+            rollout=_completion(prompts[index], required_prefix(prefill) + _tagged(answers[index - 1])), is_right=False
+        )
         for index, number in enumerate(numbers)
         if (other := numbers[index - 1]) is not None and number is not None and number.value != other.value
     ]

@@ -97,6 +97,6 @@ def open_scorers(
         yield WeightedReward(
             [
                 replace(each, reward=RemoteReward(each.reward, number, scorers))
-                for number, each in enumerate(local.parts)
+                for number, each in enumerate(local.terms)
             ]
         )

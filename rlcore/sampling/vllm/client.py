@@ -82,8 +82,7 @@ class EngineControl:
 
         Raises:
             SamplingError: There was no answer within ``seconds``, or its status was not 200. The message has the last
-                lines
-                of the server's log.
+                lines of the server's log.
         """
         try:
             status, answer = call(self.address, path, payload, seconds=seconds)
