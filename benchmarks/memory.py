@@ -277,7 +277,9 @@ class _Run:
         plan = MemoryPlan(recipe=recipe, num_parameters=num_parameters(self.policy), num_adapter=adapter)
         on_base = self.row.judge == "adapter"
         placement = self.row.critic or "separate"
-        return replace(plan, placement=placement, reference=self.row.reference, reward_model_is_adapter=on_base)
+        return replace(
+            plan, critic_architecture=placement, reference=self.row.reference, reward_model_is_adapter=on_base
+        )
 
 
 def _load(folder: Path) -> PreTrainedModel:

@@ -1,7 +1,7 @@
-"""Advantages: how much better a token or a completion was than expected.
+"""Advantages: how much better a token or completion was than expected.
 
-Completions stand in padded rows, [S, T]; ``mask`` is True on the tokens that the policy produced (False on padding and
-on tool output). Rewards are float64, so that equal rewards stay equal; a reward that is NaN was not scored.
+Completions are padded rows, [S, T]. ``mask`` is True on the policy's tokens and False on padding and tool output.
+Rewards are float64, so that equal rewards stay equal. A NaN reward means that the grader failed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64, Int
 
-EQUAL_REWARDS = 1e-8  # rewards of a group that differ by no more than this carry no signal
+EQUAL_REWARDS = 1e-8  # a group whose rewards differ by at most this has no signal
 STD_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AdvantageInputs:
-    """What an advantage is computed from, for S completions of up to T tokens.
+    """Inputs of an advantage function, for S completions of up to T tokens.
 
-    ``rewards``: float64 [S], the score plus every per-token penalty; NaN where the grader failed.
-    ``group``: int64 [S], completions of one prompt share a number.
-    ``token_rewards``: float64 [S, T], the penalties per token, with the score on the last token.
-    ``values``: float32 [S, T], zeros without a critic. ``mask``: bool [S, T].
-    ``next_values``: float32 [S], the value beyond the end; 0 where the episode ended by itself.
+    Attributes:
+        rewards: float64 [S], score plus all per-token penalties; NaN if the grader failed.
+        group: int64 [S], equal for completions of one prompt.
+        token_rewards: float64 [S, T], per-token penalties, with the score on the last token.
+        values: float32 [S, T], zeros without a critic.
+        mask: bool [S, T].
+        next_values: float32 [S], value after the last token; 0 if the episode ended by itself.
     """
 
     rewards: Float64[Tensor, "completions"]
@@ -41,19 +43,18 @@ class AdvantageInputs:
     next_values: Float[Tensor, "completions"]
 
 
-#: Episodes -> advantages [S, T] in the dtype of the values (float32), 0 where masked
+#: AdvantageInputs -> advantages [S, T] in the dtype of the values (float32), 0 where masked
 AdvantageFn = Callable[[AdvantageInputs], Tensor]
 
 
 def gae(
     episodes: AdvantageInputs, *, gamma: float, lam: float | Float64[Tensor, "completions"]
 ) -> Float[Tensor, "completions time"]:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16): [S, T].
+    """Return generalized advantage estimates, [S, T] (Schulman et al. 2016, eq. 16).
 
-    ``delta[t] = r[t] + gamma * V[t+1] - V[t]``, ``A[t] = delta[t] + gamma * lam * A[t+1]``, with V beyond the end from
-    ``next_values``. ``lam``: one for all, or float64 [S], one per completion.
-    Masked tokens (tool output) are stepped over: next value and running sum are carried across them without decay,
-    which equals the computation on the compressed sequence of the policy's own tokens.
+    ``delta[t] = r[t] + gamma * V[t+1] - V[t]`` and ``A[t] = delta[t] + gamma * lam * A[t+1]``. ``next_values`` holds V
+    after the last token. ``lam`` is a scalar, or float64 [S]. Masked tokens (tool output) are skipped without decay,
+    which equals the computation on the policy's tokens alone.
     """
     mask, rewards, values = episodes.mask, episodes.token_rewards, episodes.values.double()
     advantages = torch.zeros_like(rewards)
@@ -68,7 +69,7 @@ def gae(
 
 
 def length_adaptive_gae(episodes: AdvantageInputs, *, gamma: float, alpha: float) -> Float[Tensor, "completions time"]:
-    """GAE with ``lam = 1 - 1 / (alpha * length)`` per completion, at least 0 (VAPO, Yue et al. 2025)."""
+    """Return GAE with ``lam = 1 - 1 / (alpha * length)`` per completion, at least 0 (VAPO, Yue et al. 2025)."""
     lengths = episodes.mask.sum(1).clamp(min=1).double()
     return gae(episodes, gamma=gamma, lam=(1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0))
 
@@ -76,7 +77,7 @@ def length_adaptive_gae(episodes: AdvantageInputs, *, gamma: float, alpha: float
 def policy_gae(
     episodes: AdvantageInputs, *, gamma: float, lam: float, lam_alpha: float = 0.0
 ) -> Float[Tensor, "completions time"]:
-    """The policy's advantages with a critic: :func:`length_adaptive_gae` where ``lam_alpha`` > 0, else :func:`gae`."""
+    """Return the policy's advantages: :func:`length_adaptive_gae` if ``lam_alpha`` > 0, else :func:`gae`."""
     if lam_alpha > 0.0:
         return length_adaptive_gae(episodes, gamma=gamma, alpha=lam_alpha)
     return gae(episodes, gamma=gamma, lam=lam)
@@ -85,14 +86,14 @@ def policy_gae(
 def value_gae(
     episodes: AdvantageInputs, *, gamma: float, lam: float, lam_value: float | None = None
 ) -> Float[Tensor, "completions time"]:
-    """What the critic's returns are made from: :func:`gae` with a lambda of its own, if it has one (VAPO)."""
+    """Return the advantages that define the critic's returns: :func:`gae` with ``lam_value`` if set (VAPO)."""
     return gae(episodes, gamma=gamma, lam=lam if lam_value is None else lam_value)
 
 
 def whiten(
     advantages: Float[Tensor, "completions time"], mask: Bool[Tensor, "completions time"]
 ) -> Float[Tensor, "completions time"]:
-    """Mean 0 and variance 1 over the unmasked tokens of [S, T], in their dtype; exactly 0 where they are all equal."""
+    """Normalize the unmasked tokens of [S, T] to mean 0 and variance 1, in their dtype; 0 if all are equal."""
     kept = advantages[mask].double()
     if not len(kept) or not float(kept.max() - kept.min()) > EQUAL_REWARDS:
         return torch.zeros_like(advantages)
@@ -102,15 +103,15 @@ def whiten(
 
 
 def per_token_reward(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
-    """Each token's own reward, without what comes after it: GAE at ``gamma = 0`` and no critic, [S, T].
+    """Return each token's own reward, [S, T], ignoring later tokens: GAE at ``gamma = 0`` without a critic.
 
-    With the KL to a teacher as the reward per token it is on-policy distillation (Agarwal et al. 2024, reverse KL; Lu
-    2025): ``A = ln π_teacher - ln π`` of the token that was sampled.
+    With the KL to a teacher as per-token reward, this is on-policy distillation (Agarwal et al. 2024, reverse KL; Lu
+    2025): ``A = ln π_teacher - ln π`` of the sampled token.
     """
     return episodes.token_rewards.masked_fill(~episodes.mask, 0.0).to(episodes.values.dtype)
 
 
-#: What a group's centred rewards are divided by: (its rewards, all rewards of the batch) -> scalar.
+#: Divisor of a group's centered rewards: (its rewards, all rewards of the batch) -> scalar.
 SCALES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
     "group": lambda group, batch: group.std(unbiased=False) + STD_EPSILON,
     "group_sample": lambda group, batch: group.std(unbiased=True) + STD_EPSILON,
@@ -121,42 +122,42 @@ SCALES: Mapping[str, Callable[[Tensor, Tensor], Tensor | float]] = {
 
 
 def group_relative(episodes: AdvantageInputs, *, scale: str) -> Float[Tensor, "completions time"]:
-    """``(R - mean of the group) / scale``, the scale being one of :data:`SCALES`: a population std unless said so."""
+    """Return ``(R - mean of the group) / scale``, with ``scale`` a key of :data:`SCALES`."""
     batch = episodes.rewards[episodes.rewards.isfinite()]
     return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) / SCALES[scale](rewards, batch))
 
 
-#: ``(R - mean) / std`` within the group, population std (GRPO, Shao et al. 2024, section 4.1.2).
+#: ``(R - mean) / std`` within the group, with the population std (GRPO, Shao et al. 2024, section 4.1.2).
 group_normalized = partial(group_relative, scale="group")
 
-#: ``R - mean`` within the group: no division by the std (Dr. GRPO, Liu et al. 2025).
+#: ``R - mean`` within the group, without division by the std (Dr. GRPO, Liu et al. 2025).
 group_centered = partial(group_relative, scale="none")
 
 
 def group_over_mean(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
-    """``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026): hard prompts count more.
+    """Return ``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026); hard prompts count more.
 
-    0 for a group whose mean is 0 or below: the estimator is of the likelihood of success, and there was none. Rewards
-    are meant to be 0 or positive; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, which no
-    such group falls below, so that penalties that nearly cancel the mean cannot blow the advantage up: ``|A| <= G``.
+    Returns 0 for a group whose mean is at most 0, because the likelihood of success cannot be estimated there. Rewards
+    should be nonnegative; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, a bound that
+    nonnegative rewards always satisfy. Penalties that nearly cancel the mean then still give ``|A| <= G``.
     """
 
-    def normalise(rewards: Tensor) -> Tensor:
+    def normalize(rewards: Tensor) -> Tensor:
         mean, smallest = rewards.mean(), (rewards.max() - rewards.min()) / len(rewards)
         if float(mean) <= EQUAL_REWARDS:
             return torch.zeros_like(rewards)
         return (rewards - mean) / torch.maximum(mean, smallest)
 
-    return _by_group(episodes, normalise)
+    return _by_group(episodes, normalize)
 
 
 def leave_one_out(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
-    """``R_i - mean of the others`` within the group (RLOO, Kool et al. 2019; Ahmadian et al. 2024)."""
+    """Return ``R_i - mean of the others`` within the group (RLOO, Kool et al. 2019; Ahmadian et al. 2024)."""
     return _by_group(episodes, lambda rewards: (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1)))
 
 
 def batch_normalized(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
-    """``(R - mean) / std`` over the whole batch (REINFORCE++, Hu 2025)."""
+    """Return ``(R - mean) / std`` over the whole batch (REINFORCE++, Hu 2025)."""
     rewards, scored = episodes.rewards, episodes.rewards.isfinite()
     advantages = torch.zeros_like(rewards)
     kept = rewards[scored]
@@ -166,16 +167,16 @@ def batch_normalized(episodes: AdvantageInputs) -> Float[Tensor, "completions ti
 
 
 def has_signal(rewards: Float[Tensor, "completions"]) -> bool:
-    """Whether rewards differ at all: decided by max - min, never by a std plus a tiny epsilon."""
+    """Return True if the rewards differ, by max - min and not by a standard deviation plus epsilon."""
     return len(rewards) > 1 and float(rewards.max() - rewards.min()) > EQUAL_REWARDS
 
 
-def _by_group(episodes: AdvantageInputs, normalise: Callable[[Tensor], Tensor]) -> Tensor:
+def _by_group(episodes: AdvantageInputs, normalize: Callable[[Tensor], Tensor]) -> Tensor:
     advantages = torch.zeros_like(episodes.rewards)
     for number in set(episodes.group.tolist()):
         members = (episodes.group == number) & episodes.rewards.isfinite()
         if has_signal(episodes.rewards[members]):
-            advantages[members] = normalise(episodes.rewards[members])
+            advantages[members] = normalize(episodes.rewards[members])
     return _per_token(advantages, episodes)
 
 

@@ -3,12 +3,12 @@
 With d = policy_logprobs - ref_logprobs on tokens that the policy sampled (Schulman 2020, "Approximating KL
 divergence"):
 
-    k1 = d                    unbiased, may be negative; the form for the reward
+    k1 = d                    unbiased, may be negative; used in the reward
     k2 = d^2 / 2              its gradient is exactly that of the reverse KL
-    k3 = exp(-d) + d - 1      unbiased, never negative; the one to report; its plain gradient is that of the FORWARD KL
+    k3 = exp(-d) + d - 1      unbiased, never negative; used in metrics; its plain gradient is that of the FORWARD KL
 
-As a loss, k1 alone has zero gradient in expectation and k3 alone the wrong one. Multiplied by the differentiable ratio
-both are exact; so is k2 times the detached importance weight.
+As a loss, k1 alone has zero expected gradient, and k3 alone has the wrong gradient. Multiplied by the differentiable
+ratio, both are exact. So is k2 times the detached importance weight.
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ KlLossFn = Callable[[Tensor, Tensor], Tensor]
 
 
 def k1(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``d`` [N]."""
+    """Return ``d`` [N]."""
     return d
 
 
 def k2(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``d^2 / 2`` [N]."""
+    """Return ``d^2 / 2`` [N]."""
     return 0.5 * d.square()
 
 
 def k3(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``exp(-d) + d - 1`` [N], never negative."""
+    """Return ``exp(-d) + d - 1`` [N], never negative."""
     return torch.expm1(-d) + d
 
 
 def k1_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``ratio * k1``: gradient of the reverse KL, also off-policy."""
+    """Return ``ratio * k1``, whose gradient is that of the reverse KL, also off-policy."""
     return log_ratio.exp() * k1(d)
 
 
 def k2_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``ratio.detach() * k2``: gradient of the reverse KL, with the importance weight detached."""
+    """Return ``ratio.detach() * k2``: gradient of the reverse KL, with the importance weight detached."""
     return log_ratio.detach().exp() * k2(d)
 
 
 def k3_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``ratio * k3``: gradient of the reverse KL with the low variance of k3. The value is never clamped: a clamp
-    would remove the gradient exactly where the policy has dropped a token."""
+    """Return ``ratio * k3``: gradient of the reverse KL, with the low variance of k3.
+
+    The value is never clamped: a clamp would remove the gradient exactly where the policy has dropped a token.
+    """
     return log_ratio.exp() * k3(d)
 
 
 def k2_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``k2``: gradient of the reverse KL on-policy alone; after the first step of an update it is biased."""
+    """Return ``k2``: gradient of the reverse KL on-policy; biased after the first step of an update."""
     return k2(d)
 
 
 def k3_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """``k3`` as the GRPO paper has it (Shao et al. 2024, eq. 4): its gradient is that of the FORWARD KL, on-policy."""
+    """Return ``k3`` as in the GRPO paper (Shao et al. 2024, eq. 4); on-policy its gradient is of the FORWARD KL."""
     return k3(d)
 
 
@@ -79,7 +81,7 @@ KL_LOSSES: Mapping[str, KlLossFn] = {
 
 @dataclass(frozen=True, kw_only=True)
 class KlController:
-    """The KL coefficient beta; adaptive when ``target`` > 0 (Ziegler et al. 2019, section 2.2).
+    """KL coefficient beta, adaptive if ``target`` > 0 (Ziegler et al. 2019, section 2.2).
 
     ``target`` is in nats per completion, ``horizon`` in completions.
     """
@@ -89,9 +91,9 @@ class KlController:
     horizon: int = 10_000
 
     def updated(self, measured: float, num_samples: int) -> KlController:
-        """The controller after ``num_samples`` completions with mean KL ``measured``; the error is clipped at ±0.2."""
+        """Return the controller after ``num_samples`` completions of mean KL ``measured``; error clipped to ±0.2."""
         if self.target == 0.0:
             return self
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
-        share = min(1.0, num_samples / self.horizon)  # a batch beyond the horizon must not turn the sign
-        return replace(self, coefficient=self.coefficient * (1.0 + error * share))
+        fraction = min(1.0, num_samples / self.horizon)  # a batch larger than the horizon must not flip the sign
+        return replace(self, coefficient=self.coefficient * (1.0 + error * fraction))

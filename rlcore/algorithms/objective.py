@@ -1,6 +1,6 @@
-"""The one formula: ``loss = sum of weight * (surrogate + beta * KL - c_H * entropy)`` over the tokens of a micro-batch.
+"""Policy loss: ``sum of weight * (surrogate + beta * KL - c_H * entropy)`` over the tokens of a micro-batch.
 
-The weights already hold the normalisation over the whole optimizer step, so the losses of micro-batches add up.
+The weights are normalized over the whole optimizer step, so the losses of micro-batches add up.
 """
 
 from __future__ import annotations
@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossInputs:
-    """One micro-batch of N completion tokens; every tensor is [N], float32 unless said otherwise.
+    """A micro-batch of N completion tokens. Every tensor is [N], and float32 unless noted.
 
-    ``policy_logprobs`` and ``entropy`` carry the gradient. ``loss_mask``: bool. ``weights``: of the whole step.
-    ``sequence_index``: int64. ``ref_logprobs`` is read only where the KL coefficient is positive.
+    Attributes:
+        policy_logprobs: Carries the gradient, as does ``entropy``.
+        ref_logprobs: Read only if the KL coefficient is positive.
+        weights: Normalized over the whole optimizer step.
+        loss_mask: bool.
+        sequence_index: int64.
     """
 
     policy_logprobs: Float[Tensor, "tokens"]
@@ -42,7 +46,7 @@ class LossInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """What the terms beside the surrogate count. ``kl`` 0 or ``entropy`` 0: the term is off."""
+    """Coefficients of the loss terms besides the surrogate. ``kl`` = 0 or ``entropy`` = 0 turns the term off."""
 
     kl: float
     kl_estimator: str
@@ -52,8 +56,14 @@ class Coefficients:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LossOutput:
-    """``loss``: scalar with gradient. ``sums``: detached sums over the micro-batch's unmasked tokens, by metric;
-    ``maxima``: detached maxima. ``num_tokens``: unmasked tokens, int64 scalar."""
+    """Loss of a micro-batch and its statistics.
+
+    Attributes:
+        loss: Scalar with gradient.
+        sums: Detached sums over the unmasked tokens, by metric.
+        maxima: Detached maxima, by metric.
+        num_tokens: Number of unmasked tokens, int64 scalar.
+    """
 
     loss: Float[Tensor, ""]
     sums: Mapping[str, Shaped[Tensor, ""]]
@@ -62,9 +72,9 @@ class LossOutput:
 
 
 def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coefficients) -> LossOutput:
-    """The loss of one micro-batch and what is worth knowing about it.
+    """Return the loss and statistics of one micro-batch.
 
-    Masked tokens are filled before any arithmetic: 0 * NaN is NaN, so a mask that multiplies protects nothing.
+    Masked tokens are filled before any arithmetic: 0 * NaN is NaN, so multiplying by a mask would not remove them.
     """
     mask = inputs.loss_mask
     log_ratio = clamped_difference(inputs.policy_logprobs, inputs.old_logprobs, mask)
@@ -100,11 +110,11 @@ def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coeffici
 def mismatch_correction(
     inputs: LossInputs, config: RolloutCorrectionConfig
 ) -> tuple[Float[Tensor, "tokens"], dict[str, Shaped[Tensor, ""]], dict[str, Float[Tensor, ""]]]:
-    """Detached weights [N] for the engine's log-probabilities differing from the trainer's for the same weights.
+    """Return detached weights [N] that correct engine log-probabilities that differ at equal weights, with statistics.
 
-    ``w = exp(old_logprobs - sampler_logprobs)`` per token, or the geometric mean over the sequence (never the
-    product, which shrinks the update with length); truncated at ``upper``, or 0 outside [``low``, ``upper``]. Rejected
-    tokens stay in the denominator, since the weights of the step were normalised before.
+    ``w = exp(old_logprobs - sampler_logprobs)`` per token, or its geometric mean over the sequence. A product would
+    shrink the update with length. ``w`` is truncated at ``upper``, or set to 0 outside [``low``, ``upper``]. Rejected
+    tokens stay in the denominator, because the weights of the step are normalized before.
     """
     mask = inputs.loss_mask
     difference = clamped_difference(inputs.old_logprobs, inputs.sampler_logprobs, mask)

@@ -1,4 +1,4 @@
-"""Importance ratios between the policy being trained and the policy at the start of the update, as log-ratios."""
+"""Importance log-ratios of the trained policy to the policy at the start of the update."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ RatioFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 def token_ratio(
     log_ratio: Float[Tensor, "tokens"], sequence_index: Int[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"]
 ) -> Float[Tensor, "tokens"]:
-    """Each token's own log-ratio [N] (PPO, Schulman et al. 2017)."""
+    """Return the log-ratio of each token, [N] (PPO, Schulman et al. 2017)."""
     return log_ratio
 
 
 def sequence_ratio(
     log_ratio: Float[Tensor, "tokens"], sequence_index: Int[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"]
 ) -> Float[Tensor, "tokens"]:
-    """The mean log-ratio of a token's sequence [N]: the geometric mean, not the product (GSPO, eq. 7).
+    """Return the mean log-ratio of each token's sequence, [N]: the geometric mean (GSPO, eq. 7).
 
-    A product of ratios shrinks or explodes with length; its geometric mean has the same scale at any length.
+    A product of ratios shrinks or explodes with length; the geometric mean has the same scale at any length.
     """
     return sequence_mean(log_ratio, sequence_index, loss_mask)[sequence_index]
 
@@ -37,10 +37,9 @@ def sequence_ratio(
 def completion_ratio(
     log_ratio: Float[Tensor, "tokens"], sequence_index: Int[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"]
 ) -> Float[Tensor, "tokens"]:
-    """The summed log-ratio of a token's sequence [N], within ±20: a completion is one action (RLOO).
+    """Return the summed log-ratio of each token's sequence, [N], within ±20: a completion is one action (RLOO).
 
-    With it, and with no other, an estimate from the policy that sampled is exact for the policy as it is now. Its
-    spread grows with length, so it belongs into a clip.
+    Only this ratio makes an off-policy estimate exact. Its variance grows with length, so it should be clipped.
     """
     totals = sequence_sum(log_ratio, sequence_index, loss_mask)
     return totals.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[sequence_index]
@@ -49,7 +48,7 @@ def completion_ratio(
 def sequence_mean(
     values: Float[Tensor, "tokens"], sequence_index: Int[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"]
 ) -> Float[Tensor, "sequences"]:
-    """Mean over the unmasked tokens of each sequence: [N] to [S]; 0 for a sequence without any."""
+    """Return the mean over the unmasked tokens of each sequence: [N] to [S]; 0 if a sequence has none."""
     counts = sequence_sum(torch.ones_like(values), sequence_index, loss_mask)
     return sequence_sum(values, sequence_index, loss_mask) / counts.clamp(min=1.0)
 
@@ -57,7 +56,7 @@ def sequence_mean(
 def sequence_sum(
     values: Float[Tensor, "tokens"], sequence_index: Int[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"]
 ) -> Float[Tensor, "sequences"]:
-    """Sum over the unmasked tokens of each sequence: [N] to [S]."""
+    """Return the sum over the unmasked tokens of each sequence: [N] to [S]."""
     num_sequences = int(sequence_index.max()) + 1 if len(sequence_index) else 0
     kept = values.masked_fill(~loss_mask, 0.0)
     return values.new_zeros(num_sequences).index_add(0, sequence_index, kept)
@@ -66,6 +65,6 @@ def sequence_sum(
 def clamped_difference(
     minuend: Float[Tensor, "tokens"], subtrahend: Float[Tensor, "tokens"], loss_mask: Bool[Tensor, "tokens"]
 ) -> Float[Tensor, "tokens"]:
-    """``minuend - subtrahend`` of log-probabilities, 0 where masked, within ±20 so that its exponential is finite."""
+    """Return ``minuend - subtrahend`` of log-probabilities, 0 where masked, within ±20 so that exp is finite."""
     difference = (minuend - subtrahend).masked_fill(~loss_mask, 0.0)
     return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

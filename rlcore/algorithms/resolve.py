@@ -1,4 +1,4 @@
-"""Passes the constants that a run's configuration sets to the functions of an algorithm's row."""
+"""Resolve an algorithm: its row of the table, with the constants of a run's configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SLOTS = ("advantage", "value_advantage", "ratio", "surrogate", "weighting")
 
 
 def resolve_algorithm(rl: RlConfig) -> Algorithm:
-    """The row of the table that the configuration names, with its constants.
+    """Return the configured row of the table, with the run's constants.
 
     Raises:
-        ConfigError: no such row, or a constant that means nothing for it.
+        ConfigError: The row does not exist, or does not use one of the constants.
     """
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
@@ -31,7 +31,7 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
         rl.kl.coefficient and rl.kl.apply_to == "reward"
     ):
         raise ConfigError(
-            f"{rl.algorithm} gives each token its own reward, and the KL to the reference is what each token has",
+            f"{rl.algorithm} trains on per-token rewards, but the KL to the reference policy is not in the reward",
             where="kl.apply_to",
             fix="set kl.apply_to = 'reward' and kl.coefficient = 1.0",
         )
@@ -43,18 +43,18 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
 
 
 def _refuse_signal_of_groups(rl: RlConfig) -> None:
-    """Refuse what looks for groups without signal where a group of equal rewards teaches too."""
+    """Raise ConfigError if zero-signal groups are skipped or replaced although they carry a signal."""
     row, sampling = ALGORITHMS[rl.algorithm], rl.sampling
     if not row.uses_critic and row.advantage is not per_token_reward:
         return
-    why = "with a critic" if row.uses_critic else "where each token has its own reward"
+    why = "a critic" if row.uses_critic else "per-token rewards"
     for name, is_set, off in (
         ("dynamic_sampling_rounds", sampling.dynamic_sampling_rounds > 0, 0),
         ("zero_signal_keep_prob", sampling.zero_signal_keep_prob < 1.0, 1),
     ):
         if is_set:
             raise ConfigError(
-                f"{rl.algorithm} does not use {name}: {why}, groups of equal rewards have a signal",
+                f"{rl.algorithm} does not use {name}: with {why}, groups of equal rewards have a signal",
                 where=f"sampling.{name}",
                 fix=f"set it to {off}, or choose an algorithm whose advantages compare a group's rewards",
             )
@@ -63,10 +63,10 @@ def _refuse_signal_of_groups(rl: RlConfig) -> None:
 def with_objective(
     row: Algorithm, objective: ObjectiveConfig, *, name: str, run: Mapping[str, Any] = MappingProxyType({})
 ) -> Algorithm:
-    """The row ``name`` with every constant that ``objective`` sets, and those of ``run`` that mean something for it.
+    """Return the row ``name`` with all constants that ``objective`` sets, and those of ``run`` that the row uses.
 
     Raises:
-        ConfigError: a setting that means nothing for this row.
+        ConfigError: The row does not use a setting of ``objective``.
     """
     chosen = {setting: value for setting, value in asdict(objective).items() if value is not None}
     if "weighting" in chosen:
@@ -83,23 +83,23 @@ def with_objective(
 
 
 def with_constants(row: Algorithm, constants: Mapping[str, Any]) -> Algorithm:
-    """The row with these constants in each of its functions that has a keyword of that name."""
+    """Bind the constants to each function of the row that has a keyword of that name."""
     changed: dict[str, Any] = {}
-    for hole in _SLOTS:
-        function = getattr(row, hole)
-        meant = {name: value for name, value in constants.items() if name in _keywords(function)}
-        if meant:
-            changed[hole] = partial(function, **meant)
+    for slot in _SLOTS:
+        function = getattr(row, slot)
+        used = {name: value for name, value in constants.items() if name in _keywords(function)}
+        if used:
+            changed[slot] = partial(function, **used)
     return replace(row, **changed)
 
 
 def constants_of(row: Algorithm) -> set[str]:
-    """The names of the constants of a row: what its functions take by keyword alone."""
-    return {name for hole in _SLOTS for name in _keywords(getattr(row, hole))}
+    """Return the names of a row's constants: the keyword-only parameters of its functions."""
+    return {name for slot in _SLOTS for name in _keywords(getattr(row, slot))}
 
 
 def _keywords(function: Any) -> set[str]:
-    if function is None:  # a row without a critic has no advantage for it
+    if function is None:  # a row without a critic has no value_advantage
         return set()
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

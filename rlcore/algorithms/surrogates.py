@@ -1,4 +1,4 @@
-"""Policy losses per token (to be minimised), as pure functions of log-ratio, log-probability and advantage."""
+"""Policy losses per token, to be minimized: pure functions of log-ratio, log-probability and advantage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Surrogate:
-    """``loss``: float [N]. ``clipped_low``, ``clipped_high``: bool [N], where the bound cut the gradient."""
+    """Policy loss per token.
+
+    Attributes:
+        loss: float [N].
+        clipped_low: bool [N], True if the lower bound cut the gradient.
+        clipped_high: bool [N], True if the upper bound cut the gradient.
+    """
 
     loss: Float[Tensor, "tokens"]
     clipped_low: Bool[Tensor, "tokens"]
@@ -35,10 +41,10 @@ def ppo_clip(
     clip_high: float,
     dual_clip: float = 0.0,
 ) -> Surrogate:
-    """``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` (PPO, Schulman et al. 2017, eq. 7).
+    """Return ``-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)`` (PPO, Schulman et al. 2017, eq. 7).
 
-    With ``dual_clip`` c > 1 (usual 3) the loss of a token with a negative advantage is at most ``-c * A``: beyond
-    ratio c it has no gradient (Ye et al. 2020, eq. 5). 0: off.
+    With ``dual_clip`` c > 1 (usually 3) the loss of a token with a negative advantage is at most ``-c * A``: beyond
+    ratio c it has no gradient (Ye et al. 2020, eq. 5). 0 disables it.
     """
     ratio = log_ratio.exp()
     clipped_ratio = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
@@ -58,7 +64,7 @@ def cispo(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """``-clip(ratio).detach() * A * logprob`` (MiniMax-M1 2025, eq. 4): every token keeps a gradient."""
+    """Return ``-clip(ratio).detach() * A * logprob`` (MiniMax-M1 2025, eq. 4); every token keeps a gradient."""
     ratio = log_ratio.detach().exp()
     loss = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages * policy_logprobs
     return Surrogate(loss, clipped_low=ratio < 1.0 - clip_low, clipped_high=ratio > 1.0 + clip_high)
@@ -72,10 +78,10 @@ def sapo(
     gate_positive: float,
     gate_negative: float,
 ) -> Surrogate:
-    """``-sigmoid(tau * (ratio - 1)) * 4 / tau * A``: a gate that closes smoothly (SAPO, Gao et al. 2025).
+    """Return ``-sigmoid(tau * (ratio - 1)) * 4 / tau * A``, a smooth gate (SAPO, Gao et al. 2025).
 
-    ``tau`` is ``gate_positive`` where A > 0 and ``gate_negative`` elsewhere. At ratio 1 the gradient is that of
-    ``ratio * A``; further away on either side it fades, and nothing is cut.
+    ``tau`` is ``gate_positive`` if A > 0, else ``gate_negative``. At ratio 1 the gradient is that of ``ratio * A``; it
+    fades on both sides, and is never cut.
     """
     tau = torch.full_like(advantages, gate_negative).masked_fill(advantages > 0, gate_positive)
     gate = torch.sigmoid(tau * (log_ratio.exp() - 1.0)) * 4.0 / tau
@@ -91,10 +97,10 @@ def dppo_tv(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """``-ratio * A``, 0 for a token whose probability has moved too far and would move further (DPPO, Qi et al. 2026).
+    """Return ``-ratio * A``, or 0 if the token's probability moved too far in that direction (DPPO, Qi et al. 2026).
 
-    Far is ``pi - mu > clip_high`` with A > 0, or ``pi - mu < -clip_low`` with A < 0, in probability: the token's share
-    of the total variation. A ratio bounds rare tokens too tightly (1e-5 to 1e-3 is ratio 100) and likely ones hardly.
+    Too far is ``pi - mu > clip_high`` with A > 0, or ``pi - mu < -clip_low`` with A < 0: the token's contribution to
+    the total variation. A ratio bounds rare tokens too tightly (1e-5 to 1e-3 is ratio 100) and likely ones hardly.
     """
     pi, mu = policy_logprobs.detach().exp(), (policy_logprobs - log_ratio).detach().exp()
     low = (pi - mu < -clip_low) & (advantages < 0)
@@ -111,9 +117,10 @@ def reinforce(
     clip_low: float,
     clip_high: float,
 ) -> Surrogate:
-    """``-ratio.detach() * A * logprob`` (Williams 1992; as used by RLOO, Ahmadian et al. 2024): a token's own gradient.
+    """Return ``-ratio.detach() * A * logprob`` (Williams 1992; used by RLOO, Ahmadian et al. 2024).
 
-    0 where the ratio has left ``1 - clip_low`` to ``1 + clip_high`` and would go on, as in :func:`ppo_clip`.
+    0 if the ratio has left ``1 - clip_low`` to ``1 + clip_high`` and the loss would move it further, as in
+    :func:`ppo_clip`.
     """
     ratio = log_ratio.detach().exp()
     low = (ratio < 1.0 - clip_low) & (advantages < 0)

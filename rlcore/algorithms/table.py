@@ -1,4 +1,4 @@
-"""Every algorithm as a row of pure functions. A new one is one row here and one test; nothing else knows the names."""
+"""Table of algorithms: one row of pure functions each. A new algorithm is a row here and a test."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, se
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """The four holes of the one formula (see :mod:`rlcore.algorithms.objective`), and whether a critic is trained.
+    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`), and the critic's advantage if any.
 
-    A run sets a constant by its name, which is that of a keyword of one of the functions
-    (:func:`rlcore.algorithms.resolve.resolve_algorithm`). With a critic the advantages are whitened, and
-    ``value_advantage`` makes the critic's returns.
+    A run sets constants by the keyword names of these functions (:func:`rlcore.algorithms.resolve.resolve_algorithm`).
+    With a critic, the advantages are whitened, and ``value_advantage`` defines the critic's returns.
     """
 
     advantage: AdvantageFn
@@ -40,12 +39,12 @@ class Algorithm:
 
     @property
     def uses_critic(self) -> bool:
-        """Whether a critic is trained."""
+        """True if a critic is trained."""
         return self.value_advantage is not None
 
 
 def _clip(low: float, high: float, surrogate: Callable[..., Surrogate] = ppo_clip) -> SurrogateFn:
-    """A surrogate with the two bounds that it clips at."""
+    """Bind the two clip bounds to a surrogate."""
     return partial(surrogate, clip_low=low, clip_high=high)
 
 
@@ -72,7 +71,7 @@ _ROWS: dict[str, _Row] = {
     "distil":      (per_token_reward, token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
-_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE}  # the rows that train a critic, and what makes its returns
+_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE}  # rows with a critic: its value_advantage
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
         name: Algorithm(

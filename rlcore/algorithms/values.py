@@ -1,4 +1,4 @@
-"""The critic's loss and how well it explains the returns."""
+"""Loss and explained variance of the critic."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def value_loss(
     clip_range: float,
     huber_delta: float = 0.0,
 ) -> Float[Tensor, "tokens"]:
-    """``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token [N]; no clipping at ``clip_range`` 0.
+    """Return ``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token, [N].
 
-    With ``huber_delta`` > 0 an error e beyond it counts ``2 * delta * (|e| - delta / 2)`` in place of e² (Huber 1964).
+    ``clip_range`` 0 disables clipping. If ``huber_delta`` > 0, an error e beyond it counts
+    ``2 * delta * (|e| - delta / 2)`` instead of e² (Huber 1964).
     """
     loss = _penalty(values - returns, huber_delta)
     if clip_range > 0.0:
@@ -38,9 +39,9 @@ def _penalty(error: Tensor, huber_delta: float) -> Tensor:
 
 
 def explained_variance(values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"]) -> float:
-    """``1 - Var(returns - values) / Var(returns)`` over [N] tokens; 0 where the returns do not vary.
+    """Return ``1 - Var(returns - values) / Var(returns)`` over [N] tokens; 0 if the returns do not vary.
 
-    1: the critic is perfect; 0: no better than a constant; below 0: worse than a constant.
+    1 means a perfect critic, 0 one that is no better than a constant, and less than 0 one that is worse.
     """
     variance = returns.var(unbiased=False)
     if float(variance) <= 1e-12:

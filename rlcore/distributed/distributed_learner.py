@@ -102,15 +102,17 @@ class DistributedLearner:
         return found
 
     def update(
-        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+        self, samples: Sequence[TrainingSample], *, seed: int, measure_memory: bool = False
     ) -> tuple[UpdateStats, Footprint | None]:
-        found: tuple[UpdateStats, Footprint | None] = self._call("update", samples, seed=seed, measured=measured)
+        found: tuple[UpdateStats, Footprint | None] = self._call(
+            "update", samples, seed=seed, measure_memory=measure_memory
+        )
         return found
 
-    def examine(
+    def run_slow_path(
         self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
     ) -> SlowPathResult | None:
-        found: SlowPathResult | None = self._call("examine", samples, rollouts, eos_ids=tuple(eos_ids), seed=seed)
+        found: SlowPathResult | None = self._call("run_slow_path", samples, rollouts, eos_ids=tuple(eos_ids), seed=seed)
         return found
 
     def step_errors(self) -> list[str]:
@@ -125,7 +127,7 @@ class DistributedLearner:
             self._exported = self.policy_version, self.ranks.crew.exported()
         return self._exported[1]
 
-    def snapshot(self) -> Mapping[str, torch.Tensor]:
+    def copy_weights(self) -> Mapping[str, torch.Tensor]:
         return self.weights()  # later exports do not change an export in use
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:

@@ -131,8 +131,8 @@ class DistributedSft(_DistributedSupervised):
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         return float(self._ask("mean_loss", demonstrations))
 
-    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
-        found: ShuffleGap = self._ask("pairing", demonstrations, seed=seed)
+    def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
+        found: ShuffleGap = self._ask("shuffle_gap", demonstrations, seed=seed)
         return found
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:

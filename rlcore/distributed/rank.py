@@ -27,9 +27,9 @@ from rlcore.training.sft import SftLearner
 WEIGHTS = "weights.safetensors"
 """File name of exported weights."""
 
-_METHODS = ("passes", "scores", "update", "examine", "step_errors", "observe_kl", "save", "wait", "save_model")
+_METHODS = ("passes", "scores", "update", "run_slow_path", "step_errors", "observe_kl", "save", "wait", "save_model")
 _SUPERVISED_METHODS = {
-    SftLearner: ("step", "mean_loss", "pairing", "save_model"),
+    SftLearner: ("step", "mean_loss", "shuffle_gap", "save_model"),
     DpoLearner: ("begin", "step", "rewards", "save_model"),
     RewardLearner: ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model"),
 }
@@ -120,7 +120,7 @@ def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime,
     dtype = PRECISIONS[setup["dtype"]]
     gathered = dtype if setup["narrow"] else None
     sharding = ShardConfig(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None
-    return Runtime(device=device, compute_dtype=dtype, recompute=setup["recompute"]), sharding
+    return Runtime(device=device, compute_dtype=dtype, gradient_checkpointing=setup["gradient_checkpointing"]), sharding
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -62,7 +62,7 @@ def rank_setup(config: DistributedConfig, runtime: Runtime, rank: int, *, adapte
         "size": config.learner_ranks,
         "seconds": 60.0 * config.timeout_minutes,
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
-        "recompute": runtime.recompute,
+        "gradient_checkpointing": runtime.gradient_checkpointing,
         "sharded": config.is_sharded(adapted=adapted),
         "narrow": config.gather_in_compute_dtype,
         "offload": config.cpu_offload,

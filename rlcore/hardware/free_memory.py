@@ -1,4 +1,4 @@
-"""How much memory a device has left for this process."""
+"""Free and total memory of a device, for this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a CUDA device, or of this machine as far as the kernel and the container let us; None: unknown."""
+    """Return free bytes of a CUDA device, or of this machine within kernel and container limits; None if unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
@@ -19,7 +19,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """All memory of a CUDA device; on a CPU what is free, because others live there too."""
+    """Return all bytes of a CUDA device; on a CPU the free ones, because other processes use the rest."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return free_bytes(device)
@@ -35,7 +35,7 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_container(cgroup: Path) -> int | None:
-    """What a container's limit leaves (cgroup v2, or v1); pages of cached files can be given back and count as free."""
+    """Return the bytes within a container's limit (cgroup v2, or v1); cached file pages count as free."""
     for limit, used, stat in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
@@ -43,8 +43,8 @@ def _of_container(cgroup: Path) -> int | None:
         try:
             bound = (cgroup / limit).read_text(encoding="ascii").strip()
             held = int((cgroup / used).read_text(encoding="ascii"))
-            figures = dict(line.split() for line in (cgroup / stat).read_text(encoding="ascii").splitlines())
+            counters = dict(line.split() for line in (cgroup / stat).read_text(encoding="ascii").splitlines())
         except OSError:
             continue
-        return max(0, int(bound) - held + int(figures.get("inactive_file", 0))) if bound.isdigit() else None
+        return max(0, int(bound) - held + int(counters.get("inactive_file", 0))) if bound.isdigit() else None
     return None

@@ -1,12 +1,12 @@
-"""What computes the numbers of a run: device, precision, instruction set and threads, found in one place.
+"""Machine that computes a run: device, precision, instruction set and threads.
 
-What changes the bits of a training step belongs in :class:`Machine`, and so in the keys of stages. Measured with three
-AdamW steps of Llamas of width 64, 192 and 576 (digest of the weights; torch 2.13, one AMD processor of family 26):
+:class:`Machine` holds everything that changes the bits of a training step, and is part of the cache keys. Measured with
+three AdamW steps of Llamas of width 64, 192 and 576 (digest of the weights; torch 2.13, an AMD processor of family 26):
 
 ======================================================================  ========  ========  =======
-what was changed                                                        float32   bfloat16  float16
+change                                                                  float32   bfloat16  float16
 ======================================================================  ========  ========  =======
-the same once more; other memory contents; glibc without AVX2 and FMA   same      same      same
+repetition; other memory contents; glibc without AVX2 and FMA           same      same      same
 instruction set of torch (``ATEN_CPU_CAPABILITY=avx2``, ``default``)    differs   differs   differs
 half-precision units hidden (``ONEDNN_MAX_CPU_ISA=AVX512_CORE``)        same      differs   same
 vendor: MKL believes that the processor is Intel's                      differs   differs   differs
@@ -14,13 +14,12 @@ vendor: MKL believes that the processor is Intel's                      differs 
 one thread or two, on these sizes                                       same      same      same
 ======================================================================  ========  ========  =======
 
-Threads change sums over much (8,192 tokens or 2 million numbers): of ``sum``, ``mean`` and the gradient of a LayerNorm
-with two threads and of a matrix product in bfloat16 with four; where MKL takes Intel's path, also of attention and of a
-float32 product with two. Draws of ``torch.randn`` differ between ``default`` and the rest.
+Threads change large sums (8,192 tokens or 2 million numbers). With two threads these are ``sum``, ``mean`` and the
+gradient of a LayerNorm; with four also a matrix product in bfloat16. On MKL's Intel path, attention and a float32
+product differ with two threads. ``torch.randn`` differs between ``default`` and the other instruction sets.
 
-No interface names all of these causes (MKL chooses by vendor, and variables of the environment overrule both), so a
-digest of a small computation stands in for them: :attr:`Machine.numerics_digest`. It differs in exactly these
-columns.
+No interface names all of these causes: MKL chooses by vendor, and environment variables override both. The digest of a
+small computation, :attr:`Machine.numerics_digest`, represents them. It differs in exactly these columns.
 """
 
 from __future__ import annotations
@@ -37,18 +36,22 @@ import torch
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
 
-CHOSEN = ("device", "dtype", "num_threads")  # the settings of which a Machine says what they came to
+CHOSEN = ("device", "dtype", "num_threads")  # settings that a Machine resolves
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DIGITS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What computes. Two that are equal are expected to compute the same bits, two that differ to compute others.
+    """Hardware and precision of a computation. Equal machines compute equal bits; different ones usually do not.
 
-    ``device``: ``cpu`` or ``cuda``; ``precision``: dtype of the matrix products. On CUDA ``gpu`` is the card's name and
-    compute capability. On a CPU ``instructions`` is torch's instruction set, with the units for half precision where
-    the precision is half; ``threads`` how many compute one sum; ``arithmetic`` the digest of a small computation.
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        precision: dtype of the matrix products.
+        gpu: Name and compute capability of the GPU; empty on a CPU.
+        instructions: Instruction set of torch, with half-precision units if the precision is half; empty on CUDA.
+        threads: Threads that compute one sum; 0 on CUDA.
+        numerics_digest: Digest of a small computation; empty on CUDA.
     """
 
     device: str
@@ -60,10 +63,10 @@ class Machine:
 
 
 def find_machine(config: HardwareConfig) -> Machine:
-    """What would compute with this configuration, in this process.
+    """Return the machine that this process would compute on with this configuration.
 
     Raises:
-        ConfigError: as :func:`choose_device_and_dtype`.
+        ConfigError: As :func:`choose_device_and_dtype`.
     """
     device, dtype = choose_device_and_dtype(config)
     precision = str(dtype).removeprefix("torch.")
@@ -76,26 +79,26 @@ def find_machine(config: HardwareConfig) -> Machine:
         precision=precision,
         instructions=_instructions(dtype),
         threads=config.num_threads or torch.get_num_threads(),
-        numerics_digest=_arithmetic(dtype),
+        numerics_digest=_numerics_digest(dtype),
     )
 
 
 def slow_dtype_warning(machine: Machine) -> str:
-    """A sentence where this CPU computes half precision much slower than float32; empty elsewhere.
+    """Return a warning if this CPU computes half precision much slower than float32, else "".
 
-    The figures are those of docs/benchmarks/precision.md: bfloat16 needs AVX-512 at least, float16 units of its own.
+    The measurements are in docs/benchmarks/precision.md: bfloat16 needs AVX-512, float16 its own units.
     """
     needed = {"bfloat16": "AVX512", "float16": "amx_fp16"}.get(machine.precision)
     if machine.device != "cpu" or needed is None or needed in machine.instructions:
         return ""
     return (
-        f"this processor has no instructions for {machine.precision}: it takes 16 to 24 times as long as float32; "
-        "set hardware.dtype = 'float32' where the precision itself is not to be tried"
+        f"this processor has no instructions for {machine.precision}, which takes 16 to 24 times as long as float32; "
+        "set hardware.dtype = 'float32' unless you test that precision"
     )
 
 
 def hardware_config_for(machine: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that ask for a recorded machine, as far as one can ask: for CUDA only where there is a card."""
+    """Return the settings that select a recorded machine as far as possible; for CUDA only if a GPU exists."""
     if not machine:
         return {}
     device = "cpu" if machine["device"] == "cpu" else "auto"
@@ -103,13 +106,13 @@ def hardware_config_for(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choose_device_and_dtype(config: HardwareConfig) -> tuple[torch.device, torch.dtype]:
-    """CUDA where there is one, and there bfloat16 (float16 on a card without bfloat16 units); float32 on a CPU.
+    """Resolve ``auto``: CUDA if available, with bfloat16 (float16 without bfloat16 units); else a CPU with float32.
 
-    A CPU computes in float32 unless it is asked otherwise, whatever units it has: one curve on every CPU, but for
-    rounding.
+    A CPU computes in float32 by default, even with half-precision units, so that curves of different CPUs differ by
+    rounding only.
 
     Raises:
-        ConfigError: a card is asked for that is not there.
+        ConfigError: The configured GPU does not exist.
     """
     device = _choose_device(config.device)
     if config.dtype != "auto":
@@ -121,18 +124,18 @@ def choose_device_and_dtype(config: HardwareConfig) -> tuple[torch.device, torch
 
 
 def _choose_device(name: str) -> torch.device:
-    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda" if cards else "cpu")
+        return torch.device("cuda" if gpus else "cpu")
     device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= cards:
-        there = f"the last CUDA device is cuda:{cards - 1}" if cards else "no CUDA device is available"
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        there = f"the last CUDA device is cuda:{gpus - 1}" if gpus else "no CUDA device is available"
         raise ConfigError(f"hardware.device is {name!r}, but {there}", fix="set it to 'auto'")
     return device
 
 
 def _instructions(dtype: torch.dtype) -> str:
-    """``AVX512``, or ``AVX512 + avx512_bf16`` in half precision: oneDNN's products differ with the units."""
+    """Return ``AVX512``, or ``AVX512 + avx512_bf16`` in half precision: oneDNN's products depend on the units."""
     units = {
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported,
         "amx_tile": torch.cpu._is_amx_tile_supported,
@@ -143,8 +146,8 @@ def _instructions(dtype: torch.dtype) -> str:
 
 
 @cache
-def _arithmetic(dtype: torch.dtype) -> str:
-    """Digest of draws, matrix products, a softmax and sums on the CPU; it takes milliseconds."""
+def _numerics_digest(dtype: torch.dtype) -> str:
+    """Return a digest of random draws, matrix products, a softmax and sums on the CPU. Takes milliseconds."""
     draws = torch.Generator().manual_seed(0)
     with _one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         states, weights = torch.randn(64, 384, generator=draws), torch.randn(384, 512, generator=draws)
@@ -155,13 +158,13 @@ def _arithmetic(dtype: torch.dtype) -> str:
 
 
 def _rounding_noise(states: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """A product whose terms cancel, in float32: all that is left is how it was rounded, and in which order summed."""
+    """Return a float32 product whose terms cancel, which leaves rounding and the order of summation."""
     return (torch.cat([states, states.flip(1)], 1) @ torch.cat([weights, -weights.flip(0)])).float()
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """One thread for the moment: how many there are is a field of its own."""
+    """Use one thread, since the number of threads is its own field."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""What online RL holds in memory, by part: computed before a run, and measured in its first update that takes a step.
+"""Memory of online RL by part: computed before a run, and measured in the first update that takes a step.
 
-In multiples of the policy's parameters P (float32, 4 bytes each): what learns is held four times (weights, gradients,
-Adam's two moments), what is frozen once, in the precision that it is loaded in.
+Units are multiples of the policy's parameters P (float32, 4 bytes each). Trained weights are held four times (weights,
+gradients, Adam's two moments). Frozen weights are held once, in the precision that they are loaded in.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rlcore.models.lora import AdaptedModel
 
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
-Placement = Literal["separate", "shared", "lora"]
+CriticArchitecture = Literal["separate", "shared", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Peak bytes by part. ``activations``: what the forward passes of the update keep for their backward passes."""
+    """Peak bytes by part. ``activations``: tensors that the update's forward passes keep for backward passes."""
 
     weights: int
     gradients: int
@@ -34,14 +34,14 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All parts together: an upper bound, since sampling and updating take turns."""
+        """Sum of all parts: an upper bound, since sampling and updating alternate."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
 
     def metrics(self, num_parameters: int) -> dict[str, float]:
-        """The figures to log, with the total in multiples of the policy's ``num_parameters``."""
+        """Return the metrics to log, with the total in multiples of the policy's ``num_parameters``."""
         parts = ("weights", "gradients", "optimizer", "activations", "kv_cache", "total")
-        figures = {f"memory/{part}_bytes": float(getattr(self, part)) for part in parts}
-        return figures | {
+        metrics = {f"memory/{part}_bytes": float(getattr(self, part)) for part in parts}
+        return metrics | {
             "memory/total_multiple": self.total / (FLOAT32 * num_parameters),
             "memory/total_multiple_bf16": self.total / (BFLOAT16 * num_parameters),
         }
@@ -49,39 +49,42 @@ class Footprint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """Which models a run holds. ``num_adapter``: parameters of one adapter, 0 where all of the policy learns.
+    """Models that a run holds.
 
-    ``reference``: whether the KL needs one (``kl.coefficient`` > 0); ``own_reference``: it is not the policy's start.
-    ``reward_model_is_adapter``: of the policy's base.
-    ``engine``: whether the engine's copy lies beside the learner.
+    Attributes:
+        num_adapter: Parameters of one LoRA adapter, 0 if all policy weights are trained.
+        reference: True if the KL needs a reference policy (``kl.coefficient`` > 0).
+        own_reference: True if the reference policy is not the policy's start.
+        reward_model_is_adapter: True if the reward model is an adapter on the policy's base.
+        engine: True if the engine's copy of the weights is in the same memory.
     """
 
     recipe: Recipe
     num_parameters: int
     num_adapter: int = 0
-    placement: Placement = "separate"
+    critic_architecture: CriticArchitecture = "separate"
     reference: bool = True
     own_reference: bool = False
     reward_model_is_adapter: bool = False
     engine: bool = True
-    frozen_bytes: int = FLOAT32  # per parameter of what does not learn
-    moment_bytes: int = FLOAT32  # per parameter that learns and moment; 1 with ``optim.kind = "adamw_8bit"``
+    frozen_bytes: int = FLOAT32  # per frozen parameter
+    moment_bytes: int = FLOAT32  # per trained parameter and moment; 1 with ``optim.kind = "adamw_8bit"``
 
 
 def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
-    """The footprint of a plan; an engine holds a frozen copy of its own, and heads of one column are left out."""
+    """Return the footprint of a plan. An engine holds its own frozen copy; scalar heads are neglected."""
     uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
-    critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.placement]
+    critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.critic_architecture]
     learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
     copies = 1 if plan.engine else 0
-    # With an adapter the policy stands on a frozen base, and that base is the reference.
+    # With an adapter, the frozen base is also the reference policy.
     copies += 1 if plan.num_adapter or plan.reference else 0
     copies += 1 if plan.num_adapter and plan.reference and plan.own_reference else 0
     needs_judge = plan.recipe in ("ppo", "grpo")
     copies += 1 if needs_judge and not plan.reward_model_is_adapter else 0
-    judge = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0
+    reward_adapter = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0
     return Footprint(
-        weights=FLOAT32 * learning + plan.frozen_bytes * copies * plan.num_parameters + judge,
+        weights=FLOAT32 * learning + plan.frozen_bytes * copies * plan.num_parameters + reward_adapter,
         gradients=FLOAT32 * learning,
         optimizer=2 * plan.moment_bytes * learning,
         activations=activations,
@@ -90,20 +93,20 @@ def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Fo
 
 
 def kv_cache_bytes(config: PretrainedConfig, *, num_sequences: int, num_tokens: int, bytes_per_number: int) -> int:
-    """Keys and values of ``num_sequences`` sequences that are decoded together, each of up to ``num_tokens``."""
+    """Return the bytes of keys and values of ``num_sequences`` concurrent sequences of up to ``num_tokens`` each."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * bytes_per_number
     return int(per_token * num_sequences * num_tokens)
 
 
 def num_parameters(policy: PreTrainedModel | AdaptedModel) -> int:
-    """P: of the model itself, without any adapter."""
+    """Return P, the number of parameters without any adapter."""
     base = policy.base if isinstance(policy, AdaptedModel) else policy
     return sum(parameter.numel() for path, parameter in base.named_parameters() if ".lora_" not in path)
 
 
 def weight_bytes(models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None]) -> int:
-    """Bytes of all weights and buffers, each tensor once however many models share it."""
+    """Return the bytes of all weights and buffers, counting tensors shared by several models once."""
     sizes: dict[int, int] = {}
     for model in models:
         for module in _with_base(model):
@@ -114,7 +117,7 @@ def weight_bytes(models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | N
 
 
 def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Bytes of all tensors that optimizers keep beside the parameters."""
+    """Return the bytes of all optimizer state tensors."""
     return sum(
         value.untyped_storage().nbytes()
         for optimizer in optimizers
@@ -125,16 +128,16 @@ def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
 
 
 class PeakMeter:
-    """The largest sums of bytes seen at once while :func:`measure_peak`: ``activations``, and ``gradients``."""
+    """Peak bytes of ``activations`` and ``gradients`` during :func:`measure_peak`."""
 
     def __init__(self, weights: int, pointers: frozenset[int]) -> None:
         self.weights, self.activations, self.gradients = weights, 0, 0
         self._weights = pointers
-        self._held: dict[int, tuple[int, int]] = {}  # storage to (bytes, how often it is kept)
+        self._held: dict[int, tuple[int, int]] = {}  # storage -> (bytes, number of saved tensors)
         self._now = 0
 
     def keep(self, tensor: torch.Tensor) -> _Kept:
-        """Count a tensor that autograd keeps for the backward pass; one storage counts once, a weight never."""
+        """Count a tensor that autograd saves for the backward pass; each storage once, weights never."""
         storage = tensor.untyped_storage()
         pointer = storage.data_ptr()
         if pointer in self._weights:
@@ -146,7 +149,7 @@ class PeakMeter:
         return _Kept(self, tensor, pointer)
 
     def release(self, pointer: int) -> None:
-        """Autograd let go of a tensor."""
+        """Forget a tensor that autograd has released."""
         size, count = self._held.pop(pointer)
         if count > 1:
             self._held[pointer] = size, count - 1
@@ -154,7 +157,7 @@ class PeakMeter:
             self._now -= size
 
     def see_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note the gradients that stand before an optimizer step."""
+        """Record the gradients before an optimizer step."""
         held = sum(p.grad.untyped_storage().nbytes() for p in parameters if p.grad is not None)
         self.gradients = max(self.gradients, held)
 
@@ -163,9 +166,9 @@ class PeakMeter:
 def measure_peak(
     models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None], optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[PeakMeter]:
-    """Measure an update from within: nothing that is computed changes by a bit.
+    """Measure an update without changing its results.
 
-    What a checkpointed region (the chunks of the head) computes again in its backward pass is not in the figure.
+    Activations that a checkpointed region (the head's chunks) recomputes in its backward pass are not counted.
     """
     models, optimizers = list(models), list(optimizers)
     modules = [module for model in models for module in _with_base(model)]
@@ -186,7 +189,7 @@ def measure_peak(
 
 
 class _Kept:
-    """A tensor that autograd keeps; its end is the end of the tensor's stay."""
+    """Tensor saved by autograd; counted until it is deleted."""
 
     __slots__ = ("_meter", "_pointer", "_tensor")
 
@@ -198,12 +201,12 @@ class _Kept:
             self._meter.release(self._pointer)
 
     def tensor_of(self) -> torch.Tensor:
-        """The tensor itself, unchanged."""
+        """Return the tensor."""
         return self._tensor
 
 
 def _with_base(model: PreTrainedModel | AdaptedModel | nn.Module | None) -> list[nn.Module]:
-    """A model and the frozen base below it, which is no submodule."""
+    """Return a model and its frozen base, which is not a submodule."""
     if model is None:
         return []
     bases = [module.base for module in model.modules() if isinstance(module, AdaptedModel)]

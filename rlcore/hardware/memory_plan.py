@@ -1,13 +1,13 @@
-"""What a stage will hold in memory, worked out from the configuration and the model's shape before anything is loaded.
+"""Memory plan of a stage, computed from configuration and model shape before anything is loaded.
 
-Weights, gradients and moments are exact. Activations are an estimate for the layers of Llama and its like, within a
-quarter of what :func:`rlcore.hardware.memory.measure_peak` finds there. Bytes for one token in one layer:
+Weights, gradients and moments are exact. Activations are an estimate for Llama-like layers, within a quarter of what
+:func:`rlcore.hardware.memory.measure_peak` measures. Bytes per token and layer:
 
-    float32     32 h + 8 k + 16 i        h, k, i: widths of the stream, of keys, of the feed-forward layer
-    half        30 h + 4 k +  8 i        the stream and the norms stay float32
-    recompute   4 h                      and one layer in full
+    float32                  32 h + 8 k + 16 i     h, k, i: hidden size, width of keys, of the feed-forward layer
+    half                     30 h + 4 k +  8 i     residual stream and norms stay float32
+    gradient checkpointing   4 h                   and one layer in full
 
-In half precision each linear layer keeps its weight as it was cast for the product, 2 bytes a parameter.
+In half precision each linear layer also keeps its cast weight, 2 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """What the figures are made of.
+    """Shape of a model.
 
-    ``linear``: (last name, inputs, outputs) of the backbone's linear layers; ``adaptable``: the names among them that
-    an adapter can change.
+    Attributes:
+        linear: (last name, inputs, outputs) of the backbone's linear layers.
+        adaptable: Names in ``linear`` that an adapter can change.
     """
 
     num_parameters: int
@@ -45,7 +46,7 @@ class ModelSize:
 
     @classmethod
     def of(cls, config: PretrainedConfig) -> ModelSize:
-        """The size of a checkpoint, from its configuration alone: no weight is made."""
+        """Return the size of a model from its configuration, without creating weights."""
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         config = config.get_text_config()
@@ -64,7 +65,7 @@ class ModelSize:
         )
 
     def adapter_parameters(self, adapter: LoraConfig) -> int:
-        """Parameters of an adapter, 0 where there is none."""
+        """Return the number of parameters of an adapter, 0 if its rank is 0."""
         names = adapter.targets or self.adaptable
         chosen = [(inputs, outputs) for name, inputs, outputs in self.linear if name in names]
         return adapter.rank * sum(inputs + outputs for inputs, outputs in chosen)
@@ -72,42 +73,44 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conditions:
-    """Under which a model learns: precision of the products, recomputed layers, tokens of a micro-batch."""
+    """Training conditions of a model: bytes of a product, gradient checkpointing, tokens of a micro-batch."""
 
     compute_bytes: int
-    recompute: bool
+    gradient_checkpointing: bool
     tokens: int
     is_adapter: bool = False
 
     def backbone(self, size: ModelSize) -> int:
-        """Bytes that the layers keep of one micro-batch for its backward pass."""
+        """Return the bytes that the layers keep for the backward pass of one micro-batch."""
         h, k, i = size.hidden, size.keys, size.feed_forward
         half = self.compute_bytes < FLOAT32
         layer = (30 * h + 4 * k + 8 * i if half else 32 * h + 8 * k + 16 * i) * self.tokens
         casts = 2 * sum(inputs * outputs for _, inputs, outputs in size.linear) if half and not self.is_adapter else 0
-        if self.recompute:
+        if self.gradient_checkpointing:
             return size.num_layers * 4 * h * self.tokens + layer + casts // max(1, size.num_layers)
         return size.num_layers * layer + casts
 
     def activations(self, size: ModelSize) -> int:
-        """Those, the head's buffer of logits, and where all weights learn the head's gradient as it is made."""
+        """Return the bytes of :meth:`backbone`, of the logits and, without an adapter, of the head's gradient."""
         half = self.compute_bytes < FLOAT32
         logits = min(CHUNK_SIZE, self.tokens) * size.vocabulary * (FLOAT32 + (self.compute_bytes if half else 0))
         return self.backbone(size) + logits + (0 if self.is_adapter else FLOAT32 * size.vocabulary * size.hidden)
 
 
-def sft_footprint(size: ModelSize, config: SftConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
-    """The footprint of supervised fine-tuning: all weights learn."""
-    conditions = Conditions(compute_bytes=compute_bytes, recompute=recompute, tokens=config.tokens_per_microbatch)
+def sft_footprint(size: ModelSize, config: SftConfig, *, compute_bytes: int, gradient_checkpointing: bool) -> Footprint:
+    """Return the footprint of supervised fine-tuning of all weights."""
+    conditions = Conditions(
+        compute_bytes=compute_bytes, gradient_checkpointing=gradient_checkpointing, tokens=config.tokens_per_microbatch
+    )
     return _learning(size.num_parameters, config.optim, conditions.activations(size))
 
 
-def dpo_footprint(size: ModelSize, config: DpoConfig, *, compute_bytes: int, recompute: bool) -> Footprint:
-    """The footprint of DPO: all weights learn, or an adapter on frozen ones; the reference is no second model."""
+def dpo_footprint(size: ModelSize, config: DpoConfig, *, compute_bytes: int, gradient_checkpointing: bool) -> Footprint:
+    """Return the footprint of DPO, of all weights or of an adapter. The reference is no second model."""
     adapter = config.lora
     conditions = Conditions(
         compute_bytes=compute_bytes,
-        recompute=recompute,
+        gradient_checkpointing=gradient_checkpointing,
         tokens=config.tokens_per_microbatch,
         is_adapter=adapter.rank > 0,
     )
@@ -119,16 +122,16 @@ def dpo_footprint(size: ModelSize, config: DpoConfig, *, compute_bytes: int, rec
 
 
 def reward_model_footprint(
-    size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, recompute: bool
+    size: ModelSize, config: RewardModelConfig, *, compute_bytes: int, gradient_checkpointing: bool
 ) -> Footprint:
-    """The footprint of training a reward model: its members one after another, what does not learn held once."""
+    """Return the footprint of reward-model training; members are trained in turn and share frozen weights."""
     backbone = config.backbone
     kept = backbone.layers or size.num_layers
     of_layers = sum(inputs * outputs for _, inputs, outputs in size.linear) * kept // size.num_layers
     small = replace(size, num_layers=kept)
     conditions = Conditions(
         compute_bytes=compute_bytes,
-        recompute=recompute,
+        gradient_checkpointing=gradient_checkpointing,
         tokens=config.tokens_per_microbatch,
         is_adapter=backbone.lora.rank > 0,
     )
@@ -136,9 +139,9 @@ def reward_model_footprint(
         learning = _learning(size.adapter_parameters(backbone.lora), config.optim, conditions.backbone(size))
         return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
     parameters = of_layers + size.vocabulary * size.hidden
-    share = 1.0 if backbone.trainable_layers == -1 else min(kept, backbone.trainable_layers) / kept
-    own = int(share * (of_layers if share < 1.0 else parameters))
-    one = _learning(own, config.optim, int(share * conditions.backbone(small)))
+    fraction = 1.0 if backbone.trainable_layers == -1 else min(kept, backbone.trainable_layers) / kept
+    own = int(fraction * (of_layers if fraction < 1.0 else parameters))
+    one = _learning(own, config.optim, int(fraction * conditions.backbone(small)))
     return replace(one, weights=FLOAT32 * (parameters + (config.ensemble - 1) * own))
 
 
@@ -149,15 +152,18 @@ def rl_footprint(
     uses_critic: bool,
     reward_model: RewardModelConfig | None,
     compute_bytes: int,
-    recompute: bool,
+    gradient_checkpointing: bool,
     num_tokens: int,
     own_reference: bool = False,
 ) -> Footprint:
-    """The footprint of an online-RL run. ``reward_model``: that of its rewards, ``num_tokens``: of a whole sequence,
-    ``own_reference``: whether KL is measured to another checkpoint than the start.
+    """Return the footprint of an online-RL run.
 
-    ``config`` names the engine itself; without one it is the native one, whose copy and cache are in it. Those of vLLM
-    are not: it takes what it is told to.
+    The native engine's weights and cache are included (also if ``config`` has no engine), those of vLLM are not.
+
+    Args:
+        reward_model: Configuration of the reward model among the rewards, if any.
+        num_tokens: Tokens of a whole sequence.
+        own_reference: True if KL is measured to another checkpoint than the start.
     """
     adapter, engine = config.update.lora, config.sampling.engine
     native = engine is None or engine.kind == "native"
@@ -166,7 +172,7 @@ def rl_footprint(
         recipe=_recipe(uses_critic, reward_model is not None),
         num_parameters=size.num_parameters,
         num_adapter=size.adapter_parameters(adapter),
-        placement=config.critic.architecture,
+        critic_architecture=config.critic.architecture,
         reference=config.kl.coefficient > 0.0,
         own_reference=own_reference,
         reward_model_is_adapter=on_base,
@@ -176,7 +182,7 @@ def rl_footprint(
     )
     conditions = Conditions(
         compute_bytes=compute_bytes,
-        recompute=recompute,
+        gradient_checkpointing=gradient_checkpointing,
         tokens=config.update.tokens_per_microbatch,
         is_adapter=adapter.rank > 0,
     )
@@ -186,7 +192,7 @@ def rl_footprint(
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A number of bytes for people: 131 GiB, 1.2 GiB, 184 MiB."""
+    """Format a number of bytes: 131 GiB, 1.2 GiB, 184 MiB."""
     if num_bytes < 2**30:
         return f"{num_bytes / 2**20:.0f} MiB"
     return f"{num_bytes / 2**30:.{1 if num_bytes < 10 * 2**30 else 0}f} GiB"

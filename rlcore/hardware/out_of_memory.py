@@ -1,9 +1,9 @@
-"""Out of memory: the work is done again in smaller micro-batches, which gives the same result.
+"""Retry after out-of-memory errors with smaller micro-batches, which gives the same result.
 
-Weights of a loss are decided over a whole optimizer step before packing, and no sequence sees another, so a micro-batch
-may be cut anywhere between sequences: sums come out in another order, and nothing else changes. What was done is
-dropped and done anew, as if the smaller budget had been set from the start. An error inside a backward pass leaves a
-part of its gradient behind, so an attempt has to begin with clear gradients.
+Loss weights are normalized over the whole optimizer step before packing, and no sequence sees another. Micro-batches
+can therefore be split between any sequences; only the order of sums changes. The failed attempt is discarded and
+repeated from the start. An error inside a backward pass leaves a partial gradient behind, so an attempt must begin
+with cleared gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import gc
 import logging
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -26,16 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 def retry_smaller(attempt: Callable[[int], T], tokens: int, *, longest: int, setting: str = "") -> tuple[T, int]:
-    """What ``attempt`` returns, and the tokens of a micro-batch with which it did not run out of memory.
+    """Call ``attempt`` with fewer tokens until it fits; return its result and the tokens of a micro-batch.
 
     Args:
-        attempt: does the work with so many tokens in a micro-batch; called again from the start, with half as many.
-        tokens: what to begin with.
-        longest: tokens of the longest sequence, which cannot be cut.
-        setting: the path that sets ``tokens``, named in the log.
+        attempt: Work with a number of tokens per micro-batch. Retried from the start with half as many.
+        tokens: First number of tokens to try.
+        longest: Tokens of the longest sequence, which cannot be split.
+        setting: Configuration key of ``tokens``, for the log.
 
     Raises:
-        TrainingError: even one sequence at a time does not fit.
+        TrainingError: A single sequence does not fit.
     """
     while True:
         try:
@@ -46,20 +46,27 @@ def retry_smaller(attempt: Callable[[int], T], tokens: int, *, longest: int, set
             why = str(error).partition(". ")[0]
         tokens = max(longest, tokens // 2)  # out here, where the error no longer holds the attempt's tensors
         empty_cache()
-        advice = f"; set {setting} = {tokens}, and this search is saved" if setting else ""
-        logger.warning("out of memory: done again with at most %d tokens in a micro-batch (%s)%s", tokens, why, advice)
+        advice = f"; set {setting} = {tokens} to avoid the retry" if setting else ""
+        logger.warning("out of memory: retrying with at most %d tokens per micro-batch (%s)%s", tokens, why, advice)
+
+
+def retry_unless_distributed(
+    model: Any, attempt: Callable[[int], T], tokens: int, *, sequences: Sequence[TokenSequence], setting: str = ""
+) -> tuple[T, int]:
+    """Call ``attempt`` with :func:`retry_smaller`, but only once if ``model`` has several ranks.
+
+    Other ranks would wait for a retry, and gathered shards are in an unknown state.
+    """
+    if not is_single_process(model):
+        return attempt(tokens), tokens
+    return retry_smaller(attempt, tokens, longest=longest_of(sequences), setting=setting)
 
 
 def oom_retry(score: Callable[P, T]) -> Callable[P, T]:
-    """Let a pass over ``(model, sequences, *, tokens_per_microbatch, ...)`` be done again where it does not fit.
-
-    A rank does not try again: others would wait for it, and shards that were gathered are in an unknown state.
-    """
+    """Retry a pass over ``(model, sequences, *, tokens_per_microbatch, ...)`` that runs out of memory."""
 
     @functools.wraps(score)
     def fitted(*arguments: P.args, **settings: P.kwargs) -> T:
-        if not is_single_process(arguments[0]):
-            return score(*arguments, **settings)
         sequences = cast(Sequence[TokenSequence], arguments[1])
         tokens = cast(int, settings["tokens_per_microbatch"])
 
@@ -67,18 +74,18 @@ def oom_retry(score: Callable[P, T]) -> Callable[P, T]:
             settings["tokens_per_microbatch"] = smaller
             return score(*arguments, **settings)
 
-        return retry_smaller(attempt, tokens, longest=longest_of(sequences))[0]
+        return retry_unless_distributed(arguments[0], attempt, tokens, sequences=sequences)[0]
 
     return fitted
 
 
 def longest_of(sequences: Sequence[TokenSequence]) -> int:
-    """Tokens of the longest sequence with its prompt; 0 where there is none."""
+    """Return the tokens of the longest sequence with its prompt, 0 if there is none."""
     return max((len(one.prompt_ids) + len(one.completion_ids) for one in sequences), default=0)
 
 
 def empty_cache() -> None:
-    """Give back to the GPU's driver what no tensor uses any more, those that only a cycle keeps among it."""
+    """Return unused GPU memory to the driver, after collecting reference cycles."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
@@ -87,7 +94,6 @@ def empty_cache() -> None:
 def _hopeless(error: torch.OutOfMemoryError, longest: int) -> TrainingError:
     return TrainingError(
         f"out of memory with a single sequence of {longest} tokens: {error}",
-        fix="set hardware.gradient_checkpointing = true, shorten prompts or completions, train an adapter (lora.rank), "
-        "or "
-        "leave the engine less of the GPU (engine.gpus.gpu_memory_utilization)",
+        fix="set hardware.gradient_checkpointing = true, shorten prompts or completions, train an adapter "
+        "(lora.rank), or leave the engine less of the GPU (engine.gpus.gpu_memory_utilization)",
     )

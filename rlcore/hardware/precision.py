@@ -1,11 +1,11 @@
-"""The precision of a model's matrix products. It belongs to the model, not to a context around it.
+"""Precision of a model's matrix products, stored on the model and not in a surrounding context.
 
-Weights that learn are float32 always: in bfloat16 a small learning rate rounds to no update at all. If such a model
-computes in half precision (:func:`set_compute_dtype`), the backbone casts its weights in every forward pass. Autocast's
-cache of cast weights stays off: it is emptied only when the outermost context ends, so a context that outlives an
-optimizer step would continue with the old weights.
+Trained weights are always float32: in bfloat16 a small learning rate rounds to no update. If such a model computes in
+half precision (:func:`set_compute_dtype`), the backbone casts its weights in every forward pass. Autocast's weight
+cache stays off: it is cleared only when the outermost context ends, so a context that outlives an optimizer step would
+keep using the old weights.
 
-Everything outside of backbone and head computes in float32: losses, advantages, rewards, scalar heads, statistics.
+Losses, advantages, rewards, scalar heads and statistics are float32.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _MARK = "_compute_dtype"
 
 
 def set_compute_dtype(model: Model, dtype: torch.dtype) -> Model:
-    """Let the products of ``model`` be computed in ``dtype`` (float32, bfloat16, float16); returns the model itself."""
+    """Set the precision of the model's products (float32, bfloat16, float16); return the model."""
     setattr(model, _MARK, dtype)
     return model
 
 
 def cast_linears(model: Any, dtype: torch.dtype) -> Any:
-    """Keep the weights of linear layers in ``dtype``, and let the products of ``model`` be computed in it; returns it.
+    """Cast linear weights to ``dtype`` and compute the model's products in it; return the model.
 
-    Autocast casts no other weights, so the model computes bit for bit what it would with all of them in float32: what a
-    policy computes that starts from the same checkpoint. A head that is the embedding's own tensor stays as it is.
+    Autocast casts no other weights, so the outputs equal bit for bit those of a policy with float32 weights that starts
+    from the same checkpoint. A head that is tied to the embedding is not cast.
     """
     embedding = model.get_input_embeddings().weight
     for module in model.modules():
@@ -44,13 +44,13 @@ def cast_linears(model: Any, dtype: torch.dtype) -> Any:
 
 
 def compute_dtype(model: Any) -> torch.dtype:
-    """The precision of the model's products: what :func:`set_compute_dtype` said, else that of its weights."""
+    """Return the precision of the model's products, by default that of its weights."""
     dtype: torch.dtype = getattr(getattr(model, "base", model), _MARK, model.dtype)
     return dtype
 
 
 def autocast(model: Any) -> torch.autocast:
-    """The context of one forward pass of ``model``; it holds against any context around it."""
+    """Return the context of one forward pass of ``model``, which overrides any surrounding context."""
     dtype = compute_dtype(model)
     is_cast = dtype.itemsize < model.dtype.itemsize
     return torch.autocast(
@@ -59,22 +59,22 @@ def autocast(model: Any) -> torch.autocast:
 
 
 def no_autocast(tensor: Float[Tensor, "..."]) -> torch.autocast:
-    """The context in which products are computed in the precision of their operands."""
+    """Return a context in which products have the precision of their operands."""
     return torch.autocast(tensor.device.type, dtype=torch.bfloat16, enabled=False)
 
 
 def at_least_float32(values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Half precision to float32; float64 stays, so that exactness can be checked in it."""
+    """Cast half precision to float32; float64 is unchanged, for exactness tests."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def wide_product(
     left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
-    """``left @ right`` of matrices, at least float32.
+    """Return ``left @ right``, at least float32.
 
-    On a GPU half-precision operands are summed and returned in float32; on a CPU there is no such product, and the sum
-    is rounded to the operands' precision once.
+    On a GPU, half-precision operands are summed and returned in float32. A CPU has no such product: the sum is rounded
+    once to the precision of the operands.
     """
     if left.device.type == "cuda" and left.dtype.itemsize == 2:
         product: Tensor = torch.mm(left, right, out_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""In which precision and on which device models are loaded."""
+"""Device and precision with which models are loaded."""
 
 from __future__ import annotations
 
@@ -15,34 +15,40 @@ from rlcore.models.loading import load_policy
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runtime:
-    """``compute_dtype``: of the matrix products in backbone and head; weights that learn are always float32.
-    ``recompute``: see :class:`rlcore.config.HardwareConfig`. ``narrow``: whether what was trained is handed on in the
-    starting checkpoint's precision. Where products are float32 it is not: the engine would serve other numbers then."""
+    """Device and precision of a stage.
+
+    Attributes:
+        compute_dtype: dtype of the products in backbone and head; trained weights are always float32.
+        gradient_checkpointing: See :class:`rlcore.config.HardwareConfig`.
+        like_start: Save trained weights in the precision of the starting checkpoint. False if products are float32,
+            because the engine would then serve other numbers.
+    """
 
     device: torch.device
     compute_dtype: torch.dtype
-    recompute: bool = False
-    narrow: bool = False
+    gradient_checkpointing: bool = False
+    like_start: bool = False
 
     def load_trainable(self, folder: Path) -> PreTrainedModel:
-        """A model with float32 weights: with bfloat16 ones a small learning rate rounds to no update at all."""
+        """Load a model with float32 weights: in bfloat16 a small learning rate rounds to no update."""
         model = set_compute_dtype(load_policy(folder, device=self.device, dtype=torch.float32), self.compute_dtype)
-        return enable_gradient_checkpointing(model) if self.recompute else model
+        return enable_gradient_checkpointing(model) if self.gradient_checkpointing else model
 
     def load_frozen(self, folder: Path) -> PreTrainedModel:
-        """A model for inference alone, in the compute precision."""
+        """Load a model for inference, in the compute precision."""
         model = load_policy(folder, device=self.device, dtype=self.compute_dtype)
         return model.requires_grad_(False)
 
     def load_reference(self, folder: Path) -> PreTrainedModel:
-        """A frozen model whose outputs equal those of a freshly loaded trainable one, bit for bit.
+        """Load a frozen model whose outputs equal those of a newly loaded trainable one, bit for bit.
 
-        With all weights and states in half precision it would differ by rounding, and a KL penalty would train on that.
+        With all weights and states in half precision the outputs would differ by rounding, which the KL penalty would
+        train on.
         """
         model = load_policy(folder, device=self.device, dtype=torch.float32)
         return cast_linears(model, self.compute_dtype).requires_grad_(False)
 
     def load_base(self, folder: Path) -> PreTrainedModel:
-        """A frozen base for adapters that learn."""
+        """Load a frozen base for trained adapters."""
         model = self.load_frozen(folder)
-        return enable_gradient_checkpointing(model) if self.recompute else model
+        return enable_gradient_checkpointing(model) if self.gradient_checkpointing else model

@@ -85,7 +85,7 @@ def measured_update(run: Run, samples: Sequence[TrainingSample], *, seed: int) -
     An update without signal takes no step, so it has no gradients or optimizer states to measure.
     """
     is_known = run.history.has("memory/total_bytes")
-    stats, held = run.components.learner.update(samples, seed=seed, measured=not is_known)
+    stats, held = run.components.learner.update(samples, seed=seed, measure_memory=not is_known)
     return stats, _memory_metrics(run.components, held) if held and stats.moved else {}
 
 

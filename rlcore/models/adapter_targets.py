@@ -1,4 +1,4 @@
-"""Which linear layers an adapter can change, and how much of a model that is."""
+"""Linear layers that an adapter can change."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rlcore.errors import ModelError
 from rlcore.models.architectures import backbone
 
 logger = logging.getLogger(__name__)
-# peft takes these names for the projections of all of a mixture's experts, which are one tensor in memory.
+# peft treats these names as the projections of all experts of a mixture, which are one tensor in memory.
 _OF_EXPERTS = frozenset(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
-_READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # a Mamba layer's kernels take these weights without the module
-_SMALL_SHARE = 0.5
+_READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # Mamba kernels read these weights directly
+_SMALL_FRACTION = 0.5
 
 
 def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
-    """The last names of the layers that an adapter changes: those wanted, or all that it can.
+    """Return the last names of the layers to change: ``wanted``, or all that an adapter can change.
 
     Raises:
-        ModelError: the model has no such layer, or none at all.
+        ModelError: The model has no such layer, or none at all.
     """
     known = linear_names(base)
     missing = sorted(set(wanted) - known)
@@ -42,7 +42,7 @@ def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
 
 
 def linear_names(base: PreTrainedModel) -> set[str]:
-    """Last names of the backbone's linear layers that an adapter can change, with or without one on them."""
+    """Return the last names of the backbone's linear layers that an adapter can change, adapted or not."""
     modules = dict(backbone(base).named_modules())  # type: ignore[attr-defined]  # a module, called as a function
     names = set()
     for path, module in modules.items():
@@ -56,13 +56,13 @@ def linear_names(base: PreTrainedModel) -> set[str]:
 
 
 def log_coverage(base: PreTrainedModel, num_changed: int) -> None:
-    """Log how much of the backbone an adapter changes, ``num_changed`` weights, where that is the smaller part."""
+    """Log the changed fraction of the backbone if it is below one half; ``num_changed`` is in weights."""
     embedding = base.get_input_embeddings().weight.numel()
     total = sum(p.numel() for name, p in backbone(base).named_parameters() if ".lora_" not in name)  # type: ignore[attr-defined]
-    share = num_changed / max(1, total - embedding)
-    if share < _SMALL_SHARE:
-        experts = " Its experts keep theirs." if any(map(_holds_experts, base.modules())) else ""
-        logger.warning("the adapter changes %.0f %% of the weights of the layers.%s", 100 * share, experts)
+    fraction = num_changed / max(1, total - embedding)
+    if fraction < _SMALL_FRACTION:
+        experts = " Experts are not changed." if any(map(_holds_experts, base.modules())) else ""
+        logger.warning("the adapter changes only %.0f %% of the layers' weights.%s", 100 * fraction, experts)
 
 
 def _holds_experts(module: nn.Module) -> bool:

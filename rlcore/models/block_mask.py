@@ -1,7 +1,7 @@
-"""The trees of a batch as FlexAttention's mask, built from blocks of 128 tokens and never from all pairs of tokens.
+"""FlexAttention mask of packed trees, built from blocks of 128 tokens instead of token pairs.
 
-PyTorch's own ``create_block_mask`` evaluates every pair first: 9 bytes for each, 2 GiB for 16,384 tokens. Segments are
-runs of tokens, so whether a block sees another follows from the lowest and highest segment and place in either.
+PyTorch's ``create_block_mask`` evaluates every pair: 9 bytes each, 2 GiB for 16,384 tokens. Segments are runs of
+tokens, so the lowest and highest segment and position of two blocks decide whether one sees the other.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _ABOVE = 1 << 30  # above every segment's number
 
 
 def block_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> BlockMask:
-    """What ``tree_mask`` says, for rows of segments int64 [B, T]; nothing waits for the device."""
-    place = tree_positions(segment)
+    """Return ``tree_mask`` as a block mask, for segments int64 [B, T]; never synchronizes with the device."""
+    position = tree_positions(segment)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         own, other = segment[batch, query], segment[batch, key]
         visible = (query >= key) & ((own == other) | (other == 0)) & (own >= 0)
         if window is not None:
-            visible = visible & (place[batch, query] - place[batch, key] < window)
+            visible = visible & (position[batch, query] - position[batch, key] < window)
         return visible | (query == key)
 
-    some, whole = _visible_blocks(_Blocks.of(segment, place), window)
+    some, whole = _visible_blocks(_Blocks.of(segment, position), window)
     return BlockMask.from_kv_blocks(
         *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(segment.shape[1],) * 2
     )
@@ -42,7 +42,7 @@ def block_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Of each block [B, N]: its lowest and highest segment and place, and whether a position of it is padding."""
+    """Lowest and highest segment and position of each block [B, N], and whether it contains padding."""
 
     first: Tensor
     last: Tensor
@@ -51,19 +51,19 @@ class _Blocks:
     is_padded: Tensor
 
     @classmethod
-    def of(cls, segment: Tensor, place: Tensor) -> _Blocks:
-        """The blocks of rows [B, T]; what is missing in the last one is padding."""
+    def of(cls, segment: Tensor, position: Tensor) -> _Blocks:
+        """Return the blocks of rows [B, T], padding the last one."""
         missing = -segment.shape[1] % BLOCK
         shape = (len(segment), -1, BLOCK)
         codes = functional.pad(segment, (0, missing), value=-1).reshape(shape)
-        at = functional.pad(place, (0, missing)).reshape(shape)
+        at = functional.pad(position, (0, missing)).reshape(shape)
         is_token = codes >= 0
         lowest, nearest = (x.where(is_token, _ABOVE).amin(-1) for x in (codes, at))
         return cls(lowest, codes.amax(-1), nearest, at.where(is_token, -1).amax(-1), ~is_token.all(-1))
 
 
 def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[Tensor, Tensor]:
-    """Which blocks of queries see some, and which all, of which blocks of keys: bool [B, N, N] each."""
+    """Return which query blocks see some, and which all, of each key block: bool [B, N, N] each."""
     first, last = blocks.first[:, :, None], blocks.last[:, :, None]
     key_first, key_last = blocks.first[:, None], blocks.last[:, None]
     count = blocks.first.shape[1]
@@ -81,7 +81,7 @@ def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[Tensor, Tensor
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of keys each block of queries reads, int32 [B, 1, N], and which: int32 [B, 1, N, N]."""
+    """Return the number of key blocks per query block, int32 [B, 1, N], and their indices: int32 [B, 1, N, N]."""
     count = blocks.sum(-1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return count[:, None], order[:, None]

@@ -1,4 +1,4 @@
-"""A trained checkpoint as a folder that every library of the field loads: one precision, adapters merged, EOS ids."""
+"""Export of a trained checkpoint to a standard model folder: one precision, merged adapters, EOS ids."""
 
 from __future__ import annotations
 
@@ -20,20 +20,25 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "keep", readme: str = "") -> None:
-    """Write weights, configuration, tokenizer, chat template and EOS ids of a checkpoint into ``folder``.
+    """Write weights, configuration, tokenizer, chat template and EOS ids of a checkpoint to ``folder``.
 
-    A checkpoint that was trained with an adapter holds the merged weights; the adapter itself is left out.
-    ``dtype``: precision of the exported weights, ``keep`` for that of the checkpoint. ``readme``: the model card.
+    A checkpoint that was trained with an adapter holds merged weights; the adapter is not exported.
+
+    Args:
+        checkpoint: Folder of a policy.
+        folder: Folder to create.
+        dtype: Precision of the weights, ``keep`` for that of the checkpoint.
+        readme: Text of the model card.
 
     Raises:
-        ModelError: the checkpoint is no language model, or a weight is too large for the precision.
-        StorageError: ``folder`` is there and not empty, or the disk refuses; nothing is left behind.
+        ModelError: The checkpoint is not a language model, or a weight overflows in ``dtype``.
+        StorageError: ``folder`` is not empty, or cannot be written; nothing is left behind.
     """
     _refuse_others(checkpoint)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
     if folder.exists():
-        raise StorageError("the folder is not empty", where=str(folder), fix="name another one, or empty it")
+        raise StorageError("the folder is not empty", where=str(folder), fix="choose another folder, or empty it")
     with atomic_folder(folder) as temporary:
         for path in _files(checkpoint):
             shutil.copyfile(path, temporary / path.name)
@@ -46,7 +51,7 @@ def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "k
 def _refuse_others(checkpoint: Path) -> None:
     if (checkpoint / HEAD_FILE).is_file():
         raise ModelError(
-            "this is a reward model, which no other library loads",
+            "this is a reward model, which other libraries cannot load",
             where=str(checkpoint),
             fix="export a policy, or load it with rlcore.models.reward_ensemble",
         )
@@ -54,7 +59,7 @@ def _refuse_others(checkpoint: Path) -> None:
         name for name in ("config.json", GENERATION_CONFIG, "tokenizer.json") if not (checkpoint / name).is_file()
     ]
     if missing:
-        raise ModelError(f"the checkpoint has no {missing[0]}", where=str(checkpoint), fix="name another version")
+        raise ModelError(f"the checkpoint has no {missing[0]}", where=str(checkpoint), fix="choose another version")
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""GGUF files, as llama.cpp writes them: found in a folder or an installed package, unpacked to plain float weights."""
+"""GGUF files (llama.cpp), found in a folder or an installed package and unpacked to float weights."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlcore.errors import ModelError
 
 
 def find_package_file(package: str, file: str) -> Path:
-    """Path of a file that an installed Python package carries; none of the package's code is run.
+    """Return the path of a file in an installed Python package, without running the package's code.
 
     Raises:
-        ModelError: the package is not installed or has no such file.
+        ModelError: The package is not installed, or has no such file.
     """
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError) as error:
-        raise ModelError(f"{package!r} is not the name of a package: {error}", where="model.path") from error
+        raise ModelError(f"{package!r} is not a package name: {error}", where="model.path") from error
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
             f"the package {package!r} is not installed",
@@ -30,18 +30,16 @@ def find_package_file(package: str, file: str) -> Path:
         )
     folder = Path(next(iter(spec.submodule_search_locations)))
     if not (folder / file).is_file():
-        carried = ", ".join(sorted(path.name for path in folder.glob("*.gguf"))) or "no GGUF file at all"
-        raise ModelError(
-            f"the package {package!r} has no file {file!r}", where="model.file", fix=f"it carries: {carried}"
-        )
+        carried = ", ".join(sorted(path.name for path in folder.glob("*.gguf"))) or "no GGUF file"
+        raise ModelError(f"the package {package!r} has no file {file!r}", where="model.file", fix=f"it has: {carried}")
     return folder / file
 
 
 def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model with bfloat16 weights and tokenizer of a GGUF file.
+    """Return the model, with bfloat16 weights, and the tokenizer of a GGUF file.
 
     Raises:
-        ModelError: no such file, a damaged file, an architecture that transformers cannot read, a missing reader.
+        ModelError: Missing or damaged file, architecture that transformers cannot read, or missing reader package.
     """
     if not path.is_file():
         raise ModelError("the GGUF file does not exist", where=str(path), fix="correct model.path")
@@ -57,7 +55,7 @@ def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ModelError(
             f"GGUF files need more packages: {error}", where=str(path), fix="pip install 'rlcore[gguf]'"
         ) from error
-    except Exception as error:  # the readers of damaged bytes raise whatever they stumble over, struct.error included
+    except Exception as error:  # damaged files raise any exception, including struct.error
         raise ModelError(
             f"the GGUF file cannot be read: {error}",
             where=str(path),
@@ -67,13 +65,13 @@ def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 def _unpacking() -> dict[str, object]:
-    # Newer releases of transformers keep the blocks packed where they find a kernel for them, unless told otherwise.
+    # Newer releases of transformers keep blocks packed if they have a kernel for them.
     config = getattr(transformers, "GgufConfig", None)
     return {"quantization_config": config(dequantize=True)} if config else {}
 
 
 def _plain_copy(packed: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that was never marked as quantized: the marked one refuses to be saved."""
+    """Copy the weights to a model that is not marked as quantized, since a marked one cannot be saved."""
     config = packed.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -1,18 +1,18 @@
-"""A loss of log-probabilities together with its gradient, chunk by chunk: three products of the head and not four.
+"""Fused loss of log-probabilities: loss and gradient in one pass per chunk, with three products of the head, not four.
 
-With x = h W' / T - max, e = exp(x) in the one buffer [chunk, V] there is, Z = sum(e), and g = dloss/dlogprob:
+With x = h W' / T - max, e = exp(x) in a single buffer [chunk, V], Z = sum(e), and g = dloss/dlogprob:
 
     logprob = x[target] - ln Z                          1st product:  h W'
     entropy = ln Z - sum(e x) / Z
     dloss/dh = -g / (Z T) d W,  d = e - Z at target     2nd product:  d W
     dloss/dW = -sum of d' (g / (Z T) h)                 3rd product:  d' h
 
-Half precision asks for this order. The temperature divides the product: states divided by it would round anew. The
-entropy of a confident policy is no difference of two large numbers, and nor is its gradient: at a target of
-probability near 1, e - Z is minus the sum of all others.
+Half precision needs this order. The temperature divides the product, because dividing the states would round again.
+Neither the entropy of a confident policy nor its gradient is a difference of two large numbers: if the target's
+probability is near 1, e - Z is minus the sum of all others.
 
-g has to be known while e stands, so the loss is a sum over chunks of whole sequences. The plain path, which computes e
-a second time in its backward pass, is :func:`rlcore.models.logprobs.chunked_logprobs`.
+g must be known while e is in memory, so the loss is a sum over chunks of whole sequences. The plain path,
+:func:`rlcore.models.logprobs.chunked_logprobs`, recomputes e in its backward pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rlcore.models.logprobs import CHUNK_SIZE
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_BLOCK = 64  # rows of a chunk that stand a second time while they are exponentiated
+_BLOCK = 64  # rows of a chunk that are copied while they are exponentiated
 
 LossOfChunk = Callable[[slice, Tensor, Tensor], Tensor]
 
@@ -44,17 +44,17 @@ def fused_loss(
     temperature: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, ""]:
-    """The sum of ``loss_of`` over chunks of whole sequences; the gradient is computed on the way.
+    """Return the sum of ``loss_of`` over chunks of whole sequences, computing the gradient in the same pass.
 
     Args:
-        hidden: [N, H], the states that predict the targets.
+        hidden: [N, H], states that predict the targets.
         head_weight: [V, H].
         targets: int64 [N].
-        loss_of: (places in N, log-probabilities [n] that carry the gradient, entropies [n] that carry none) -> scalar.
-            Called once a chunk. Both are float32 (float64 for a float64 model), in nats.
-        lengths: tokens of each sequence, in the order of the targets; their sum is N.
-        temperature: of the distribution that was sampled from.
-        dtype: of the products with the head; by default that of ``head_weight``.
+        loss_of: (slice of N, log-probabilities [n] with gradient, entropies [n] without) -> scalar. Called once per
+            chunk. Both are float32 (float64 for a float64 model), in nats.
+        lengths: Tokens of each sequence, in the order of the targets; they add up to N.
+        temperature: Temperature of the sampled distribution.
+        dtype: dtype of the products with the head; by default that of ``head_weight``.
     """
     arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature, dtype or head_weight.dtype)
     loss: Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -62,7 +62,7 @@ def fused_loss(
 
 
 def fits(lengths: Sequence[int]) -> bool:
-    """Whether every sequence is short enough to stand in a chunk as a whole."""
+    """Return True if every sequence fits into one chunk."""
     return max(lengths, default=0) <= CHUNK_SIZE
 
 
@@ -84,17 +84,19 @@ class _FusedLoss(torch.autograd.Function):
         cast = head_weight.to(dtype)
         with no_autocast(hidden):
             for chunk in _chunks(lengths):
-                rows, places = hidden[chunk].to(dtype), targets[chunk, None]
+                rows, target_ids = hidden[chunk].to(dtype), targets[chunk, None]
                 powers = wide_product(rows, cast.T).div_(temperature)
-                logprobs, entropy, total = _exponentiate(powers, places)
+                logprobs, entropy, total = _exponentiate(powers, target_ids)
                 part, slope = _differentiate(loss_of, chunk, logprobs, entropy)
                 loss += part
                 pull = slope / (total * temperature)
-                below = powers.scatter_add_(-1, places, -total).to(dtype)
+                below = powers.scatter_add_(-1, target_ids, -total).to(dtype)
                 del powers
                 hidden_gradient[chunk] = -pull * wide_product(below, cast)
                 if weight_gradient is not None:
-                    unit = pull.abs().amax().clamp(min=torch.finfo(pull.dtype).tiny)  # float16 has no small numbers
+                    unit = (
+                        pull.abs().amax().clamp(min=torch.finfo(pull.dtype).tiny)
+                    )  # small numbers underflow in float16
                     weight_gradient.sub_(wide_product(below.T, (rows * (pull / unit)).to(dtype)).mul_(unit))
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.dtypes = hidden.dtype, head_weight.dtype
@@ -110,7 +112,7 @@ class _FusedLoss(torch.autograd.Function):
 
 
 def _exponentiate(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities and entropies, [n] each, and Z [n, 1]; ``logits`` [n, V] become e in place."""
+    """Return log-probabilities and entropies, [n] each, and Z [n, 1]; ``logits`` [n, V] become e in place."""
     logits.sub_(logits.amax(-1, keepdim=True))
     chosen = logits.gather(-1, targets)
     energy = torch.empty_like(chosen)
@@ -125,7 +127,7 @@ def _exponentiate(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tens
 
 @torch.enable_grad()
 def _differentiate(loss_of: LossOfChunk, chunk: slice, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of a chunk, and its derivative with respect to each log-probability, [n, 1]."""
+    """Return the loss of a chunk and its derivative by each log-probability, [n, 1]."""
     leaf = logprobs.detach().requires_grad_()
     loss = loss_of(chunk, leaf, entropy.detach())
     (slope,) = torch.autograd.grad(loss, leaf)
@@ -133,7 +135,7 @@ def _differentiate(loss_of: LossOfChunk, chunk: slice, logprobs: Tensor, entropy
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[slice]:
-    """Neighbouring sequences in lots of at most ``CHUNK_SIZE`` tokens; a longer one is a chunk of its own."""
+    """Yield slices of consecutive sequences with at most ``CHUNK_SIZE`` tokens; a longer sequence is its own chunk."""
     start = end = 0
     for length in lengths:
         if end > start and end + length - start > CHUNK_SIZE:

@@ -1,4 +1,4 @@
-"""A language model with a scalar head: the critic (a value per token) and the reward model (a score per completion)."""
+"""Language model with a scalar head: the critic (a value per token) or the reward model (a score per completion)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEAD_FILE = "scalar_head.safetensors"
 
 
 class ScalarHeadModel(nn.Module):
-    """A backbone and one bias-free linear map of its hidden state to a scalar."""
+    """Backbone and a bias-free linear map from its hidden state to a scalar."""
 
     def __init__(self, backbone: PreTrainedModel, head: nn.Linear) -> None:
         super().__init__()
@@ -37,48 +37,52 @@ class ScalarHeadModel(nn.Module):
 
     @classmethod
     def on_backbone(cls, backbone: PreTrainedModel) -> ScalarHeadModel:
-        """A critic that predicts 0 everywhere at first, on this very backbone, be it the policy's."""
+        """Return a critic on this backbone (not a copy) that predicts 0 everywhere."""
         head = _new_head(backbone)
         nn.init.zeros_(head.weight)
         return cls(backbone, head)
 
     @classmethod
     def with_random_head(cls, backbone: PreTrainedModel, generator: torch.Generator) -> ScalarHeadModel:
-        """A reward model on this backbone, head weights from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
+        """Return a reward model on this backbone, head from N(0, 1/sqrt(H+1)) (Stiennon et al. 2020, app. B.1)."""
         model = cls(backbone, _new_head(backbone))
         model.init_head(generator)
         return model
 
     @torch.no_grad()
     def init_head(self, generator: torch.Generator) -> None:
-        """Give the head random weights, as :meth:`with_random_head` does."""
+        """Draw random head weights, as in :meth:`with_random_head`."""
         weight = self.head.weight
         weight.copy_(torch.randn(weight.shape, generator=generator) * (self.head.in_features + 1) ** -0.5)
 
     def token_values(self, batch: PackedBatch) -> Float[Tensor, "tokens"]:
-        """Value of the state before each completion token: float32 [N]."""
+        """Return the value of the state before each completion token: float32 [N]."""
         return self._scalars(batch, batch.predictors)
 
     def sequence_scores(self, batch: PackedBatch) -> Float[Tensor, "sequences"]:
-        """Score of each sequence, read at its last token: float32 [S], in the order of ``batch.sequences``."""
+        """Return the score of each sequence at its last token: float32 [S], in the order of ``batch.sequences``."""
         return self._scalars(batch, batch.last_positions)
 
     def _scalars(self, batch: PackedBatch, positions: Tensor) -> Tensor:
         return self.state_values(hidden_states(self.backbone, batch).flatten(0, 1)[positions])
 
     def state_values(self, states: Float[Tensor, "tokens hidden"]) -> Float[Tensor, "tokens"]:
-        """The head alone, on hidden states [N, H]: float32 [N], whatever the backbone computes in."""
+        """Apply the head to hidden states [N, H]: float32 [N] in any compute precision."""
         with no_autocast(states):
             return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
 
     def train_last_layers(self, count: int) -> None:
-        """Freeze the backbone but its last ``count`` layers and final norm (all of it learns if ``count`` is -1)."""
+        """Freeze the backbone except its last ``count`` layers and final norm; -1 trains all of it.
+
+        Raises:
+            ModelError: The backbone has no list of layers followed by a norm.
+        """
         layers, norm = (getattr(self.backbone.base_model, name, None) for name in ("layers", "norm"))
         if count < 0:
             return
         if count and (layers is None or norm is None):
             raise ModelError(
-                f"{type(self.backbone).__name__} has no list of layers with a norm behind them",
+                f"{type(self.backbone).__name__} has no list of layers followed by a norm",
                 fix="set reward_model.backbone.trainable_layers = -1",
             )
         self.backbone.requires_grad_(False)
@@ -96,7 +100,7 @@ def _new_head(backbone: PreTrainedModel) -> nn.Linear:
 def score_values(
     critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> list[Float[Tensor, "_time"]]:
-    """Values of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
+    """Return the values of completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         values = run_forward(critic, partial(critic.token_values, batch.to(device_of(critic))))
@@ -109,9 +113,9 @@ def score_values(
 def score_shared(
     critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
 ) -> tuple[list[Float[Tensor, "_time"]], list[Float[Tensor, "_time"]]]:
-    """Log-probabilities and values of a policy that carries the critic's head, from one forward pass each batch.
+    """Return log-probabilities and values of a policy with the critic's head, from one forward pass per batch.
 
-    One float32 [T] tensor on the CPU per sequence, of each.
+    Both are lists with one float32 [T] tensor on the CPU per sequence.
     """
     logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
     policy = critic.backbone
@@ -135,7 +139,7 @@ def _scores_and_values(
 def score_rewards(
     reward_model: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "sequences"]:
-    """Raw (uncentred) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
+    """Return raw (uncentered) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
     for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         score = partial(reward_model.sequence_scores, batch.to(device_of(reward_model)))
@@ -144,25 +148,25 @@ def score_rewards(
 
 
 def save_head(model: ScalarHeadModel, folder: Path) -> None:
-    """Write the head's weight beside the backbone's checkpoint."""
+    """Write the head's weight next to the backbone's checkpoint."""
     ranks, weight = ranks_of(model), gather_full(model.head.weight.detach()).cpu().contiguous()
     ranks.broadcast_object(partial(save_tensors, {"weight": weight}, folder / HEAD_FILE))
 
 
 def load_scalar_model(backbone: PreTrainedModel, folder: Path) -> ScalarHeadModel:
-    """A backbone that was loaded from ``folder`` with the head that lies beside it.
+    """Add the head in ``folder`` to a backbone that was loaded from there.
 
     Raises:
-        ModelError: no head there, or one of another width.
+        ModelError: The head is missing, or has another width.
     """
     path = folder / HEAD_FILE
     if not path.is_file():
-        raise ModelError("there is no scalar head", where=str(path), fix="name the folder of a trained reward model")
+        raise ModelError("scalar head not found", where=str(path), fix="use the folder of a trained reward model")
     weight = load_file(path)["weight"]
     head = _new_head(backbone)
     if weight.shape != head.weight.shape:
         raise ModelError(
-            f"the head is {tuple(weight.shape)}, the backbone wants {tuple(head.weight.shape)}", where=str(path)
+            f"head has shape {tuple(weight.shape)}, but the backbone needs {tuple(head.weight.shape)}", where=str(path)
         )
     with torch.no_grad():
         head.weight.copy_(weight)

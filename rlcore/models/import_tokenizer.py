@@ -1,6 +1,6 @@
-"""What a preset changes of the tokenizer that it imports: arguments and date of its template, further EOS ids.
+"""Changes of a preset to an imported tokenizer: template defaults, template date, extra EOS ids.
 
-All become a part of the checkpoint, so that whoever loads it renders and stops as in training.
+All are stored in the checkpoint, so that every loader renders and stops as in training.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SHOWN = 12
 
 
 def set_template_defaults(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
-    """A chat template with other defaults of its variables; who renders it may still give them other values.
+    """Return a chat template with other defaults of its variables; renderers may still override them.
 
     Raises:
-        ModelError: the template does not use one of them.
+        ModelError: The template does not use one of the variables.
     """
     lines = []
     for name, value in arguments.items():
@@ -33,7 +33,7 @@ def set_template_defaults(template: str, arguments: Mapping[str, str | int | flo
             raise ModelError(
                 f"the chat template does not use {name!r}",
                 where=f"model.chat_template_kwargs.{name}",
-                fix="look for the name in the model's chat template",
+                fix="use a variable of the model's chat template",
             )
         literal = str(value).lower() if isinstance(value, bool) else ascii(value)
         lines.append(f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif -%}}\n")
@@ -41,22 +41,22 @@ def set_template_defaults(template: str, arguments: Mapping[str, str | int | flo
 
 
 def pin_date(backend: PreTrainedTokenizerBase, day: str) -> None:
-    """Record the day that a chat template writes, where it asks for one: ``day``, else what is recorded, else today.
+    """Record the date of a template that writes one: ``day``, else the recorded date, else today.
 
     Raises:
-        ModelError: a day is named, and the template asks for none.
+        ModelError: ``day`` is set, but the template writes no date.
     """
     if writes_date(str(backend.chat_template)):
         record_date(backend, date.fromisoformat(day) if day else recorded_date(backend) or date.today())
     elif day:
-        raise ModelError("the chat template does not ask for the date", where="model.template_date", fix="leave it out")
+        raise ModelError("the chat template writes no date", where="model.template_date", fix="remove the key")
 
 
 def read_template(path: Path) -> str:
-    """The text of a chat template's file.
+    """Read the file of a chat template.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: The file cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -65,10 +65,10 @@ def read_template(path: Path) -> str:
 
 
 def load_tokenizer(folder: Path) -> ChatTokenizer:
-    """The tokenizer of a checkpoint that somebody else made.
+    """Load the tokenizer of an external checkpoint.
 
     Raises:
-        ModelError: whatever it is that it or its chat template does.
+        ModelError: The tokenizer or its chat template raised any exception.
     """
     try:
         return ChatTokenizer.load(folder)
@@ -79,18 +79,18 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
 
 
 def control_token(backend: PreTrainedTokenizerBase, text: str) -> int:
-    """The id of a text that is one control token, so that no text of a user holds it.
+    """Return the id of a text that is a single control token, which user text cannot contain.
 
     Raises:
-        ModelError: it is an ordinary token, or several.
+        ModelError: The text is an ordinary token, or several tokens.
     """
     known = control_tokens_of(backend)
     if text in known:
         return known[text]
     ids = backend(text, add_special_tokens=False).input_ids
-    what = "an ordinary token, which any text may hold" if len(ids) == 1 else f"{len(ids)} tokens of this tokenizer"
+    what = "an ordinary token, which any text may contain" if len(ids) == 1 else f"{len(ids)} tokens of this tokenizer"
     raise ModelError(
         f"{text!r} cannot end a completion: it is {what}",
         where="model.extra_eos",
-        fix=f"name control tokens; the tokenizer has {', '.join(sorted(known)[:_SHOWN]) or 'none'}",
+        fix=f"use control tokens; the tokenizer has {', '.join(sorted(known)[:_SHOWN]) or 'none'}",
     )

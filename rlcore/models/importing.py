@@ -1,4 +1,4 @@
-"""A starting model from any source, as a checkpoint folder that is proved by reading it back."""
+"""Import of a starting model from any source, as a checkpoint folder that is verified by reading it back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from rlcore.models.model_validation import read_config, require_template_ends, v
 from rlcore.models.saving import atomic_folder, files_digest, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.text.template_date import recorded_date
-from rlcore.text.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.text.tokenizer_files import read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -33,9 +34,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointInfo:
-    """What a starting checkpoint is and where it came from. Digests are SHA-256, of the template's text and of the
-    safetensors bytes; ``tied_embeddings``: the head is the embedding's own tensor; ``max_positions``: 0 is no bound;
-    ``template_date``: the day that the template writes, empty where it asks for none.
+    """Description of a starting checkpoint.
+
+    Attributes:
+        max_positions: Maximum number of tokens, 0 if unbounded.
+        tied_embeddings: True if head and embedding are the same tensor.
+        chat_template_sha256: Digest of the template's text.
+        template_date: Date that the template writes; empty if it writes none.
+        weights_sha256: Digest of the safetensors bytes.
     """
 
     source: str
@@ -56,19 +62,19 @@ class CheckpointInfo:
 
 
 def import_model(config: ModelConfig, folder: Path, *, seed: int) -> CheckpointInfo:
-    """Write the configured starting model as a checkpoint folder, proved by reading it back.
+    """Write the configured starting model as a checkpoint folder, and verify it by reading it back.
 
-    ``seed`` decides the weights of a model from scratch; other sources do not use it.
+    ``seed`` determines the weights of a model from scratch; other sources do not use it.
 
     Raises:
-        ModelError: unknown or unreachable model, damaged file, missing tokenizer or chat template.
-        StorageError: ``folder`` exists or the disk refuses.
+        ModelError: Unknown or unreachable model, damaged file, missing tokenizer or chat template.
+        StorageError: ``folder`` exists or cannot be written.
     """
     with no_progress_bars(), atomic_folder(folder) as temporary:
         model, backend = _read_source(config, seed=seed)
         if config.chat_template:
             backend.chat_template = read_template(Path(config.chat_template))
-        elif isinstance(backend.chat_template, dict):  # several by name: the one for plain conversations
+        elif isinstance(backend.chat_template, dict):  # named templates: use the default one
             backend.chat_template = backend.get_chat_template()
         if config.chat_template_kwargs:
             backend.chat_template = set_template_defaults(backend.chat_template or "", config.chat_template_kwargs)
@@ -84,10 +90,10 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> CheckpointI
 
 
 def source_digest(config: ModelConfig) -> str:
-    """SHA-256 of the local files that a checkpoint would be made from; empty where the configuration says it all.
+    """Return the SHA-256 of the local source files; empty if the configuration determines the model.
 
     Raises:
-        ModelError: a file is missing.
+        ModelError: A file is missing.
     """
     files = [Path(config.chat_template)] if config.chat_template else []
     if config.source == "package":
@@ -117,7 +123,7 @@ def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, Pr
             return _read_hub(config.path, config.revision)
         case "registry":
             raise ModelError(
-                "a model of the registry must be downloaded before it is imported",
+                "a registered model must be downloaded before it is imported",
                 where="model.source",
                 fix="download it, then import it with source = 'folder'",
             )
@@ -126,7 +132,7 @@ def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, Pr
 def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if not (folder / "config.json").is_file():
         raise ModelError(
-            "there is no model in this folder: config.json is missing",
+            "the folder has no model: config.json is missing",
             where=tried(str(folder)),
             fix="correct model.path",
         )
@@ -140,7 +146,7 @@ def _read_hub(name: str, revision: str) -> tuple[PreTrainedModel, PreTrainedToke
         raise ModelError(
             f"revision {revision!r} of {name!r} is not a commit",
             where="model.revision",
-            fix="name the 40 hexadecimal digits of a commit: branches and tags can be moved",
+            fix="use the 40 hexadecimal digits of a commit, because branches and tags can move",
         )
     config = read_config(name, revision=revision)
     model = from_pretrained(name, dtype="auto", config=config, revision=revision)
@@ -155,7 +161,7 @@ def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokeni
 
 
 def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
-    # Fresh, because a model's own may ask for top-p or top-k, and an engine would then sample a filtered distribution.
+    # A new one: the model's own may set top-p or top-k, and engines would then sample a filtered distribution.
     model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     model.save_pretrained(folder)
     backend.save_pretrained(folder)
@@ -167,11 +173,17 @@ def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Pat
 
 @torch.no_grad()
 def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
-    """Raises ModelError unless the folder gives the same weights back and they compute what the library does."""
+    """Check that the folder has the same weights, and that the model computes the library's log-probabilities.
+
+    Raises:
+        ModelError: A check failed.
+    """
     copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
     rows = model.get_input_embeddings().weight.shape[0]
     if tokenizer.vocabulary_size > rows:
-        raise ModelError(f"the tokenizer has {tokenizer.vocabulary_size} tokens, the model {rows}", where=str(folder))
+        raise ModelError(
+            f"the tokenizer has {tokenizer.vocabulary_size} tokens, but the model only {rows}", where=str(folder)
+        )
     if not bool(copy(torch.tensor([tokenizer.encode("3 + 4 = 7")])).logits.isfinite().all()):
         raise ModelError("the model computes NaN or infinity", where=str(folder), fix="fetch the model again")
     check_model(copy, tokenizer)

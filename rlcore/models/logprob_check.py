@@ -1,8 +1,8 @@
-"""Checks on a few tokens, before a run, that our log-probabilities equal those of the model's own code.
+"""Check before a run that our log-probabilities equal those of the model's own code, on a few tokens.
 
-Packed rows, kernels, and the product with the head are compared with plain forward passes of one sequence at a time, by
-the library's eager attention, in float32. Two completions of one prompt show a state that leaks from one to the next; a
-second prompt, shorter, shows padding that is seen; logits that are capped, scaled or biased differ everywhere.
+Packed rows, kernels and the head's product are compared with plain forward passes of single sequences in float32, with
+the library's eager attention. Two completions of one prompt reveal state that leaks between them. A shorter prompt
+reveals attention to padding. Logits that are capped, scaled or biased differ everywhere.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 
 TEXT = "The train leaves at 9:15 with 42 people. Three get off, and 39 go on to the sea."
-BOUND = 5e-4  # nats; measured: 2e-5 with 30 layers (SmolLM2-135M) whatever the weights' precision is, 5e-6 with 2
-_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+BOUND = 5e-4  # nats; measured: 2e-5 with 30 layers (SmolLM2-135M) in any weight precision, 5e-6 with 2
+_CALL_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 
 
 @torch.no_grad()
 def check_model(model: PreTrainedModel, tokenizer: ChatTokenizer | None = None) -> None:
     """Compare log-probabilities of ordinary text with those of plain forward passes.
 
-    Both are computed in float32 with autocast off: what differs is then the meaning, and no rounding. Weights in half
-    precision are widened while their layer computes, so the cost in memory is one layer, the embedding and the head.
+    Both are computed in float32 without autocast, so that rounding cannot hide an error. Half-precision weights are
+    widened while their layer computes; the memory cost is one layer, the embedding and the head.
 
     Args:
-        model: as it will be trained; its precision and attention are as before afterwards.
-        tokenizer: for the tokens of a sentence; without one they are spread over the vocabulary.
+        model: Model as it will be trained. Its precision and attention are restored.
+        tokenizer: Tokenizer of a sample sentence. Without it, tokens are spread over the vocabulary.
 
     Raises:
-        ModelError: they differ, or the model's code cannot be called as it is here.
+        ModelError: The log-probabilities differ, or the model's code cannot be called.
     """
     if reason := unsupported_reason(model):
         raise ModelError(f"{type(model).__name__} {reason}", where=_name(model), fix=_OTHER_MODEL)
@@ -49,8 +49,8 @@ def check_model(model: PreTrainedModel, tokenizer: ChatTokenizer | None = None) 
             theirs = _one_by_one(model, sequences)
     except torch.OutOfMemoryError:
         raise
-    except _FAULTS as error:
-        what = f"{type(model).__name__} cannot be called as training does: {type(error).__name__}: {error}"
+    except _CALL_ERRORS as error:
+        what = f"{type(model).__name__} cannot be called by the trainer: {type(error).__name__}: {error}"
         raise ModelError(what, where=_name(model), fix=_OTHER_MODEL) from error
     difference = max(float((one - other).abs().max()) for one, other in zip(ours, theirs, strict=True))
     if not difference <= BOUND:
@@ -65,16 +65,16 @@ _OTHER_MODEL = "use a model of docs/models.md"
 
 
 def _tokens(model: PreTrainedModel, tokenizer: ChatTokenizer | None) -> list[int]:
-    """Sixteen ordinary tokens."""
+    """Return sixteen ordinary tokens."""
     if tokenizer is not None:
         tokens = tokenizer.encode(TEXT)
-        return [tokens[place % len(tokens)] for place in range(16)]
+        return [tokens[index % len(tokens)] for index in range(16)]
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    return [vocabulary // 8 + place * 7919 % max(1, vocabulary * 3 // 4) for place in range(16)]
+    return [vocabulary // 8 + index * 7919 % max(1, vocabulary * 3 // 4) for index in range(16)]
 
 
 def _sequences(tokens: list[int]) -> list[TokenSequence]:
-    """Two completions of one prompt, and one of a shorter prompt: in rows of one batch, the last one is padded."""
+    """Return two completions of one prompt and one of a shorter prompt, whose row is padded."""
     spans = [((0, 5), (5, 12)), ((0, 5), (9, 16)), ((3, 6), (6, 10))]
     return [
         TokenSequence(prompt_ids=tuple(tokens[slice(*prompt)]), completion_ids=tuple(tokens[slice(*completion)]))
@@ -83,7 +83,7 @@ def _sequences(tokens: list[int]) -> list[TokenSequence]:
 
 
 def _one_by_one(model: PreTrainedModel, sequences: list[TokenSequence]) -> list[torch.Tensor]:
-    """Log-probabilities of each completion from the model's own logits, float32 [T] on the CPU, by eager attention."""
+    """Return log-probabilities of each completion from the model's logits, float32 [T] on the CPU, eager attention."""
     results = []
     with _attention(model, "eager"):
         for sequence in sequences:
@@ -97,7 +97,7 @@ def _one_by_one(model: PreTrainedModel, sequences: list[TokenSequence]) -> list[
 @contextmanager
 def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
     before = model.config._attn_implementation
-    if not model._can_set_attn_implementation():  # its attention is its own code
+    if not model._can_set_attn_implementation():  # custom attention code
         yield
         return
     model.set_attn_implementation(name)
@@ -109,10 +109,10 @@ def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextmanager
 def _in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Products in float32; a part's weights are widened while it computes, and are the same tensors afterwards."""
+    """Compute products in float32; weights are widened per layer and restored as the same tensors."""
     before = compute_dtype(model)
     with ExitStack() as stack:
-        for part in _parts(model):
+        for part in _leaf_layers(model):
             narrow: list[tuple[torch.Tensor, torch.Tensor]] = []
             pre = part.register_forward_pre_hook(lambda module, _, narrow=narrow: _widen(module, narrow))
             post = part.register_forward_hook(lambda *_, narrow=narrow: _restore(narrow), always_call=True)
@@ -123,13 +123,13 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
         yield
 
 
-def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Each layer as a whole, and what stands beside the layers and has weights of its own."""
+def _leaf_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield each layer as a whole, and every other leaf module with weights."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child
         elif any(True for _ in child.children()):
-            yield from _parts(child)
+            yield from _leaf_layers(child)
         else:
             yield child
 

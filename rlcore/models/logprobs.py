@@ -1,4 +1,4 @@
-"""Log-probabilities and entropy from hidden states, in chunks: the [N, V] logits never stand in memory as a whole."""
+"""Log-probabilities and entropy from hidden states, in chunks, so that the [N, V] logits are never all in memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ def chunked_logprobs(
     entropy_gradient: bool = False,
     dtype: torch.dtype | None = None,
 ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """Log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.
+    """Return log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.
 
     Args:
-        hidden: [N, H], the states that predict the targets.
+        hidden: [N, H], states that predict the targets.
         head_weight: [V, H].
         targets: int64 [N].
-        temperature: of the distribution that was sampled from.
-        chunk_size: how many of the N rows have their [chunk, V] logits in memory at once; the backward pass computes
-            them again instead of keeping them.
-        entropy_gradient: whether the entropy is to be differentiated (it costs a second softmax backward).
-        dtype: of the products with the head; by default that of ``head_weight``.
+        temperature: Temperature of the sampled distribution.
+        chunk_size: Number of rows whose [chunk, V] logits are in memory together. The backward pass recomputes them.
+        entropy_gradient: Differentiate the entropy, which costs a second softmax backward.
+        dtype: dtype of the products with the head; by default that of ``head_weight``.
 
     Returns:
         logprobs, entropy: float32 [N] each, in nats (float64 for a float64 model).
@@ -70,9 +69,9 @@ def target_logprobs(
     chunk_size: int = CHUNK_SIZE,
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "tokens"]:
-    """The log-probabilities of :func:`chunked_logprobs` bit for bit, [N], where nothing else is wanted.
+    """Return the log-probabilities of :func:`chunked_logprobs`, [N], bit for bit.
 
-    Without the entropy, which takes longer than the rest of the softmax, and without a gradient.
+    Skips the entropy, which takes longer than the rest of the softmax, and the gradient.
     """
     cast = head_weight.to(dtype or head_weight.dtype)
     parts = [torch.empty(0, device=hidden.device, dtype=torch.promote_types(hidden.dtype, torch.float32))]
@@ -85,15 +84,15 @@ def target_logprobs(
 
 
 def _head_product(hidden: Tensor, cast: Tensor) -> Tensor:
-    """Logits [N, V], at least float32, from states [N, H] and the head's weight in the precision of the product."""
+    """Return logits [N, V], at least float32, from states [N, H] and the cast head weight."""
     with no_autocast(hidden):
         return wide_product(hidden.to(cast.dtype), cast.T)
 
 
 class _Logits(torch.autograd.Function):
-    """Logits with a gradient for states and ``head_weight``; ``cast`` is its copy in the precision of the product.
+    """Logits with gradients for states and ``head_weight``; ``cast`` is its copy in the precision of the product.
 
-    Autograd's own gradient of a weight that is cast once would be summed over the chunks in half precision.
+    Autograd's gradient of a weight that is cast once would be summed over the chunks in half precision.
     """
 
     @staticmethod
@@ -121,7 +120,7 @@ def _logprobs_of_chunk(
 ) -> tuple[Tensor, Tensor]:
     logits: Tensor = _Logits.apply(hidden, head_weight, cast)  # type: ignore[no-untyped-call]
     logits = logits / temperature
-    # Below a peak of 0 a small probability is kept to its last digit, in the entropy and in the gradient.
+    # A maximum of 0 keeps small probabilities exact, in the entropy and in the gradient.
     logits = logits - logits.detach().amax(-1, keepdim=True)
     log_normaliser = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normaliser

@@ -1,6 +1,6 @@
-"""LoRA adapters on one frozen base that several models share: policy, critic, reward model, and the bare base itself.
+"""LoRA adapters on one frozen base that policy, critic, reward model and reference policy share.
 
-An :class:`AdaptedModel` is the base as seen with one adapter on, or with none: then it is the reference, bit for bit.
+An :class:`AdaptedModel` is the base with one active adapter. Without an adapter it is the reference, bit for bit.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
 
-FOLDER = "adapter"  # below a checkpoint: beside config.json it would be applied a second time on loading
+FOLDER = "adapter"  # subfolder: next to config.json it would be applied again on loading
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of the names in peft's files
+_PREFIX = "base_model.model."  # prefix of names in peft's files
 
 
 class AdaptedModel(nn.Module):
-    """``base`` with the adapter ``name`` on; with the name ``""`` every adapter is off.
+    """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is "".
 
-    Use it as a policy or a backbone. Its parameters are those of its adapter alone: the base is frozen,
-    shared with other adapted models, and no submodule. Calling it sets the base's adapters, so passes of several
-    models may alternate, and a backward pass may come after another model's forward pass.
+    Usable in place of a policy or a backbone. Its parameters are those of its adapter; the base is frozen, shared with
+    other adapted models, and not a submodule. Each call activates the adapter on the base. Passes of several models may
+    therefore alternate, and a backward pass may follow another model's forward pass.
     """
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:
         super().__init__()
-        self._shared = (base,)  # a tuple, so that torch does not count the base's parameters as ours
+        self._shared = (base,)  # a tuple, so that torch does not register the base's parameters
         self.name = name
         for path, parameter in _parameters(base, name):
             self.register_parameter(path.replace(".", "/"), parameter)
 
     @property
     def base(self) -> PreTrainedModel:
-        """The frozen model below."""
+        """Frozen base model."""
         return self._shared[0]
 
     @property
     def config(self) -> Any:
-        """The architecture, that of the base."""
+        """Configuration of the base."""
         return self.base.config
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         device: torch.device = self.base.device
         return device
 
@@ -70,29 +70,29 @@ class AdaptedModel(nn.Module):
         return dtype
 
     def base_model(self, **inputs: Any) -> Any:
-        """The backbone's forward pass with this adapter; the name is that of transformers' models."""
+        """Run the backbone with this adapter. Named as in transformers models."""
         activate(self.base, self.name)
         return backbone(self.base)(**inputs)
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head of the base, which has no adapter."""
+        """Return the head of the base, which has no adapter."""
         head: nn.Module = self.base.get_output_embeddings()
         return head
 
     def save_pretrained(self, folder: Path) -> None:
-        """A whole checkpoint with the adapter merged in, and the adapter itself in peft's format in ``adapter/``."""
+        """Write a checkpoint with the adapter merged, and the adapter in peft's format in ``adapter/``."""
         self.base.save_pretrained(folder, state_dict={key: value.cpu() for key, value in MergedState(self).items()})
         self.save_adapter(folder / FOLDER, base_sha256=_digest(self.base))
 
     def save_adapter(self, folder: Path, **metadata: str) -> None:
-        """The adapter alone in peft's format, in a new folder; ``metadata`` stands in its file."""
+        """Write the adapter in peft's format to a new folder, with ``metadata`` in its file."""
         folder.mkdir()
         (folder / CONFIG).write_text(_config_text(self.base.peft_config[self.name]), encoding="utf-8")
         tensors = {_file_key(path, self.name): p.detach().cpu() for path, p in _parameters(self.base, self.name)}
         save_tensors(tensors, folder / WEIGHTS, {"format": "pt", **metadata})
 
     def adapter_shapes(self) -> dict[str, tuple[int, int]]:
-        """Shape ``(outputs, inputs)`` of every weight that the adapter changes, by the weight's name."""
+        """Return the shape ``(outputs, inputs)`` of every adapted weight, by name."""
         shapes = {path: tuple(parameter.shape) for path, parameter in _parameters(self.base, self.name)}
         down, up = (f".lora_{letter}.{self.name}.weight" for letter in "AB")
         layers = [path.removesuffix(down) for path in shapes if path.endswith(down)]
@@ -100,12 +100,12 @@ class AdaptedModel(nn.Module):
 
 
 def add_lora(model: PreTrainedModel | AdaptedModel, config: LoraConfig, name: str, *, seed: int) -> AdaptedModel:
-    """Put a new adapter on a base, which is frozen, and return the model that learns it.
+    """Freeze a base, add a new adapter, and return the model that trains it.
 
-    It changes nothing at first: B is 0, and A uniform within ±1/sqrt(inputs), drawn from (seed, name).
+    The adapter initially changes nothing: B is 0, and A uniform within ±1/sqrt(inputs), drawn from (seed, name).
 
     Raises:
-        ModelError: peft is missing, or no layer has one of the targets' names.
+        ModelError: peft is missing, or no layer has a target's name.
     """
     base = model.base if isinstance(model, AdaptedModel) else model
     if not config.rank:
@@ -124,19 +124,17 @@ def add_lora(model: PreTrainedModel | AdaptedModel, config: LoraConfig, name: st
 
 
 def load_adapter(model: PreTrainedModel | AdaptedModel, checkpoint: Path, name: str) -> AdaptedModel:
-    """The adapter that lies beside a merged checkpoint, on the base that it was trained on.
+    """Load the adapter of a merged checkpoint onto the base that it was trained on.
 
     Raises:
-        ModelError: there is none, or it was trained on another base.
+        ModelError: There is no adapter, or it was trained on another base.
     """
     from peft import LoraConfig
 
     base = model.base if isinstance(model, AdaptedModel) else model
     path = checkpoint / FOLDER / WEIGHTS
     if not is_adapter_of(base, checkpoint):
-        raise ModelError(
-            "there is no adapter of this base", where=str(path), fix="train it with an adapter from this checkpoint"
-        )
+        raise ModelError("adapter of this base not found", where=str(path), fix="train an adapter from this checkpoint")
     _inject(base, LoraConfig.from_pretrained(str(checkpoint / FOLDER)), name)
     with safe_open(path, framework="pt") as stored, torch.no_grad():
         for key, parameter in _parameters(base, name):
@@ -145,7 +143,7 @@ def load_adapter(model: PreTrainedModel | AdaptedModel, checkpoint: Path, name: 
 
 
 def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bool:
-    """Whether an adapter lies beside a checkpoint that was trained on exactly this base."""
+    """Return True if the checkpoint has an adapter that was trained on exactly this base."""
     base = model.base if isinstance(model, AdaptedModel) else model
     path = checkpoint / FOLDER / WEIGHTS
     if not path.is_file():
@@ -155,10 +153,10 @@ def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bo
 
 
 class MergedState(Mapping[str, torch.Tensor]):
-    """The weights that an engine or a checkpoint needs: ``W + alpha / rank * B A`` by W's name, the others as they are.
+    """Weights for an engine or a checkpoint: ``W + alpha / rank * B A`` by W's name, other weights unchanged.
 
-    A merged matrix is at least float32. Each is made when it is read and not kept, so that a sync needs no second model
-    in memory. ``adapted`` is the model itself, for those who can do with the adapter alone.
+    Merged matrices are at least float32. Each is computed when it is read and not kept, so that a weight sync needs no
+    second model in memory. ``adapted`` is the model itself, for receivers that need the adapter alone.
     """
 
     def __init__(self, model: AdaptedModel) -> None:
@@ -194,17 +192,17 @@ def _peft_config(config: LoraConfig, targets: list[str]) -> Any:
 
 
 def _config_text(config: Any) -> str:
-    """The adapter's settings as peft writes them, but sorted: sets have another order in every process."""
+    """Return peft's settings of the adapter, with sets sorted, whose order differs between processes."""
     values = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
     return json.dumps(values | {"inference_mode": True}, indent=2, sort_keys=True) + "\n"
 
 
 def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
-    """Add the layers of a new adapter; the base is frozen, adapters that are there keep learning or not as before."""
+    """Freeze the base and add the layers of a new adapter; existing adapters stay trained or frozen."""
     from peft import inject_adapter_in_model
 
     others = {id(p): p.requires_grad for layer in _layers(base) for p in _all_parameters(layer)}
-    # peft draws weights of its own from the global generator, and warns of a second adapter, which is meant.
+    # peft draws weights from the global generator, and warns about a second adapter, which is intended.
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Already found a `peft_config` attribute")
         try:
@@ -213,13 +211,13 @@ def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
             raise ModelError(f"peft refuses the adapter: {error}", where="lora.targets") from error
     base.requires_grad_(False)
     for layer in _layers(base):
-        layer.forward = functools.partial(_forward, layer)  # peft's own takes three times as long for the same
+        layer.forward = functools.partial(_forward, layer)  # peft's own takes three times as long
         for parameter in _all_parameters(layer):
             parameter.requires_grad_(others.get(id(parameter), True))
 
 
 def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """What a layer computes with the adapter that is on, or as the base's own."""
+    """Run a layer with its active adapter, or the base layer if none is active."""
     linear, names = layer.base_layer, () if layer.disable_adapters else layer.active_adapters
     (name,) = names or ("",)
     if name not in layer.lora_A:
@@ -230,13 +228,13 @@ def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def active_name(base: PreTrainedModel) -> str:
-    """The adapter that is on; ``""`` where none is, or there are none."""
+    """Return the name of the active adapter, "" if there is none."""
     layer = next(_layers(base), None) if hasattr(base, "peft_config") else None
     return "" if layer is None or layer.disable_adapters else str(layer.active_adapters[0])
 
 
 def activate(base: PreTrainedModel, name: str) -> None:
-    """Turn the adapter ``name`` on, or for ``""`` every one off; what learns stays what it was."""
+    """Activate the adapter ``name``, or none for ""; ``requires_grad`` flags are unchanged."""
     layers = list(_layers(base))
     if all(layer.disable_adapters if not name else _serves(layer, name) for layer in layers):
         return
@@ -245,7 +243,7 @@ def activate(base: PreTrainedModel, name: str) -> None:
         layer.enable_adapters(bool(name))
         if name:
             layer.set_adapter(name)
-    for parameter, learns in flags:  # peft freezes what is off, and would lose the gradient of an earlier pass
+    for parameter, learns in flags:  # peft freezes inactive adapters, which would lose the gradient of an earlier pass
         parameter.requires_grad_(learns)
 
 
@@ -254,7 +252,7 @@ def _serves(layer: Any, name: str) -> bool:
 
 
 def _layers(base: PreTrainedModel) -> Iterator[Any]:
-    """The layers that carry adapters."""
+    """Yield the layers that carry adapters."""
     return (module for module in base.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer"))
 
 
@@ -272,6 +270,6 @@ def _file_key(path: str, name: str) -> str:
 
 
 def _digest(base: PreTrainedModel) -> str:
-    """Of the checkpoint that the base was loaded from; empty for one made in memory."""
+    """Return the digest of the base's checkpoint; empty if the base was created in memory."""
     folder = Path(base.config._name_or_path)
     return weights_digest(folder) if base.config._name_or_path and folder.is_dir() else ""

@@ -1,8 +1,7 @@
-"""A frozen linear layer with a low-rank addition, ``x W' + b + s (x A') B'``, forward and backward in one place.
+"""Frozen linear layer with a low-rank addition, ``x W' + b + s (x A') B'``, with a fused backward pass.
 
-As separate operations the addition costs more than its few products: a scaled copy and a sum of the whole output, and
-in the backward pass the same again and a sum of the whole input's gradient. Here the products add into what is there.
-Source of the layer: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", equation 3.
+Separate operations would copy and sum the whole output, and the whole input gradient in the backward pass. Here the
+products accumulate in place. Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models", eq. 3.
 """
 
 from __future__ import annotations
@@ -25,7 +24,10 @@ def low_rank_linear(
     up: Float[Tensor, "output rank"],
     scaling: float,
 ) -> Float[Tensor, "... output"]:
-    """The layer's output, [..., O]; it has a gradient for ``inputs``, ``down`` and ``up``.
+    """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
+
+    Products are in the precision of ``weight``, or in that of an active autocast. Gradients have their tensors'
+    precision.
 
     Args:
         inputs: [..., I].
@@ -33,8 +35,6 @@ def low_rank_linear(
         down: A, [rank, I].
         up: B, [O, rank].
         scaling: s, alpha / rank.
-
-    The products are in the precision of ``weight``, or autocast's where it is on; gradients have their tensors' own.
     """
     kind = inputs.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

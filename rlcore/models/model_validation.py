@@ -1,7 +1,7 @@
-"""Checks of a model that somebody else made, before it is loaded: its files, its sizes, its chat template.
+"""Checks of an external model before it is loaded: files, sizes, chat template.
 
-A folder may hold anything: a pipe in place of the weights, a configuration of a million layers, the name of a kernel to
-be fetched and run as attention, a template that never ends. Each is refused with its reason, before it costs anything.
+A folder may contain anything: a pipe in place of weights, a configuration of a million layers, the name of a kernel to
+be downloaded as attention, a template that never ends. Each is rejected with a reason before it costs resources.
 """
 
 from __future__ import annotations
@@ -22,25 +22,21 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlcore.errors import ModelError
+from rlcore.text.chat_template import TEMPLATE_FIX
+from rlcore.text.tokenization import PROBE_ROLES
 
 MAX_TENSORS = 100_000
 MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
 MAX_TOKEN_ID = 2**24  # the largest vocabularies have a few hundred thousand tokens
-MAX_GROWTH = 1_000  # times that a normalizer may lengthen a text
+MAX_GROWTH = 1_000  # maximum factor by which a normalizer may lengthen a text
 _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
-_SPARE = 2.0  # times the numbers in the files that a model may have: tied weights are stored once
+_SPARE = 2.0  # maximum ratio of model parameters to stored numbers: tied weights are stored once
 _TEMPLATE_SECONDS = 10.0  # of processor time; a template takes milliseconds
 _TEMPLATE_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3
 _AGAIN = "fetch the checkpoint again, with the configuration that it was saved with"
-_ROLES = (
-    ("user",),
-    ("system", "user"),
-    ("user", "assistant", "user"),
-    ("system", "user", "assistant", "user", "assistant", "user"),
-)
-# Renders as transformers does, in a process that can be killed: a power in C holds the interpreter's lock.
+# Renders as transformers does, in a process that can be killed: ``**`` on huge integers holds the interpreter lock.
 _RENDER = """
 import json, resource, signal, sys
 from jinja2.ext import Extension
@@ -56,7 +52,7 @@ class Generation(Extension):
 def refuse(text):
     raise ValueError(text)
 
-said = json.load(sys.stdin)
+request = json.load(sys.stdin)
 seconds, most_bytes, out_of_memory = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -65,24 +61,24 @@ environment = ImmutableSandboxedEnvironment(
 )
 environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
 environment.globals |= {"raise_exception": refuse, "strftime_now": lambda _: "1 May 2025"}
-for roles in said["roles"]:
+for roles in request["roles"]:
     for is_prompt in (True, False):
         messages = [{"role": role, "content": "3 + 4 = ?"} for role in roles]
         try:
-            template = environment.from_string(said["template"])
-            template.render(messages=messages, add_generation_prompt=is_prompt, **said["tokens"])
+            template = environment.from_string(request["template"])
+            template.render(messages=messages, add_generation_prompt=is_prompt, **request["tokens"])
         except MemoryError:
             sys.exit(out_of_memory)
         except Exception:
-            pass  # the tokenizer's own check says what is wrong with the template
+            pass  # the tokenizer's check reports template errors
 """
 
 
 def validate_model_dir(folder: Path) -> PretrainedConfig:
-    """The configuration of a model's folder, after checks of its files, its sizes and its weights.
+    """Return the configuration of a model folder, after checks of files, sizes and weights.
 
     Raises:
-        ModelError: one of them is impossible, with its name.
+        ModelError: A check failed.
     """
     require_files(folder)
     require_tokenizer(folder)
@@ -97,10 +93,10 @@ def validate_model_dir(folder: Path) -> PretrainedConfig:
 
 
 def require_files(folder: Path) -> None:
-    """Refuse a folder that holds anything but files and folders: opening a pipe waits for ever.
+    """Check that a folder holds only files and folders; opening a pipe would block for ever.
 
     Raises:
-        ModelError: a pipe, a socket, a device, or a link to nothing.
+        ModelError: A pipe, socket, device or dangling link.
     """
     for path in _entries(folder):
         try:
@@ -108,47 +104,47 @@ def require_files(folder: Path) -> None:
         except OSError as error:
             raise ModelError(f"a file of the model cannot be read: {error.strerror}", where=str(path)) from error
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ModelError("this is no file: a pipe, a socket or a device", where=str(path), fix="remove it")
+            raise ModelError(f"{path.name} is not a regular file", where=str(path), fix="remove it")
 
 
 def require_tokenizer(folder: Path) -> None:
-    """Refuse a tokenizer with ids beyond any vocabulary, or whose normalizer or decoder makes long texts of short ones.
+    """Check that token ids are plausible, and that normalizer and decoder do not expand texts too much.
 
     Raises:
-        ModelError: the id, or how many times longer a text may become.
+        ModelError: A limit is exceeded.
     """
     for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
         path = folder / name
         if not path.is_file():
             continue
         try:
-            said = json.loads(path.read_text(encoding="utf-8"))
-            largest = max(_token_ids(said), default=0)
-            growth = max((_growth(said.get(part)) for part in ("normalizer", "decoder")), default=1)
+            document = json.loads(path.read_text(encoding="utf-8"))
+            largest = max(_token_ids(document), default=0)
+            growth = max((_growth(document.get(part)) for part in ("normalizer", "decoder")), default=1)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise ModelError(f"the tokenizer cannot be read: {error}", where=str(path), fix=_AGAIN) from error
         if largest > MAX_TOKEN_ID:
-            raise ModelError(f"a token has the id {largest:,}", where=str(path), fix=_AGAIN)
+            raise ModelError(f"token id {largest:,} is too large (limit {MAX_TOKEN_ID:,})", where=str(path), fix=_AGAIN)
         if growth > MAX_GROWTH:
             raise ModelError(
-                f"the tokenizer may make a text {growth:,} times as long, and at most {MAX_GROWTH:,} is taken",
+                f"the tokenizer may lengthen a text {growth:,} times (limit {MAX_GROWTH:,})",
                 where=str(path),
                 fix=_AGAIN,
             )
 
 
-def _token_ids(said: dict[str, Any]) -> Iterator[int]:
-    """The ids of a tokenizer's file, or of a vocabulary's."""
-    model = said.get("model")
-    vocabulary = model.get("vocab") if isinstance(model, dict) else said
+def _token_ids(document: dict[str, Any]) -> Iterator[int]:
+    """Yield the ids in a tokenizer or vocabulary file."""
+    model = document.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else document
     if isinstance(vocabulary, dict):
         yield from (each for each in vocabulary.values() if isinstance(each, int))
-    added = said.get("added_tokens")
+    added = document.get("added_tokens")
     yield from (token["id"] for token in (added if isinstance(added, list) else []))
 
 
 def _growth(step: Any) -> int:
-    """How many times longer a text may become by a step of a tokenizer and the steps in it, at most."""
+    """Return the maximum factor by which a tokenizer step and its nested steps lengthen a text."""
     if isinstance(step, list):
         return math.prod(map(_growth, step))
     if not isinstance(step, dict):
@@ -159,63 +155,63 @@ def _growth(step: Any) -> int:
 
 
 def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
-    """A model's configuration with plausible sizes, and without an attention of its own choice.
+    """Read a model's configuration, check its sizes, and reset its choice of attention.
 
     Raises:
-        ModelError: it cannot be read, or one of its sizes is absurd.
+        ModelError: The configuration cannot be read, or a size is implausible.
     """
     try:
-        # The file itself: a class may already make a list of what it names.
+        # Read the file itself, since a configuration class may allocate lists of these sizes.
         for path, value in _numbers(PretrainedConfig.get_config_dict(name, **options)[0]):
             _refuse_size(path, value, name)
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except ModelError:
         raise
-    except Exception as error:  # whatever the file does to its reader
+    except Exception as error:  # damaged files raise any exception
         raise ModelError(
             f"the model cannot be loaded: {error}",
             where=str(name),
             fix="check the name and the files; without a network use a folder, a GGUF or a package as model.source",
         ) from error
     if getattr(config, "quantization_config", None) is not None:
-        raise ModelError("quantized weights cannot be trained", where=str(name), fix="name the unquantized model")
-    # Either may name a repository, whose code would be fetched and run.
+        raise ModelError("quantized weights cannot be trained", where=str(name), fix="use the unquantized model")
+    # Either may name a repository, whose code would be downloaded and run.
     config._attn_implementation = None
     config._experts_implementation = None
     return config
 
 
 def require_weights(config: PretrainedConfig, folder: Path) -> None:
-    """Refuse a configuration of far more numbers than the files have: the others would be drawn at random, in memory.
+    """Check that the files hold the weights of the configuration; missing ones would be drawn at random in memory.
 
     Raises:
-        ModelError: with both counts.
+        ModelError: The configuration describes far more weights than the files hold.
     """
     stored = sum(_numbers_in(path) for path in folder.glob("*.safetensors"))
     if not stored:
-        return  # the loader says what is missing
+        return  # the loader reports missing files
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     described = sum(each.numel() for each in empty.parameters())
     if described > _SPARE * stored:
         raise ModelError(
-            f"config.json describes {described:,} numbers, the files hold {stored:,}",
+            f"config.json describes {described:,} parameters, but the files hold {stored:,}",
             where=str(folder),
             fix=_AGAIN,
         )
 
 
 def require_template_ends(backend: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer whose chat template does not end, or ends beyond all memory.
+    """Check that a chat template ends within its time and memory limits.
 
     Raises:
-        ModelError: it was stopped.
+        ModelError: The template was stopped.
     """
     tokens = {name: text for name, text in backend.special_tokens_map.items() if isinstance(text, str)}
-    said = json.dumps({"template": backend.chat_template or "", "tokens": tokens, "roles": _ROLES})
+    document = json.dumps({"template": backend.chat_template or "", "tokens": tokens, "roles": PROBE_ROLES})
     limits = [str(each) for each in (_TEMPLATE_SECONDS, _TEMPLATE_BYTES, _OUT_OF_MEMORY)]
     command = [sys.executable, "-I", "-c", _RENDER, *limits]
-    done = subprocess.run(command, input=said, text=True, capture_output=True, check=False)
+    done = subprocess.run(command, input=document, text=True, capture_output=True, check=False)
     reasons = {
         -signal.SIGPROF: f"does not end: it was stopped after {_TEMPLATE_SECONDS:g} s of processor time",
         _OUT_OF_MEMORY: f"takes more than {_TEMPLATE_BYTES >> 30} GiB of memory",
@@ -224,7 +220,7 @@ def require_template_ends(backend: PreTrainedTokenizerBase) -> None:
         raise ModelError(
             f"the chat template {reasons[done.returncode]}",
             where="chat_template",
-            fix="name a Jinja file of a chat template that fits the model in model.chat_template",
+            fix=TEMPLATE_FIX,
         )
 
 
@@ -235,7 +231,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """Every whole number of a configuration, and the length of every list before what is in it, by their keys."""
+    """Yield each integer of a configuration and the length of each list, with its key; lists before their items."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _numbers(inner, f"{path}.{key}".removeprefix("."))
@@ -253,7 +249,7 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
     most = MAX_LAYERS if is_layers else MAX_EXPERTS if "experts" in key or key == "num_labels" else MAX_SIZE
     if value > most and not any(word in key for word in _NO_SIZES):
         raise ModelError(
-            f"config.json says {path} = {value:,}, and no model has more than {most:,}",
+            f"config.json has {path} = {value:,} (limit {most:,})",
             where=str(name),
             fix=_AGAIN,
         )
@@ -264,7 +260,7 @@ def _numbers_in(path: Path) -> int:
         with safe_open(path, framework="pt") as file:
             if (count := len(file.keys())) > MAX_TENSORS:
                 raise ModelError(
-                    f"the file has {count:,} tensors, and no model has more than {MAX_TENSORS:,}",
+                    f"the file has {count:,} tensors (limit {MAX_TENSORS:,})",
                     where=str(path),
                     fix=_AGAIN,
                 )

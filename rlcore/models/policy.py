@@ -1,4 +1,4 @@
-"""A causal language model as a policy: packed batch in, log-probabilities of the completion tokens out."""
+"""Causal language model as a policy: log-probabilities of the completion tokens of a packed batch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "batch time hidden"]:
-    """Last hidden states of the backbone, [B, T, H], under the tree's attention where the model has it.
+    """Return the last hidden states of the backbone, [B, T, H], with tree attention if the model supports it.
 
     Raises:
-        ModelError: completions share a row, and the model hands a state on from token to token.
+        ModelError: Completions share a row, but the model does not support prompt sharing.
     """
     with autocast(model):
         output = backbone(model)(input_ids=batch.token_ids, use_cache=False, **_sight(model, batch))
@@ -39,11 +39,11 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "
 
 
 def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
-    """The arguments that say what each token sees, and at which place it stands."""
+    """Return the model arguments for attention mask and positions."""
     if not supports_prompt_sharing(model):
         if batch.shares_prompts:
-            raise ModelError(f"a row of {type(model).__name__} holds one completion", fix="pack with pack_for")
-        return {}  # a row is causal, and padding stands behind it
+            raise ModelError(f"a row of {type(model).__name__} holds one completion", fix="use pack_for")
+        return {}  # a row is causal, with padding at its end
     by_tree = model.config._attn_implementation == TREE_ATTENTION
     mask = {"attention_mask": batch.segment[:, None, None], "tree": layout_of(batch.segment)} if by_tree else {}
     return {"position_ids": batch.position_ids, **(mask or {"attention_mask": batch.attention_mask})}
@@ -52,16 +52,16 @@ def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
 def completion_logprobs(
     model: PreTrainedModel, batch: PackedBatch, *, temperature: float = 1.0, entropy_gradient: bool = False
 ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """Log-probability and entropy of each completion token in nats, [N] each, in the order of ``batch.targets``.
+    """Return log-probability and entropy of each completion token in nats, [N] each, in order of ``batch.targets``.
 
-    float32 whatever the model's precision is, but float64 for a float64 model.
+    float32 in any model precision, but float64 for a float64 model.
     """
     states = completion_states(model, batch)
     return state_logprobs(model, states, batch, temperature=temperature, entropy_gradient=entropy_gradient)
 
 
 def completion_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "tokens hidden"]:
-    """The hidden states that predict the completion tokens, [N, H]: what a head on the backbone reads."""
+    """Return the hidden states that predict the completion tokens, [N, H]."""
     return hidden_states(model, batch).flatten(0, 1)[batch.predictors]
 
 
@@ -73,7 +73,7 @@ def state_logprobs(
     temperature: float = 1.0,
     entropy_gradient: bool = False,
 ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-    """:func:`completion_logprobs` from states [N, H] that are there already."""
+    """Return :func:`completion_logprobs` from precomputed states [N, H]."""
     head = model.get_output_embeddings()
     return chunked_logprobs(
         states,
@@ -88,7 +88,7 @@ def state_logprobs(
 def state_scores(
     model: PreTrainedModel, states: Float[Tensor, "tokens hidden"], batch: PackedBatch, *, temperature: float = 1.0
 ) -> Float[Tensor, "tokens"]:
-    """The log-probabilities of :func:`state_logprobs`, [N], without gradient and without the work for an entropy."""
+    """Return the log-probabilities of :func:`state_logprobs`, [N], without gradient or entropy."""
     head, dtype = model.get_output_embeddings(), compute_dtype(model)
     scaled = temperature / logit_scale(model.config)
     return target_logprobs(states, head.weight, batch.targets, temperature=scaled, dtype=dtype)
@@ -104,10 +104,10 @@ def completion_loss(
     entropy_gradient: bool = False,
     by_token: bool = False,
 ) -> Float[Tensor, ""]:
-    """A loss of the completion tokens from their states [N, H]: a scalar, ready for ``backward``.
+    """Return a scalar loss of the completion tokens from their states [N, H].
 
-    ``loss_of`` is asked for parts of the batch, each of whole sequences; with ``by_token``, where no token's term looks
-    at another token, of any tokens. Entropies carry a gradient, and cost a fourth product, only where one is asked for.
+    ``loss_of`` is called on slices of whole sequences. If ``by_token`` (no token's loss depends on another token), it
+    is called on any slices. Entropies carry a gradient, at the cost of a fourth product, only if ``entropy_gradient``.
     """
     owners = batch.sequence_index.tolist()
     lengths = [1] * len(owners) if by_token else [len(list(run)) for _, run in groupby(owners)]
@@ -133,7 +133,7 @@ def completion_loss(
 def score_sequences(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float = 1.0
 ) -> list[Float[Tensor, "_time"]]:
-    """Log-probabilities of whole completions without gradient: one float32 [T] tensor on the CPU per sequence."""
+    """Return log-probabilities of completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
     for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(device_of(model))
@@ -148,7 +148,7 @@ def _scores(model: PreTrainedModel, batch: PackedBatch, temperature: float) -> T
 def scatter_tokens(
     values: Float[Tensor, "tokens"], batch: PackedBatch, results: Sequence[Float[Tensor, "_time"]]
 ) -> None:
-    """Write the flat per-token ``values`` [N] of a batch into the per-sequence tensors ``results`` (one [T] each)."""
+    """Write per-token ``values`` [N] of a batch into the per-sequence tensors ``results`` (one [T] each)."""
     flat = values.detach().float().cpu()
     lengths = [len(results[number]) for number in batch.sequences.tolist()]
     for number, piece in zip(batch.sequences.tolist(), torch.split(flat, lengths), strict=True):

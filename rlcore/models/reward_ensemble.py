@@ -1,4 +1,4 @@
-"""A trained reward model: one or several members, what they share held once, with the scales of their rewards."""
+"""Trained reward model: one or several members that share frozen weights, and the scales of their rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RewardModel:
-    """M members over the same prompts; those whose backbone did not learn share one backbone and its forward pass."""
+    """M members of an ensemble. Members with a frozen backbone share it and its forward pass."""
 
     members: tuple[ScalarHeadModel, ...]
     scales: RewardScales
@@ -40,22 +40,22 @@ class RewardModel:
     def rewards(
         self, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, calibrated: bool = False
     ) -> Float[Tensor, "members sequences"]:
-        """Centred rewards, float32 [M, S], without gradient.
+        """Return centered rewards, float32 [M, S], without gradient.
 
-        In standard deviations of the reference set; ``calibrated``: in log-odds, so that σ of a difference of the
-        members' mean is the chance that the one is preferred to the other.
+        Rewards are in standard deviations of the reference set. If ``calibrated``, they are in log-odds: σ of a
+        difference of the members' mean is the probability that one completion is preferred to the other.
         """
         raw = raw_scores(self.members, sequences, tokens_per_microbatch=tokens_per_microbatch)
         lengths = lengths_of([sequence.completion_ids for sequence in sequences])
         units = [self.scales.temperature if calibrated else scale.scale for scale in self.scales.members]
         rows = zip(self.scales.members, raw, units, strict=True)
-        return torch.stack([scale.centred(scores, lengths) / unit for scale, scores, unit in rows])
+        return torch.stack([scale.centered(scores, lengths) / unit for scale, scores, unit in rows])
 
 
 def raw_scores(
     members: Sequence[ScalarHeadModel], sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "members sequences"]:
-    """Scores as the heads give them, float32 [M, S] on the CPU, without gradient."""
+    """Return the heads' raw scores, float32 [M, S] on the CPU, without gradient."""
     if len({id(member.backbone) for member in members}) == len(members):
         return torch.stack(
             [score_rewards(each, sequences, tokens_per_microbatch=tokens_per_microbatch) for each in members]
@@ -71,7 +71,7 @@ def raw_scores(
 def last_states(
     backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "sequences hidden"]:
-    """The backbone's state at the last token of each sequence: float32 [S, H] on the CPU."""
+    """Return the backbone's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
     for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
         found = run_forward(backbone, partial(_last_states, backbone, batch.to(device_of(backbone))))
@@ -84,7 +84,7 @@ def _last_states(backbone: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
 
 
 def share_frozen(model: ScalarHeadModel) -> ScalarHeadModel:
-    """A copy of what learns; what does not is the same tensor in both, and a frozen backbone is the same backbone."""
+    """Copy the trained weights of a model; frozen tensors, or a whole frozen backbone, are shared."""
     if not any(parameter.requires_grad for parameter in model.backbone.parameters()):
         return ScalarHeadModel(model.backbone, copy.deepcopy(model.head))
     frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
@@ -92,10 +92,10 @@ def share_frozen(model: ScalarHeadModel) -> ScalarHeadModel:
 
 
 def keep_layers(backbone: PreTrainedModel, count: int) -> None:
-    """Cut the backbone after its first ``count`` layers (0: keep all); it stays a whole, smaller model.
+    """Truncate the backbone after its first ``count`` layers (0 keeps all).
 
     Raises:
-        ModelError: it has no list of layers, or fewer.
+        ModelError: The backbone has no list of layers, or fewer layers.
     """
     if count == 0:
         return
@@ -112,9 +112,9 @@ def keep_layers(backbone: PreTrainedModel, count: int) -> None:
 
 
 def save_members(members: Sequence[ScalarHeadModel], folder: Path) -> None:
-    """Write the first member's head beside its backbone (saved already), and of each other one what has learned in it.
+    """Write the first member's head next to its saved backbone, and the trained weights of each other member.
 
-    All ranks that share the members ask at the same point.
+    Collective over all ranks that share the members.
     """
     save_head(members[0], folder)
     for number, member in enumerate(members[1:], start=1):
@@ -127,10 +127,10 @@ def save_members(members: Sequence[ScalarHeadModel], folder: Path) -> None:
 
 
 def load_reward_model(backbone: PreTrainedModel, folder: Path) -> RewardModel:
-    """The reward model in ``folder``, whose backbone was loaded from there; nothing in it learns.
+    """Load the frozen reward model in ``folder``, whose backbone was loaded from there.
 
     Raises:
-        ModelError: a file is missing or belongs to another model.
+        ModelError: A file is missing or belongs to another model.
     """
     scales = RewardScales.load(folder)
     first = load_scalar_model(backbone, folder).requires_grad_(False)
@@ -147,10 +147,10 @@ def _load_member(first: ScalarHeadModel, path: Path) -> ScalarHeadModel:
     unknown = sorted(tensors.keys() - named.keys())
     if unknown:
         raise ModelError(
-            f"the backbone has no weight {unknown[0]!r}", where=str(path), fix=f"keep it with its {HEAD_FILE}"
+            f"the backbone has no weight {unknown[0]!r}", where=str(path), fix=f"use the {HEAD_FILE} of the same model"
         )
     for name in tensors:
-        named[name].requires_grad_(True)  # marks what the copy must not share
+        named[name].requires_grad_(True)  # trained weights are not shared
     member = share_frozen(first)
     with torch.no_grad():
         for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Checkpoint folders that are whole or not there at all, and digests of their files."""
+"""Atomic writing of checkpoint folders, and digests of their files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlcore.models.unfinished import remove_abandoned, unfinished_folder
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that gets its name when the block ends without an error.
+    """Yield a temporary folder that is renamed to ``folder`` if the block succeeds.
 
     Raises:
-        StorageError: the folder exists, or the disk refuses; nothing is left behind.
+        StorageError: The folder exists, or cannot be written; nothing is left behind.
     """
     if folder.exists():
         raise StorageError("the folder exists already", where=str(folder), fix="remove it, or name another one")
@@ -32,7 +32,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         with unfinished_folder(folder.parent, unfinished_prefix(folder)) as temporary:
             yield temporary
             for path in (*temporary.rglob("*"), temporary):
-                path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files that only their owner can read
+                path.chmod(0o755 if path.is_dir() else 0o644)  # safetensors writes files with mode 0600
                 fsync(path)
             temporary.rename(folder)
             fsync(folder.parent)
@@ -45,17 +45,17 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def unfinished_prefix(folder: Path) -> str:
-    """How the names of temporary folders begin that become ``folder``; they lie beside it."""
+    """Return the name prefix of temporary folders that become ``folder``, in the same parent."""
     return f".tmp-{folder.name}-"
 
 
-_LENGTH = 8  # bytes before a safetensors header, which say how long it is
+_LENGTH = 8  # bytes of the length before a safetensors header
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a safetensors file whose bytes depend on what it holds alone.
+    """Write a safetensors file whose bytes depend only on its content.
 
-    The library writes its metadata in an order that is drawn anew for each process; here they are sorted.
+    The library writes metadata in an order that differs between processes; here they are sorted.
     """
     save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
     if not metadata or len(metadata) == 1:
@@ -73,7 +73,7 @@ _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def cast_like(folder: Path, start: Path) -> None:
-    """Round the weights in ``folder`` to half precision where those of the same names in ``start`` are in it."""
+    """Round the weights in ``folder`` to half precision if the same weights in ``start`` are in it."""
     kinds: dict[str, torch.dtype] = {}
     for path in start.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
@@ -84,9 +84,9 @@ def cast_like(folder: Path, start: Path) -> None:
 
 
 def cast_weights(folder: Path, choose: Callable[[str, torch.Tensor], torch.dtype], *, dtype: str) -> None:
-    """Write the weights in ``folder`` anew, in the precision that ``choose`` gives for a tensor and its name.
+    """Rewrite the weights in ``folder`` in the precision that ``choose`` returns for a name and tensor.
 
-    ``dtype``: what config.json then says that they are in.
+    ``dtype``: precision to record in config.json.
     """
     num_bytes = 0
     for path in folder.glob("*.safetensors"):
@@ -109,12 +109,12 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Non
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 over the bytes of the folder's safetensors files, in the order of their names."""
+    """Return the SHA-256 of the folder's safetensors files, in the order of their names."""
     return files_digest(sorted(folder.glob("*.safetensors")))
 
 
 def files_digest(paths: list[Path]) -> str:
-    """SHA-256 over the concatenated bytes of files; of one file it is what ``sha256sum`` prints."""
+    """Return the SHA-256 of the concatenated bytes of files; for one file, the output of ``sha256sum``."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as stream:
@@ -124,7 +124,7 @@ def files_digest(paths: list[Path]) -> str:
 
 
 def fsync(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

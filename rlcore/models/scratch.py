@@ -1,4 +1,4 @@
-"""A small Llama with seeded weights and a tokenizer of single bytes: a starting point that needs no download."""
+"""Small Llama with seeded weights and a byte-level tokenizer, which needs no download."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlcore.config import ShapeConfig
 from rlcore.seeding import generator
 
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
-# Whole tokens beside the single bytes: the roles of the template, and the mark before a final answer.
+# Whole-word tokens: the roles of the template, and the tag before a final answer.
 WORDS = ("system", "user", "assistant", "####")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
 
 
 def make_tokenizer(*, max_positions: int) -> PreTrainedTokenizerFast:
-    """A ChatML tokenizer that can spell every text: 256 bytes, two control tokens and the four whole words.
+    """Return a ChatML tokenizer for any text: 256 bytes, two control tokens and four whole words.
 
     As in other ChatML models ``<|im_end|>`` is both EOS and padding, so a mask by padding id would lose the EOS.
     """
@@ -44,7 +44,7 @@ def make_tokenizer(*, max_positions: int) -> PreTrainedTokenizerFast:
 
 
 def make_config(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """The configuration of a Llama of ``shape``."""
+    """Return the configuration of a Llama of ``shape``."""
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.hidden_size,
@@ -62,16 +62,16 @@ def make_config(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast) -> Llama
 
 
 def make_model(shape: ShapeConfig, tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausalLM:
-    """A float32 Llama of ``shape`` with tied embeddings; the same seed gives the same weights, bit for bit.
+    """Return a float32 Llama of ``shape`` with tied embeddings; equal seeds give equal weights, bit for bit.
 
-    Matrices are drawn from N(0, 2 / (5 * hidden_size)), the small initialisation of Nguyen and Salazar (2019).
+    Matrices are drawn from N(0, 2 / (5 * hidden_size)), the small initialization of Nguyen and Salazar (2019).
     """
     config = make_config(shape, tokenizer)
-    with torch.random.fork_rng(devices=[]):  # the constructor draws weights of its own from the global generator
+    with torch.random.fork_rng(devices=[]):  # the constructor draws weights from the global generator
         model = LlamaForCausalLM(config)
     draws = generator(seed, "scratch")
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:  # the others are the scales of norms, which start at 1
+            if parameter.ndim > 1:  # the others are norm scales, initialized to 1
                 parameter.copy_(torch.randn(parameter.shape, generator=draws) * config.initializer_range)
     return model

@@ -1,13 +1,13 @@
-"""Attention over packed trees that computes only what is visible: the one place where its kernel is chosen.
+"""Attention over packed trees that computes only visible pairs, with one kernel per device.
 
     CPU    flash attention by pieces: prompts and completions, each causal in itself, then the completions of a tree
            over its prompt; the two are merged by their log-sum-exp, and the backward pass is exact
     CUDA   FlexAttention with the tree as its mask
-    else   the library's SDPA under the dense mask, which is the reference of the tests; on a CPU also for layers that
-           look back over a window shorter than a sequence
+    else   the library's SDPA with the dense mask, which is the reference of the tests; on a CPU also for layers
+           with a window shorter than a sequence
 
-A model gets it by ``model.set_attn_implementation(TREE_ATTENTION)``. The layout reaches the layers as the argument
-``tree``; without packing the library's function is called.
+Enabled by ``model.set_attn_implementation(TREE_ATTENTION)``. The layout reaches the layers as the argument ``tree``;
+without packing the library's function is called.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int, Shaped
 
 TREE_ATTENTION = "rlcore_tree"
-WIDTHS = Widths(multiple=BLOCK, minimum=2 * BLOCK)  # below, FlexAttention compiles kernels of another kind
+WIDTHS = Widths(multiple=BLOCK, minimum=2 * BLOCK)  # below, FlexAttention compiles another kind of kernel
 _KINDS_OF_INPUT = 128
-# What layers hand to an attention that changes nothing in it, or is computed.
+# Arguments of layers: those that are computed here, and those without effect on attention.
 _COMPUTED = frozenset(("scaling", "sliding_window", "is_causal", "dropout"))
-_OF_OTHERS = frozenset(("position_ids", "cache_position", "use_cache", "cache", "past_key_values", "return_dict"))
+_IGNORED = frozenset(("position_ids", "cache_position", "use_cache", "cache", "past_key_values", "return_dict"))
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One row: a prompt ``[0, prompt_end)`` and its completions, as (start, end) in the row."""
+    """Row of a batch: a prompt ``[0, prompt_end)`` and its completions, as (start, end) in the row."""
 
     row: int
     prompt_end: int
@@ -51,14 +51,14 @@ class Tree:
 
     @property
     def causal_pieces(self) -> tuple[tuple[int, int], ...]:
-        """What attends to itself: a lone completion is one sequence with its prompt."""
+        """Spans that attend to themselves; a single completion is one span with its prompt."""
         if len(self.branches) == 1:
             return ((0, self.branches[0][1]),)
         return ((0, self.prompt_end), *self.branches)
 
     @property
     def end(self) -> int:
-        """One past the last token that is not padding."""
+        """End of the last token that is not padding."""
         return self.branches[-1][1] if self.branches else self.prompt_end
 
     @property
@@ -69,10 +69,13 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """Where the pieces of a batch's rows lie.
+    """Layout of a batch's rows.
 
-    ``segment``: int64 [B, T]. ``trees``: on a CPU alone, since a GPU would have to be waited for. ``depth``: tokens of
-    the longest prompt with a completion, or what bounds it. ``masks``: those made so far, by their window.
+    Attributes:
+        segment: int64 [B, T].
+        trees: Trees of the rows, on a CPU only, since a GPU would need a synchronization.
+        depth: Tokens of the longest prompt with a completion, or an upper bound.
+        masks: Cached masks by window.
     """
 
     segment: Int[Tensor, "batch time"]
@@ -81,14 +84,14 @@ class TreeLayout:
     masks: dict[int | None, Any] = field(default_factory=dict)
 
     def mask(self, make: Callable[..., Any], window: int | None) -> Any:
-        """The mask of a window, made by ``make(segment, window=window)`` for the first layer that asks."""
+        """Return the mask of a window, created by ``make(segment, window=window)`` on first use."""
         if window not in self.masks:
             self.masks[window] = make(self.segment, window=window)
         return self.masks[window]
 
 
 def layout_of(segment: Int[Tensor, "batch time"]) -> TreeLayout:
-    """The layout of rows of segments, int64 [B, T] (0 prompt, k the k-th completion, -1 padding)."""
+    """Return the layout of segments, int64 [B, T] (0 prompt, k the k-th completion, -1 padding)."""
     if segment.device.type != "cpu":
         return TreeLayout(segment, (), segment.shape[1])
     trees = []
@@ -111,17 +114,18 @@ def tree_attention_forward(
     tree: TreeLayout | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "batch queries heads value_width"], None]:
-    """transformers' ``AttentionInterface``: query [B, heads, T, width], key and value [B, kv_heads, T, width].
+    """Compute attention as transformers' ``AttentionInterface``.
 
-    With a tree the mask is the batch's segments, int64 [B, 1, 1, T]; returns [B, T, heads, width]. A layer that looks
-    back over a window which is shorter than a sequence computes under the dense mask on a CPU.
+    Query is [B, heads, T, width], key and value are [B, kv_heads, T, width]. With a tree, the mask holds the segments,
+    int64 [B, 1, 1, T]; returns [B, T, heads, width]. On a CPU, a layer with a window shorter than a sequence uses the
+    dense mask.
 
     Raises:
-        ModelError: the layer asks for something that is not computed here, such as a soft-cap or sinks.
+        ModelError: The layer needs an option that is not supported here, such as a soft-cap or sinks.
     """
     refuse_unknown(module, options)
     if attention_mask is not None and attention_mask.dtype == torch.int64:
-        # Under autocast the rotation leaves queries and keys in float32, and kernels want one precision.
+        # Under autocast, rotary embeddings return float32 queries and keys; kernels need one precision.
         query, key = query.to(value.dtype), key.to(value.dtype)
         tree = tree or layout_of(attention_mask[:, 0, 0])
         scale, window = options.get("scaling"), options.get("sliding_window")
@@ -136,23 +140,25 @@ def tree_attention_forward(
 
 
 def refuse_unknown(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
-    """Make sure that an attention layer asks for nothing that would be left out.
+    """Check that an attention layer uses no unsupported option.
 
     Raises:
-        ModelError: it does.
+        ModelError: It does.
     """
-    asked = {name for name, value in options.items() if value is not None and value is not False}
-    unknown = asked - _COMPUTED - _OF_OTHERS - {name for name in asked if name.startswith("output_")}
+    used = {name for name, value in options.items() if value is not None and value is not False}
+    unknown = used - _COMPUTED - _IGNORED - {name for name in used if name.startswith("output_")}
     if unknown or options.get("dropout"):
         raise ModelError(
-            f"{type(module).__name__} wants {', '.join(sorted(unknown)) or 'dropout'} in its attention",
-            fix="use a model of docs/models.md: this option is not computed here",
+            f"{type(module).__name__} uses {', '.join(sorted(unknown)) or 'dropout'} in its attention",
+            fix="this option is not supported: use a model of docs/models.md",
         )
 
 
 class _Pieces(torch.autograd.Function):
-    """Flash attention by pieces. A token's two parts, its own piece and its prompt, are merged by their log-sum-exp,
-    and either's gradient is what flash attention computes from the merged output and log-sum-exp.
+    """Flash attention by pieces.
+
+    A token attends to its own piece and to its prompt. Both results are merged by their log-sum-exp. The gradient of
+    each is that of flash attention with the merged output and log-sum-exp.
     """
 
     @staticmethod
@@ -174,9 +180,9 @@ class _Pieces(torch.autograd.Function):
             if len(tree.branches) > 1:
                 prompt, rest = (one, slice(None), slice(tree.prompt_end)), _rest(tree)
                 above, above_normaliser = _flash(query[rest], key[prompt], value[prompt], scale=scale)
-                share = torch.sigmoid(above_normaliser - normaliser[rest])[..., None]
-                # In at least float32: in half precision the merged output would be rounded three times, not once.
-                output[rest] = output[rest].to(share.dtype).lerp(above.to(share.dtype), share)
+                fraction = torch.sigmoid(above_normaliser - normaliser[rest])[..., None]
+                # Half precision would round the merged output three times.
+                output[rest] = output[rest].to(fraction.dtype).lerp(above.to(fraction.dtype), fraction)
                 normaliser[rest] = torch.logaddexp(above_normaliser, normaliser[rest])
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.layout, ctx.scale = layout, scale
@@ -193,8 +199,8 @@ class _Pieces(torch.autograd.Function):
                 gradient[at], query[at], key[seen], value[seen], output[at], normaliser[at], 0.0, is_causal,
                 scale=ctx.scale,
             )  # fmt: skip
-            for total, place, part in zip(sums, (at, seen, seen), parts, strict=True):
-                total[place] += part
+            for total, region, part in zip(sums, (at, seen, seen), parts, strict=True):
+                total[region] += part
 
         for tree in ctx.layout.trees:
             one = slice(tree.row, tree.row + 1)
@@ -207,7 +213,7 @@ class _Pieces(torch.autograd.Function):
 
 
 def _rest(tree: Tree) -> tuple[slice, ...]:
-    """All completions of a tree: they stand side by side behind the prompt."""
+    """Return the slices of all completions of a tree, which are contiguous after the prompt."""
     return slice(tree.row, tree.row + 1), slice(None), slice(tree.prompt_end, tree.end)
 
 
@@ -238,8 +244,9 @@ def _by_flex(
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """FlexAttention, compiled once for each kind of input: one row or many, with and without gradient, each precision,
-    head and window. With ``fullgraph`` one kind too many raises; otherwise it would run unfused, in O(T²) memory.
+    """Return FlexAttention, compiled per kind of input (rows, gradient, precision, head, window).
+
+    With ``fullgraph`` an excess of kinds raises; otherwise it would run unfused, in O(T²) memory.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS_OF_INPUT)
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)

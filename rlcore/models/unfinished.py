@@ -1,7 +1,7 @@
-"""Temporary folders that are locked as long as somebody writes in them: one without a lock was left by a kill.
+"""Temporary folders that are locked while a process writes to them; one without a lock was left by a killed process.
 
-The lock is the kernel's, on the folder itself, and ends with its process however that ends. Where a disk has no such
-locks, a folder counts as somebody's.
+The kernel locks the folder itself and releases the lock when the process ends. If a file system has no such locks, a
+folder counts as in use.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _DRAWN = "[0-9a-f]{8}"
 
 @contextmanager
 def unfinished_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder ``<prefix><8 hexadecimal digits>`` in ``parent``, gone afterwards unless it was renamed."""
+    """Yield a new folder ``<prefix><8 hexadecimal digits>`` in ``parent``; remove it unless it was renamed."""
     while True:
         folder = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
         folder.mkdir(parents=True)
         descriptor = os.open(folder, os.O_RDONLY)
         if _lock(descriptor, where_there_are_none=True) and folder.is_dir():
-            break  # else somebody took it for abandoned before it was locked
+            break  # else another process removed it before it was locked
         os.close(descriptor)
     try:
         yield folder
@@ -36,12 +36,12 @@ def unfinished_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
-    """The folders of a prefix, or of just that name, that nobody writes in; nobody else can take one meanwhile."""
+    """Yield, locked, the folders with a prefix, or of exactly that name, that no process writes to."""
     ours = re.compile(f"{re.escape(prefix)}({_DRAWN})?")
     for folder in [each for each in parent.iterdir() if ours.fullmatch(each.name)] if parent.is_dir() else ():
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # gone, a file, or not ours
+        except OSError:  # removed, a file, or no permission
             continue
         try:
             if _lock(descriptor, where_there_are_none=False):
@@ -51,13 +51,13 @@ def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove what kills have left of a prefix."""
+    """Remove the folders with a prefix that killed processes left."""
     for folder in abandoned(parent, prefix):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lock(descriptor: int, *, where_there_are_none: bool) -> bool:
-    """True if the folder is ours now; ``where_there_are_none``: the answer of a disk without locks."""
+    """Lock a folder and return True if successful; file systems without locks give ``where_there_are_none``."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

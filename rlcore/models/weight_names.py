@@ -1,8 +1,8 @@
-"""A model's weights by the names of its checkpoint, which are the names that other engines read.
+"""Weights of a model by the names in its checkpoint, which other engines read.
 
-transformers renames and fuses weights in memory: a layer's experts are one tensor there and hundreds in a checkpoint,
-and GPT-NeoX's head has another name. Its own conversion, applied backwards as ``save_pretrained`` does, gives the
-stored names; here it is applied to one tensor at a time, when that is read, so that no second model is in memory.
+transformers renames and fuses weights in memory: the experts of a layer are one tensor in memory and hundreds in a
+checkpoint, and GPT-NeoX's head has another name. Its own conversion, reversed as in ``save_pretrained``, gives the
+stored names. Here it is applied to one tensor at a time on reading, so that no second model is in memory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.errors import ModelError
 
-_KEPT = 8  # converted tensors whose parts are still read in turns: the projections of one layer
+_CACHED = 8  # converted tensors to keep: the projections of one layer are read alternately
 
 
 def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
-    """A whole ``state_dict()`` by the names that ``checkpoint`` stores; the state itself where they agree.
+    """Map a complete ``state_dict()`` to the names in ``checkpoint``; returns it unchanged if the names agree.
 
     Raises:
-        ModelError: the library's conversion wants several tensors at once.
+        ModelError: The library's conversion needs several tensors together.
     """
     model, sources = _layout(checkpoint)
     return (
@@ -33,9 +33,9 @@ def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> 
 
 
 class CheckpointNameView(Mapping[str, torch.Tensor]):
-    """The tensors of ``state`` by stored names, converted when they are read.
+    """Tensors of ``state`` by stored names, converted when they are read.
 
-    ``sources``: the name in ``state`` of each stored name. What the layout does not know keeps its name.
+    ``sources``: name in ``state`` by stored name. Tensors unknown to the layout keep their names.
     """
 
     def __init__(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel, sources: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class CheckpointNameView(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         source = self._sources[name]
         if source not in self._converted:
-            while len(self._converted) >= _KEPT:
+            while len(self._converted) >= _CACHED:
                 del self._converted[next(iter(self._converted))]
             self._converted[source] = _convert(self._model, source, self._state[source])
         return self._converted[source][name]
@@ -67,7 +67,7 @@ def _convert(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[st
 
 @functools.lru_cache(maxsize=4)
 def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
-    """The model of a checkpoint without its numbers, and the name in memory of each name that it stores."""
+    """Return the model of a checkpoint without weights, and its name in memory by stored name."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
     state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
@@ -78,7 +78,7 @@ def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
         whole[stored].shape != parts[name][stored].shape for stored, name in sources.items()
     ):
         raise ModelError(
-            f"the weights of {type(model).__name__} cannot be named one by one as its checkpoint does",
+            f"the weights of {type(model).__name__} cannot be converted to checkpoint names one by one",
             where=str(checkpoint),
             fix="use sampling.engine.kind = 'native'",
         )

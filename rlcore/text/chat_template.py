@@ -1,6 +1,6 @@
-"""What a chat template writes around the texts of a conversation, whose parts stay told apart.
+"""Rendering of chat templates, with the template's text kept apart from the messages' text.
 
-The template is rendered around placeholders, so that what a person wrote never becomes a part of it.
+Templates are rendered around placeholders, so that user text never becomes part of the template.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ Turn = Mapping[str, Any]
 TEMPLATE_FIX = "name a Jinja file of a chat template that fits the model in model.chat_template"
 _PLACEHOLDER = re.compile("\ue000\\d+\ue001")
 _OPEN_THOUGHT = re.compile(r"<think>(?!.*</think>).*\Z", re.DOTALL)
-_CHANCE = re.compile(r"\|\s*random\b|\blipsum\s*\(")  # what Jinja has
+_CHANCE = re.compile(r"\|\s*random\b|\blipsum\s*\(")  # random functions of Jinja
 _CLOSED_THOUGHT = re.compile(r"<think>\s*</think>\s*\Z")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AssistantTurn:
-    """What a template writes around the words of an assistant's turn, after the generation prompt.
+    """Template text around an assistant's message, after the generation prompt.
 
-    ``prefill``: the thought that the generation prompt begins, which belongs to the words. ``opening``: what stands
-    between the generation prompt and the words. ``end``: from the words to the EOS. ``rest``: what follows that.
+    Attributes:
+        prefill: Thought that the generation prompt begins; completions continue it.
+        opening: Text between the generation prompt and the message.
+        end: Text from the message to the EOS, inclusive.
+        rest: Text after the EOS.
     """
 
     prefill: str
@@ -43,12 +46,12 @@ class AssistantTurn:
 
 
 def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role], *, tools: str = "") -> list[str]:
-    """What the template writes before, between and after the texts of a conversation: one piece more than texts.
+    """Return the template's text before, between and after the messages: one piece more than messages.
 
-    ``tools``: the JSON list of the schemas that it describes, if any.
+    ``tools``: JSON list of tool schemas, or "".
 
     Raises:
-        ModelError: it refuses such a conversation, or does not write each message once and in order.
+        ModelError: The template refuses these roles, or does not write each message once and in order.
     """
     messages = [Message(role=role, content=_placeholder(number)) for number, role in enumerate(roles)]
     rendered = render(backend, messages, add_generation_prompt=True, tools=tools)
@@ -61,11 +64,11 @@ def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role], *, 
     return _PLACEHOLDER.split(rendered)
 
 
-def written(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
-    """A conversation with its generation prompt as the template writes it: its words and the messages' by turns.
+def render_parts(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
+    """Render a conversation with its generation prompt, as alternating template and message parts.
 
     Raises:
-        ModelError: it refuses the conversation, or drops or rewrites a message.
+        ModelError: The template refuses the conversation, or drops or rewrites a message.
     """
     pieces = template_pieces(backend, [message.role for message in messages], tools=tools)
     rendered = render(backend, messages, add_generation_prompt=True, tools=tools)
@@ -73,7 +76,7 @@ def written(backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, to
 
 
 def interleaved(pieces: Sequence[str], messages: Sequence[Message], texts: Sequence[str]) -> list[Part]:
-    """The pieces of a template with the texts of messages between them."""
+    """Return the pieces of a template with the texts of messages between them."""
     parts = [Part(pieces[0], "template")]
     for message, text, piece in zip_longest(messages, texts, pieces[1:], fillvalue=""):
         if isinstance(message, Message):
@@ -83,21 +86,21 @@ def interleaved(pieces: Sequence[str], messages: Sequence[Message], texts: Seque
 
 
 def texts_within(rendered: str, messages: Sequence[Message], pieces: Sequence[str], *, where: str) -> list[str]:
-    """The texts of a rendered conversation: unchanged, or without the white space around them.
+    """Return the message texts in a rendered conversation, which may lack surrounding whitespace.
 
     Raises:
-        ModelError: the template rewrote a text.
+        ModelError: The template rewrote a text.
     """
-    texts, place = [], len(pieces[0])
+    texts, start = [], len(pieces[0])
     for number, (message, piece) in enumerate(zip(messages, pieces[1:], strict=True), start=1):
-        said = message.content
-        forms = (said, said.strip(), said.rstrip(), said.lstrip())
-        text = next((form for form in forms if rendered.startswith(form + piece, place)), None)
+        content = message.content
+        forms = (content, content.strip(), content.rstrip(), content.lstrip())
+        text = next((form for form in forms if rendered.startswith(form + piece, start)), None)
         if text is None or not rendered.startswith(pieces[0]):
-            what = f"the chat template rewrites the text of a message: number {number}, {message.role}, {said[:80]!r}"
+            what = f"the chat template rewrites message {number} ({message.role}): {content[:80]!r}"
             raise ModelError(what, where=where, fix=_fix_of(message))
         texts.append(text)
-        place += len(text) + len(piece)
+        start += len(text) + len(piece)
     return texts
 
 
@@ -107,17 +110,17 @@ def _fix_of(message: Message) -> str:
 
 
 def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> AssistantTurn:
-    """What the template writes around an assistant's words.
+    """Return the template text around an assistant's message.
 
     Raises:
-        ModelError: the template draws by chance, there is no generation prompt, it does not begin the turn as the
-            template does, or the turn ends with no EOS id.
+        ModelError: The template is random, has no generation prompt or one that differs from its assistant turn, or
+            ends the turn without an EOS id.
     """
     user = Message(role="user", content=_placeholder(0))
     assistant = Message(role="assistant", content=_placeholder(1))
     prompt = render(backend, [user], add_generation_prompt=True)
     if _CHANCE.search(template_of(backend)):
-        raise _untrainable(backend, "it draws by chance, so that a conversation would have other tokens in each stage")
+        raise _untrainable(backend, "it uses random functions, so tokens would differ between stages")
     is_ignored = prompt == render(backend, [user], add_generation_prompt=False)
     demonstration = render(backend, [user, assistant], add_generation_prompt=False)
     head, _, tail = demonstration.partition(assistant.content)
@@ -125,24 +128,24 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
     prefill = thought.group() if thought else ""
     opening = head.removeprefix(prompt) if head.startswith(prompt) and not prefill else ""
     end = _end_of(backend, tail, eos_ids)
-    # A thought that the generation prompt begins, or skips by an empty one, need not be in what was said.
+    # A demonstration need not contain the thought that the generation prompt begins or skips.
     if not head.startswith((prompt.removesuffix(prefill), _CLOSED_THOUGHT.sub("", prompt))):
-        what = f"the generation prompt {prompt!r} is not how it begins the assistant's turn in {demonstration!r}"
+        what = f"the generation prompt {prompt!r} differs from the start of the assistant's turn in {demonstration!r}"
         raise _untrainable(backend, what)
     if is_ignored and opening.strip():
         line = f"{{% if add_generation_prompt %}}{{{{ {opening!r} }}}}{{% endif %}}"
-        what = f"it writes no generation prompt: prompts would end before {opening!r}, which begins an assistant's turn"
+        what = f"it has no generation prompt: prompts would end before {opening!r}, which begins an assistant's turn"
         raise _untrainable(backend, what, fix=f"append {line} to it; {TEMPLATE_FIX}")
     if not end:
-        what = f"it ends the assistant's turn with {tail!r}, which holds none of the EOS ids {list(eos_ids)}"
+        what = f"it ends the assistant's turn with {tail!r}, which contains no EOS id ({list(eos_ids)})"
         controls = sorted((token for token in control_tokens_of(backend) if token in tail), key=tail.find)
-        extra = f"set model.extra_eos = {json.dumps(controls[:1])} if that ends a turn; if not, {TEMPLATE_FIX}"
+        extra = f"set model.extra_eos = {json.dumps(controls[:1])} if that ends a turn; otherwise {TEMPLATE_FIX}"
         raise _untrainable(backend, what, fix=extra if controls else TEMPLATE_FIX)
     return AssistantTurn(prefill=prefill, opening=opening, end=end, rest=tail.removeprefix(end))
 
 
 def _end_of(backend: PreTrainedTokenizerBase, tail: str, eos_ids: Sequence[int]) -> str:
-    """A text up to and with its first end of sequence; empty where it has none."""
+    """Return the text up to its first EOS, inclusive; empty if it has none."""
     spelled = [backend.decode([number], clean_up_tokenization_spaces=False) for number in eos_ids]
     longest_first = sorted(filter(None, spelled), key=len, reverse=True)
     found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", tail)
@@ -150,16 +153,16 @@ def _end_of(backend: PreTrainedTokenizerBase, tail: str, eos_ids: Sequence[int])
 
 
 def _untrainable(backend: PreTrainedTokenizerBase, what: str, *, fix: str = TEMPLATE_FIX) -> ModelError:
-    return ModelError(f"the chat template cannot be trained on: {what}", where=str(backend.name_or_path), fix=fix)
+    return ModelError(f"the chat template is unsuitable for training: {what}", where=str(backend.name_or_path), fix=fix)
 
 
 def render(
     backend: PreTrainedTokenizerBase, messages: Sequence[Message], *, add_generation_prompt: bool, tools: str = ""
 ) -> str:
-    """A conversation as its template writes it.
+    """Render a conversation as text.
 
     Raises:
-        ModelError: the template refuses the conversation.
+        ModelError: The template refuses the conversation.
     """
     turns = [{"role": message.role, "content": message.content} for message in messages]
     return render_turns(backend, turns, add_generation_prompt=add_generation_prompt, tools=tools)
@@ -168,10 +171,10 @@ def render(
 def render_turns(
     backend: PreTrainedTokenizerBase, turns: Sequence[Turn], *, add_generation_prompt: bool, tools: str = ""
 ) -> str:
-    """The same of turns as the template takes them, which may hold calls.
+    """Render turns in the template's own format, which may hold tool calls.
 
     Raises:
-        ModelError: the template refuses the conversation.
+        ModelError: The template refuses the conversation.
     """
     declared = {"tools": json.loads(tools)} if tools else {}
     try:
@@ -194,13 +197,13 @@ def render_turns(
 
 
 def template_of(backend: PreTrainedTokenizerBase, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str:
-    """A tokenizer's chat template, which writes the day that was recorded where it asks for the date.
+    """Return a tokenizer's chat template, with the clock replaced by the recorded date.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The tokenizer has no template.
     """
     return with_date(backend.get_chat_template(None, tools), recorded_date(backend) or UNRECORDED)
 
 
 def _placeholder(number: int) -> str:
-    return f"\ue000{number}\ue001"  # private-use characters, which no template writes by itself
+    return f"\ue000{number}\ue001"  # private-use characters, which no template writes

@@ -1,12 +1,12 @@
-"""Which tokens of a conversation the assistant says: what supervised fine-tuning trains on, and nothing else.
+"""Demonstrations with a loss mask on the assistant's tokens, for supervised fine-tuning.
 
     user: 1+1 <|im_end|> assistant: | 2 <|im_end|> user: +1 <|im_end|> assistant: 3 <|im_end|>
     prompt                          | completion
     loss_mask                         T T          F     F  F          F          T T
 
-The truth is how a turn would be sampled: the prompt of every assistant's turn, then its words and the end of turn,
-must be how the whole conversation begins (the prefix property). A template that marks the assistant's words with
-``{% generation %}`` is held against it, and decides where the template writes past turns otherwise than sampled ones.
+The reference is sampling: the sampled prompt of each assistant turn, its message and the end of the turn must be a
+prefix of the conversation. ``{% generation %}`` blocks of a template are compared with it. They decide if the
+template writes past turns differently from sampled ones.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from rlcore.types import Message
 
 Span = tuple[int, int]
 _BLOCK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_MARK = "\ue000"  # the first character of a placeholder: private use, which no template writes by itself
+_MARK = "\ue000"  # placeholder: a private-use character, which no template writes
 _FIX = (
-    "let {% generation %} … {% endgeneration %} in the template enclose the assistant's words and the end of its turn, "
-    "name another template in model.chat_template, or keep to demonstrations of one assistant's turn"
+    "let {% generation %} … {% endgeneration %} in the template enclose the assistant's message and its end of turn, "
+    "name another template in model.chat_template, or use demonstrations with one assistant turn"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
-    """A conversation to be copied; the sequence's prompt ends where the assistant first speaks.
+    """Conversation to imitate. The prompt of ``sequence`` ends at the assistant's first message.
 
-    ``loss_mask``: one entry per completion token, True on the assistant's words and the EOS of each of its turns.
+    ``loss_mask``: one entry per completion token, True on the assistant's messages and the EOS of its turns.
     """
 
     sequence: TokenSequence
@@ -51,18 +51,18 @@ class Demonstration:
 
     @property
     def num_trained(self) -> int:
-        """How many tokens count in the loss."""
+        """Number of tokens in the loss."""
         return sum(self.loss_mask)
 
 
 def render_conversation(tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str) -> Demonstration:
-    """A conversation and its last answer as tokens, with a mask on every assistant's turn.
+    """Tokenize a conversation and its last answer, with a mask on all assistant turns.
 
-    The last turn is tokenized exactly as it would be sampled after ``messages``; a control token never comes from text.
+    The last turn has the tokens that would be sampled after ``messages``. Message text never yields a control token.
 
     Raises:
-        ModelError: the template refuses the conversation or rewrites a text, its generation blocks mark other tokens
-            than the assistant's, or an earlier turn of the assistant cannot be found in it.
+        ModelError: The template refuses the conversation or rewrites a text, its generation blocks mark tokens that are
+            not the assistant's, or an earlier assistant turn cannot be located.
     """
     prompt_ids, answer_ids = tokenizer.render_demonstration(messages, completion)
     spans = _earlier_turns(tokenizer, messages, completion, prompt_ids)
@@ -78,7 +78,7 @@ def render_conversation(tokenizer: ChatTokenizer, messages: Sequence[Message], c
 def _earlier_turns(
     tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str, prompt_ids: Ids
 ) -> list[Span]:
-    """Where in the prompt the assistant has spoken before."""
+    """Return the token spans of earlier assistant turns in the prompt."""
     marked = block_spans(tokenizer, messages, completion, prompt_ids) if has_generation_block(tokenizer) else None
     sampled = assistant_spans(tokenizer, messages, prompt_ids)
     if sampled is not None:
@@ -87,26 +87,26 @@ def _earlier_turns(
         return marked
     raise _refusal(
         tokenizer,
-        "the chat template writes an earlier turn of the assistant otherwise than it would be sampled, and marks it "
-        "with no generation block, so it is not known on which tokens to train",
+        "the chat template writes an earlier assistant turn differently from a sampled one and does not mark it with a "
+        "generation block, so the tokens to train on are unknown",
     )
 
 
 def has_generation_block(tokenizer: ChatTokenizer) -> bool:
-    """Whether the template says by itself which words are the assistant's."""
+    """Return True if the template marks the assistant's messages."""
     return _BLOCK.search(str(tokenizer.hf_tokenizer.chat_template)) is not None
 
 
 def assistant_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: Ids) -> list[Span] | None:
-    """Token spans of the assistant's turns in ``prompt_ids``, found by rendering turn by turn.
+    """Return the token spans of assistant turns in ``prompt_ids``, found by rendering turn by turn.
 
-    None where the prompt and answer of a turn, as they would be sampled, are not how the conversation begins.
+    Returns None if a sampled prompt and answer are not a prefix of the conversation.
     """
     turn, spans = tokenizer.turn, []
-    parts = tokenizer.written(messages)
-    for place in _assistant_places(messages):
-        said, after = 2 * place + 1, parts[2 * place + 2]
-        before = tokenizer.written(messages[:place])
+    parts = tokenizer.render_parts(messages)
+    for index in _assistant_indices(messages):
+        said, after = 2 * index + 1, parts[2 * index + 2]
+        before = tokenizer.render_parts(messages[:index])
         text, sampled = _text(parts[: said + 1]), _text(before)
         words = parts[said].text.removeprefix(turn.prefill)
         ways = [sampled + words, sampled + turn.opening + words]
@@ -117,45 +117,45 @@ def assistant_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], promp
 
 
 def block_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], completion: str, prompt_ids: Ids) -> list[Span]:
-    """Token spans that the template's generation blocks mark in ``prompt_ids``.
+    """Return the token spans that the template's generation blocks mark in ``prompt_ids``.
 
     Raises:
-        ModelError: a block marks more or less than an assistant's words and the end of its turn.
+        ModelError: A block marks more or less than an assistant's message and the end of its turn.
     """
     conversation = [*messages, Message(role="assistant", content=completion)]
-    known = tokenizer.written(messages)
+    known = tokenizer.render_parts(messages)
     texts = [*(part.text for part in known[1::2]), completion]
     rendered, blocks = _rendered_with_blocks(tokenizer, conversation)
 
-    def up_to(place: int) -> list[Part]:
-        pieces = rendered[:place].split(_MARK)
+    def up_to(index: int) -> list[Part]:
+        pieces = rendered[:index].split(_MARK)
         return interleaved(pieces, conversation[: len(pieces) - 1], texts[: len(pieces) - 1])
 
     marked = [_text(up_to(end)).removeprefix(_text(up_to(start))) for start, end in blocks]
-    turn, said = tokenizer.turn, [texts[place] + tokenizer.turn.end for place in _assistant_places(conversation)]
+    turn, said = tokenizer.turn, [texts[index] + tokenizer.turn.end for index in _assistant_indices(conversation)]
     if len(marked) != len(said) or any(
         found not in (words, turn.opening + words) for found, words in zip(marked, said, strict=True)
     ):
         raise _refusal(tokenizer, _difference(marked, said))
-    # The last block is the answer, which does not stand in the prompt.
+    # The last block is the answer, which is not in the prompt.
     return [_span(tokenizer, up_to(start), up_to(end), prompt_ids) for start, end in blocks[:-1]]
 
 
 def _span(tokenizer: ChatTokenizer, before: Sequence[Part], through: Sequence[Part], ids: Ids) -> Span:
-    """Where a turn stands among a conversation's tokens; a token that it shares with what is before belongs to it.
+    """Return the span of a turn in a conversation's tokens. A token shared with the text before belongs to the turn.
 
     Raises:
-        ModelError: the conversation does not begin with it.
+        ModelError: The turn is not a prefix of the conversation.
     """
     start, end = tokenizer.encoder.encode_all([before, through])
     if ids[: len(end)] != end:
-        raise _refusal(tokenizer, "the chat template writes the same turns in another way when an answer follows")
+        raise _refusal(tokenizer, "the chat template writes the same turns differently if an answer follows")
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(start, ids, strict=False)))
     return shared, len(end)
 
 
 def _rendered_with_blocks(tokenizer: ChatTokenizer, conversation: Sequence[Message]) -> tuple[str, list[Span]]:
-    """The conversation as text with a placeholder for every message, and the places of its generation blocks."""
+    """Render the conversation with placeholders for messages; return the text and the spans of its blocks."""
     backend = tokenizer.hf_tokenizer
     turns = [{"role": message.role, "content": _MARK} for message in conversation]
     try:
@@ -167,7 +167,7 @@ def _rendered_with_blocks(tokenizer: ChatTokenizer, conversation: Sequence[Messa
         )
     except TemplateError as error:
         raise _refusal(
-            tokenizer, f"the chat template refuses a conversation that ends with an answer: {error}"
+            tokenizer, f"the chat template refuses a conversation that ends with an assistant turn: {error}"
         ) from error
     if rendered.count(_MARK) != len(turns):
         raise _refusal(tokenizer, f"the chat template writes {rendered.count(_MARK)} of {len(turns)} messages")
@@ -178,16 +178,16 @@ def _text(parts: Sequence[Part]) -> str:
     return "".join(part.text for part in parts)
 
 
-def _assistant_places(messages: Sequence[Message]) -> list[int]:
-    return [place for place, message in enumerate(messages) if message.role == "assistant"]
+def _assistant_indices(messages: Sequence[Message]) -> list[int]:
+    return [index for index, message in enumerate(messages) if message.role == "assistant"]
 
 
-def _difference(marked: Sequence[str], said: Sequence[str]) -> str:
-    """Where a template's marks go wrong, in words."""
-    if len(marked) != len(said):
-        return f"the chat template's generation blocks mark {len(marked)} turns where the assistant has {len(said)}"
-    theirs, ours = next((found, words) for found, words in zip(marked, said, strict=True) if found != words)
-    return f"the chat template's generation block marks {theirs!r} where the assistant's turn is {ours!r}"
+def _difference(marked: Sequence[str], expected: Sequence[str]) -> str:
+    """Describe the first difference between marked and assistant turns."""
+    if len(marked) != len(expected):
+        return f"the chat template's generation blocks mark {len(marked)} turns, but the assistant has {len(expected)}"
+    theirs, ours = next((found, words) for found, words in zip(marked, expected, strict=True) if found != words)
+    return f"the chat template's generation block marks {theirs!r}, but the assistant's turn is {ours!r}"
 
 
 def _refusal(tokenizer: ChatTokenizer, what: str) -> ModelError:

@@ -1,4 +1,4 @@
-"""Sequences to packed micro-batches: completions of one prompt share its tokens, and nothing is scored that is prompt.
+"""Packing of sequences into micro-batches, where completions of one prompt share its tokens.
 
 A row is a tree: the prompt once, then its completions, each of which sees the prompt and itself:
 
@@ -7,8 +7,8 @@ A row is a tree: the prompt once, then its completions, each of which sees the p
     segment        0  0  0 |  1  1 |  2  2  2 | -1
     predictors           the token a0 is predicted by p2, a1 by a0, b0 by p2, b1 by b0, ...
 
-Attention: a token sees what stands before it in the row and is prompt or of its own segment. Everything after the
-backbone works on the N completion tokens alone, flat, in the order of the sequences.
+A token attends to earlier tokens of the prompt and of its own segment. After the backbone, only the N completion
+tokens are used, flat and in sequence order.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Widths:
-    """Which widths rows may have: multiples of ``multiple``, and at least ``least``. A compiled kernel wants few."""
+    """Allowed row widths: multiples of ``multiple``, at least ``minimum``. Compiled kernels need few widths."""
 
     multiple: int = 1
     minimum: int = 1
 
     def of(self, length: int) -> int:
-        """The width of a row of ``length`` tokens."""
+        """Return the width of a row of ``length`` tokens."""
         return max(self.minimum, math.ceil(length / self.multiple) * self.multiple)
 
 
@@ -51,14 +51,18 @@ EXACT = Widths()
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackedBatch:
-    """A micro-batch of B rows of T positions, holding S sequences with N completion tokens in all.
+    """Micro-batch of B rows of T positions, with S sequences and N completion tokens.
 
-    ``token_ids``, ``position_ids``: int64 [B, T]. ``segment``: int64 [B, T], 0 for the prompt, k for the k-th
-    completion of the row, -1 for padding. ``predictors``: int64 [N], index into the flattened [B*T] positions of the
-    hidden state that predicts the token. ``targets``: int64 [N]. ``sequence_index``: int64 [N], which of the caller's
-    sequences the token is of. ``token_index``: int64 [N], its place in that completion. ``last_positions``: int64 [S],
-    flat position of each sequence's last token; ``sequences``: int64 [S], the caller's numbers of the sequences in this
-    batch.
+    Attributes:
+        token_ids: int64 [B, T].
+        position_ids: int64 [B, T].
+        segment: int64 [B, T], 0 for the prompt, k for the k-th completion of the row, -1 for padding.
+        predictors: int64 [N], flat position in [B*T] of the hidden state that predicts the token.
+        targets: int64 [N].
+        sequence_index: int64 [N], index of the token's sequence in the caller's list.
+        token_index: int64 [N], index of the token in its completion.
+        last_positions: int64 [S], flat position of each sequence's last token.
+        sequences: int64 [S], indices of this batch's sequences in the caller's list.
     """
 
     token_ids: Int[Tensor, "batch time"]
@@ -78,16 +82,16 @@ class PackedBatch:
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether a row holds more than one completion."""
+        """True if a row holds more than one completion."""
         return len(self.last_positions) > len(self.segment)
 
     @property
     def attention_mask(self) -> Bool[Tensor, "batch 1 time time"]:
-        """Bool [B, 1, T, T], True where attention is allowed: made for whoever wants it dense."""
+        """Dense attention mask, bool [B, 1, T, T], True where attention is allowed."""
         return tree_mask(self.segment)
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch on another device."""
+        """Return the batch on another device."""
         return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
@@ -110,18 +114,18 @@ def pack(
 ) -> list[PackedBatch]:
     """Pack sequences into micro-batches of at most ``tokens_per_microbatch`` positions, padding included.
 
-    A single sequence longer than the budget gets a micro-batch of its own. Which sequences stand together changes
-    neither a loss nor a gradient: weights are decided over the whole optimizer step before packing.
+    A single sequence above the budget gets its own micro-batch. Packing changes neither loss nor gradient, because
+    weights are normalized over the whole optimizer step before.
 
     Args:
-        sequences: in any order.
-        tokens_per_microbatch: the budget.
-        pad_id: the token of padding positions.
-        share_prompts: False gives every completion a row of its own, for models whose rows cannot be trees.
-        widths: what rows are padded to.
+        sequences: Sequences in any order.
+        tokens_per_microbatch: Budget in positions.
+        pad_id: Token id of padding positions.
+        share_prompts: If False, every completion gets its own row, for models that do not support trees.
+        widths: Allowed row widths.
 
     Raises:
-        ValueError: an empty prompt or completion, which has no predictor or no token to score.
+        ValueError: A prompt or completion is empty.
     """
     for number, sequence in enumerate(sequences):
         if not sequence.prompt_ids or not sequence.completion_ids:
@@ -143,37 +147,37 @@ def pack(
 def split_across_ranks(
     sequences: Sequence[TokenSequence], ranks: int, *, tokens_per_microbatch: int, share_prompts: bool = True
 ) -> list[list[int]]:
-    """The numbers of the sequences for each of ``ranks``, by tokens as evenly as whole trees allow.
+    """Assign sequences to ``ranks`` by tokens, as evenly as whole trees allow; return indices per rank.
 
-    The longest tree goes first, each to the rank that has the fewest tokens, so the longest share is above the mean by
-    less than one tree. A tree is at most a quarter of a fair share: completions of a prompt that are more are dealt
-    apart, and ranks that get parts of them each compute the prompt.
+    The longest tree is assigned first, always to the rank with the fewest tokens. The largest rank thus exceeds the
+    mean by less than one tree. A tree has at most a quarter of the mean; larger groups are split, and each rank that
+    gets a part computes the prompt.
     """
     fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
     limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0
     trees = _trees(sequences, limit)
-    shares = balance([len(tree) for tree in trees], ranks)
-    return [sorted(number for place in share for number, _ in trees[place].members) for share in shares]
+    assigned = balance([len(tree) for tree in trees], ranks)
+    return [sorted(number for index in own for number, _ in trees[index].members) for own in assigned]
 
 
 def balance(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """The numbers of the ``sizes`` for each of ``ranks``: the largest first, each to the rank that has the least."""
-    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    """Assign ``sizes`` to ``ranks``, the largest first, always to the smallest rank; return indices per rank."""
+    assigned: list[list[int]] = [[] for _ in range(ranks)]
     sums = [0] * ranks
     for number in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         rank = min(range(ranks), key=sums.__getitem__)
         sums[rank] += sizes[number]
-        dealt[rank].append(number)
-    return [sorted(numbers) for numbers in dealt]
+        assigned[rank].append(number)
+    return [sorted(numbers) for numbers in assigned]
 
 
 def empty(widths: Widths = EXACT) -> PackedBatch:
-    """A batch of one token that nothing is asked of: what a rank passes that has no more to do."""
+    """Return a batch without targets, for a rank that has no work left."""
     return _lay_out([_Tree((0,), ())], 0, widths)
 
 
 def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
-    """Sequences by prompt, as many in one tree as fit into ``limit`` positions, and at least one."""
+    """Group sequences by prompt, as many per tree as fit into ``limit`` positions, and at least one."""
     by_prompt: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
     for number, sequence in enumerate(sequences):
         by_prompt.setdefault(sequence.prompt_ids, []).append((number, sequence.completion_ids))
@@ -237,23 +241,23 @@ def _integers(values: Sequence[int]) -> Tensor:
 
 
 def tree_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None) -> Bool[Tensor, "batch 1 time time"]:
-    """Attention mask of rows of segments, int [B, T] (0 prompt, k the k-th completion, -1 padding): bool [B, 1, T, T].
+    """Return the attention mask of segments [B, T] (see :class:`PackedBatch`): bool [B, 1, T, T].
 
-    A padding position sees itself alone: a row of the mask without any True would make its softmax NaN. ``window``: how
-    many tokens of its own sequence a token sees, itself included.
+    A padding position sees itself: a mask row without True would make its softmax NaN. ``window``: number of tokens of
+    its own sequence that a token sees, itself included.
     """
     query, key = segment[:, :, None], segment[:, None, :]
     causal = torch.ones(segment.shape[1], segment.shape[1], dtype=torch.bool, device=segment.device).tril()
     visible = causal & ((key == query) | (key == 0)) & (query >= 0)
     if window is not None:
-        place = tree_positions(segment)
-        visible &= place[:, :, None] - place[:, None, :] < window
+        position = tree_positions(segment)
+        visible &= position[:, :, None] - position[:, None, :] < window
     itself = torch.eye(segment.shape[1], dtype=torch.bool, device=segment.device)
     return (visible | itself)[:, None]
 
 
 def tree_positions(segment: Int[Tensor, "batch time"]) -> Int[Tensor, "batch time"]:
-    """The place of each token in its own sequence, int64 [B, T], for rows of segments as in :func:`tree_mask`."""
+    """Return the position of each token in its own sequence, int64 [B, T], for segments as in :func:`tree_mask`."""
     columns = torch.arange(segment.shape[1], device=segment.device).expand_as(segment)
     begins = torch.ones_like(segment, dtype=torch.bool)
     begins[:, 1:] = segment[:, 1:] != segment[:, :-1]

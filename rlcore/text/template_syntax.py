@@ -1,7 +1,7 @@
-"""What the syntax of a chat template says about the texts that it writes.
+"""Static analysis of chat templates: whether a template copies message texts unchanged.
 
-A template that only ever writes a message's text, and never asks about it, writes every text alike. Then nothing has
-to be rendered to know what it makes of a text.
+A template that only writes a message's text and never tests it copies every text unchanged. Token counts of such
+templates need no rendering.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from jinja2 import Environment, TemplateSyntaxError, nodes
 
 _MESSAGES, _CONTENT = "messages", "content"
 _LOOP = frozenset({"first", "last", "index", "index0", "revindex", "revindex0", "length"})  # none gives a message
-_KINDS = frozenset({"string", "defined", "undefined", "none"})  # tests that all texts answer alike
+_KINDS = frozenset({"string", "defined", "undefined", "none"})  # tests with the same result for all texts
 _COUNTS = frozenset({"length", "count"})
-# Nothing else: macros, blocks and filters over blocks may change what is written inside them.
+# Macros, blocks and filter blocks are excluded: they may change the text inside them.
 _KNOWN = (
     *(nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.Assign, nodes.Name, nodes.NSRef),
     *(nodes.Const, nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Compare, nodes.Operand, nodes.And, nodes.Or),
@@ -29,9 +29,9 @@ N = TypeVar("N", bound=nodes.Node)
 
 @lru_cache(maxsize=64)
 def preserves_text(template: str) -> bool:
-    """Whether a template surely writes each text that is not empty as it is, and the same around it whatever it says.
+    """Return True if a template certainly copies every nonempty text.
 
-    False where its syntax leaves that open, as with ``content | trim`` or ``'</think>' in content``.
+    False if the syntax does not prove it, as with ``content | trim`` or ``'</think>' in content``.
     """
     try:
         tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
@@ -51,9 +51,9 @@ def _all(tree: nodes.Node, kind: type[N]) -> Iterator[N]:
 
 
 def _names(tree: nodes.Node) -> tuple[frozenset[str], frozenset[str]]:
-    """The names that hold all or some of the messages, and those that hold one."""
+    """Return the names of lists of messages, and the names of single messages."""
     lists = {_MESSAGES}
-    for _ in range(len(list(tree.find_all(nodes.Assign))) + 1):  # a list may be that of another name
+    for _ in range(len(list(tree.find_all(nodes.Assign))) + 1):  # a list may be assigned from another name
         for assign in tree.find_all(nodes.Assign):
             if isinstance(assign.target, nodes.Name) and _is_list(assign.node, lists):
                 lists.add(assign.target.name)
@@ -68,7 +68,7 @@ def _is_list(node: nodes.Node, lists: set[str]) -> bool:
 
 
 def _is_harmless(name: nodes.Name, parents: Parents, lists: frozenset[str], turns: frozenset[str]) -> bool:
-    """Whether a name is used in a way that no text can have a say in but by being written."""
+    """Return True if no text can influence how the name is used, except by being written."""
     parent = parents[id(name)]
     if name.name == "loop":
         return isinstance(parent, nodes.Getattr) and parent.attr in _LOOP
@@ -83,7 +83,7 @@ def _is_harmless_list(node: nodes.Expr, parents: Parents) -> bool:
         if isinstance(parent.arg, nodes.Slice):
             return _is_harmless_list(parent, parents)
         return _is_harmless_turn(parent, parents)
-    if isinstance(parent, nodes.For):  # its messages have a name of their own, which is looked at
+    if isinstance(parent, nodes.For):  # the loop variable is checked under its own name
         return parent.iter is node and isinstance(parent.target, nodes.Name)
     if isinstance(parent, nodes.Assign):
         return isinstance(parent.target, nodes.Name)
@@ -93,12 +93,12 @@ def _is_harmless_list(node: nodes.Expr, parents: Parents) -> bool:
 def _is_harmless_turn(node: nodes.Expr, parents: Parents) -> bool:
     parent = parents[id(node)]
     if isinstance(parent, nodes.Operand):  # 'tool_calls' in message: all messages have the same two fields
-        asked = parents[id(parent)]
-        return parent.op in ("in", "notin") and isinstance(asked, nodes.Compare) and isinstance(asked.expr, nodes.Const)
+        test = parents[id(parent)]
+        return parent.op in ("in", "notin") and isinstance(test, nodes.Compare) and isinstance(test.expr, nodes.Const)
     field = _field(parent) if isinstance(parent, nodes.Getattr | nodes.Getitem) and parent.node is node else None
     if field is None or hasattr(dict, field):  # message.items()
         return False
-    return field != _CONTENT or _is_written(parent, parents) or _is_asked_for(parent, parents)
+    return field != _CONTENT or _is_written(parent, parents) or _is_truth_test(parent, parents)
 
 
 def _field(node: nodes.Getattr | nodes.Getitem) -> str | None:
@@ -108,15 +108,15 @@ def _field(node: nodes.Getattr | nodes.Getitem) -> str | None:
 
 
 def _is_written(node: nodes.Node, parents: Parents) -> bool:
-    """Whether an expression goes into what is written, alone or with other texts before and after."""
+    """Return True if an expression is written to the output, alone or concatenated with other texts."""
     parent = parents[id(node)]
     while isinstance(parent, nodes.Add | nodes.Concat):
         parent = parents[id(parent)]
     return isinstance(parent, nodes.Output)
 
 
-def _is_asked_for(node: nodes.Node, parents: Parents) -> bool:
-    """Whether it is only asked whether there is a text, which all texts answer alike that are not empty."""
+def _is_truth_test(node: nodes.Node, parents: Parents) -> bool:
+    """Return True if an expression is only tested for presence, which is equal for all nonempty texts."""
     parent = parents[id(node)]
     if isinstance(parent, nodes.Test) and parent.name in _KINDS:
         return True

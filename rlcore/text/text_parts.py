@@ -1,8 +1,8 @@
-"""Token ids of a text that a chat template and people have written by turns, encoded as one.
+"""Token ids of a text that is written partly by a chat template and partly by people, encoded as one.
 
-A tokenizer of the SentencePiece kind puts a blank before each text that it is given, and others join line ends: only
-the whole text has the tokens that a model was trained on. What the template wrote holds control tokens; the same words
-in what a person wrote are letters.
+SentencePiece tokenizers prepend a blank to each text, and others merge line ends. Only the whole text has the tokens
+that a model was trained on. Control tokens are recognized in the template's text only; in user text the same
+characters are plain text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rlcore.errors import ModelError
 
 Author = Literal["template", "assistant", "other"]
 Ids = tuple[int, ...]
-_WORD = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # a mark that rewards look for
-_PRIVATE = 0xF0000  # the first character of a plane for private use
+_TAG = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # tags that rewards look for
+_PRIVATE = 0xF0000  # first character of a private-use plane
 
 
 class Part(NamedTuple):
-    """A piece of a text and whose it is; an assistant writes the marks of thoughts and answers as a template does."""
+    """A piece of text and its author. Assistants write thought and answer tags as templates do."""
 
     text: str
     author: Author
@@ -35,25 +35,25 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PartEncoder:
-    """A tokenizer for texts in parts.
+    """Tokenizer for texts in parts.
 
-    ``controls``: its control tokens, and the marks of thoughts and answers that it counts among them, text to id. The
-    latter are words that rewards look for: they stay in what is decoded.
+    ``controls``: control tokens by text, with the thought and answer tags that the tokenizer counts among them. The
+    tags stay in decoded text, because rewards look for them.
     """
 
     backend: PreTrainedTokenizerBase
     controls: Mapping[str, int]
 
     def encode(self, parts: Sequence[Part]) -> Ids:
-        """Token ids of one text.
+        """Return the token ids of one text.
 
         Raises:
-            ModelError: a control token came out of what a person wrote.
+            ModelError: User text yields a control token.
         """
         return self.encode_all([parts])[0]
 
     def encode_all(self, texts: Sequence[Sequence[Part]]) -> list[Ids]:
-        """The same of many."""
+        """Return the token ids of many texts; see :meth:`encode`."""
         if not texts:
             return []
         wholes = ["".join([part.text for part in parts]) for parts in texts]
@@ -64,15 +64,15 @@ class PartEncoder:
         ]
 
     def encode_after(self, before: Sequence[Part], after: Sequence[Part]) -> Ids:
-        """Token ids of what goes on from a text whose tokens stand already.
+        """Return the token ids of ``after`` as a continuation of ``before``.
 
         Raises:
-            ModelError: the tokenizer cannot write it there.
+            ModelError: The tokenizer merges ``after`` with ``before``.
         """
         start, whole = self.encode_all([before, [*before, *after]])
         if whole[: len(start)] == start:
             return whole[len(start) :]
-        # Its beginning joins the last token so far: it gets tokens of its own.
+        # The first characters merge with the last token: encode the text separately.
         text = self.spell(whole)
         for head in ("", "\n", "."):
             apart, joined = self.encode_all([[Part(head, "other")], [Part(head, "other"), *after]])
@@ -80,18 +80,18 @@ class PartEncoder:
             if joined[: len(apart)] == apart and self.spell([*start, *rest]) == text:
                 return rest
         raise ModelError(
-            f"the tokenizer joins {''.join(part.text for part in after)[:40]!r} to what stands before it",
+            f"the tokenizer merges {''.join(part.text for part in after)[:40]!r} with the text before it",
             where=str(self.backend.name_or_path),
             fix="begin that text with another character, or remove it from the data",
         )
 
     def spell(self, ids: Sequence[int]) -> str:
-        """Text of token ids, control tokens among them."""
+        """Decode token ids, including control tokens."""
         text: str = self.backend.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without control tokens."""
+        """Decode token ids without control tokens."""
         return self.spell([number for number in ids if number not in self._hidden])
 
     def _expected(self, parts: Sequence[Part]) -> int:
@@ -101,7 +101,7 @@ class PartEncoder:
         return sum(map(self._numbers.__contains__, ids))
 
     def _marked(self, parts: Sequence[Part]) -> Ids:
-        """The ids where a text has control words that are letters: those that are not have other names meanwhile."""
+        """Return the ids of a text that spells control tokens: real control tokens get temporary names."""
         whole = "".join([part.text for part in parts])
         mark = next(each for each in map(chr, count(_PRIVATE)) if each not in whole)
         if mark not in self._copies:
@@ -115,12 +115,12 @@ class PartEncoder:
                 f"the tokenizer reads {found} of the {expected} control tokens that the chat template writes in "
                 f"{whole[-80:]!r}",
                 where=str(self.backend.name_or_path),
-                fix='let its control tokens be "normalized": false and "single_word": false in tokenizer.json',
+                fix='set "normalized": false and "single_word": false for control tokens in tokenizer.json',
             )
         if found > expected:
             controls = sorted(self._numbers.intersection(ids))
             raise ModelError(
-                f"the tokenizer makes the control tokens {controls} of plain text: {whole[-80:]!r}",
+                f"the tokenizer reads plain text as the control tokens {controls}: {whole[-80:]!r}",
                 where=str(self.backend.name_or_path),
                 fix="remove that text from the data, or use a tokenizer that can spell it",
             )
@@ -128,8 +128,8 @@ class PartEncoder:
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:
-        """The control tokens alone, text to id."""
-        return {token: number for token, number in self.controls.items() if not _WORD.search(token)}
+        """Control tokens without tags, text to id."""
+        return {token: number for token, number in self.controls.items() if not _TAG.search(token)}
 
     @cached_property
     def _copies(self) -> dict[str, Tokenizer]:
@@ -150,7 +150,7 @@ class PartEncoder:
 
 
 def control_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:
-    """The control tokens of a tokenizer and the marks that it counts among them, text to id."""
+    """Return the control tokens of a tokenizer, including tags that it counts among them, text to id."""
     named = dict(zip(backend.all_special_tokens, backend.all_special_ids, strict=True))
     return named | {token.content: number for number, token in backend.added_tokens_decoder.items() if token.special}
 
@@ -165,10 +165,10 @@ def _names(controls: Mapping[str, int], mark: str) -> dict[str, str]:
 
 
 def _renamed(backend: PreTrainedTokenizerBase, names: Mapping[str, str]) -> Tokenizer:
-    """A copy of a tokenizer in which control tokens are called what nobody has written.
+    """Return a copy of a tokenizer whose control tokens have names that occur in no text.
 
     Raises:
-        ModelError: this kind of tokenizer cannot be copied so.
+        ModelError: This kind of tokenizer cannot be copied.
     """
     try:
         document: dict[str, Any] = json.loads(backend.backend_tokenizer.to_str())
@@ -191,7 +191,7 @@ def _rename_vocabulary(model: dict[str, Any], names: Mapping[str, str]) -> None:
         model["vocab"] = {names.get(token, token): number for token, number in vocabulary.items()}
     else:
         model["vocab"] = [[names.get(token, token), score] for token, score in vocabulary]
-    if "merges" in model:  # one that makes a control token of letters is left out
+    if "merges" in model:  # merges that yield a control token are dropped
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         model["merges"] = [pair for pair in pairs if names.keys().isdisjoint([*pair, "".join(pair)])]
     if model.get("unk_token") is not None:
@@ -200,7 +200,7 @@ def _rename_vocabulary(model: dict[str, Any], names: Mapping[str, str]) -> None:
 
 def _uncopied(backend: PreTrainedTokenizerBase, why: object) -> ModelError:
     return ModelError(
-        f"a text holds a control token as text, and this tokenizer cannot spell it: {why}",
+        f"a text contains a control token as plain text, which this tokenizer cannot encode: {why}",
         where=str(backend.name_or_path),
         fix="remove that text from the data, or use a tokenizer that can spell it",
     )

@@ -1,4 +1,4 @@
-"""How many tokens texts and conversations have, many at a time; and bounds of these numbers that need no tokenizer."""
+"""Token counts of many texts and conversations, and upper bounds that need no tokenizer."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
 
-# A token is at least one character of ASCII, and one byte of any text. Tokenizers may write some characters of other
-# scripts out (one of 3 bytes as 18 letters), and put a blank or two in front.
+# A token has at least one ASCII character or one byte. Tokenizers may expand characters of other scripts (3 bytes to 18
+# letters), and prepend one or two blanks.
 _PER_CHARACTER, _PER_BYTE, _EXTRA = 2, 12, 16
 Conversation = Sequence[Message]
 
 
 def encode_all(tokenizer: ChatTokenizer, texts: Sequence[str]) -> list[Ids]:
-    """Token ids of each answer by itself, with what the template puts before it; no control token comes from the text.
+    """Return the token ids of each answer, with the template's opening; see :meth:`PartEncoder.encode_all`.
 
     Raises:
-        ModelError: a control token came out all the same.
+        ModelError: User text yields a control token.
     """
     opening = Part(tokenizer.turn.opening, "template")
     return tokenizer.encoder.encode_all([[opening, Part(text, "assistant")] for text in texts])
 
 
 def prompt_lengths(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:
-    """Number of tokens of each conversation, with its template and generation prompt.
+    """Return the number of tokens of each conversation, with template and generation prompt.
 
     Raises:
-        ModelError: the template refuses a conversation, or drops or rewrites a message.
+        ModelError: The template refuses a conversation, or drops or rewrites a message.
     """
     return [len(ids) for ids in tokenizer.encoder.encode_all(_written(tokenizer, conversations))]
 
 
 def max_prompt_tokens(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[int]:
-    """A number of tokens that each conversation surely does not exceed; no text is encoded.
+    """Return an upper bound of :func:`prompt_lengths` without encoding any text.
 
     Raises:
-        ModelError: as :func:`prompt_lengths`.
+        ModelError: As :func:`prompt_lengths`.
     """
     bounds: dict[str, int] = {}
 
     def bound(part: Part) -> int:
         if part.author != "template":
             return max_text_tokens(part.text)
-        if part.text not in bounds:  # a template has few pieces; beside others each may have a token more
+        if part.text not in bounds:  # templates have few pieces; each may gain a token when merged with text
             bounds[part.text] = len(tokenizer.encode(part.text, "template")) + _EXTRA
         return bounds[part.text]
 
@@ -56,13 +56,13 @@ def max_prompt_tokens(tokenizer: ChatTokenizer, conversations: Sequence[Conversa
 
 
 def max_text_tokens(text: str) -> int:
-    """A number of tokens that a text surely does not exceed."""
+    """Return an upper bound of the number of tokens of a text."""
     size = _PER_CHARACTER * len(text) if text.isascii() else _PER_BYTE * len(text.encode("utf-8", "replace"))
     return size + _EXTRA
 
 
 def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[list[Part]]:
-    """Each conversation as the template writes it."""
+    """Render each conversation as parts."""
     backend = tokenizer.hf_tokenizer
     known: dict[tuple[Role, ...], list[str]] = {}
     made = []
@@ -78,7 +78,7 @@ def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) ->
 
 
 def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:
-    """Each conversation as the template writes it; None for all where its texts surely stand in it unchanged."""
+    """Render each conversation as text, or return None for each if the template certainly copies the texts."""
     template = tokenizer.hf_tokenizer.chat_template
     is_filled = all(message.content for messages in conversations for message in messages)
     if not conversations or (is_filled and isinstance(template, str) and preserves_text(template)):
@@ -93,6 +93,6 @@ def _render_all(tokenizer: ChatTokenizer, conversations: Sequence[Conversation])
         rendered: list[str] = backend.apply_chat_template(
             turns, chat_template=template_of(backend), tokenize=False, add_generation_prompt=True
         )
-    except (TemplateError, ValueError, TypeError):  # one of them: render says which
+    except (TemplateError, ValueError, TypeError):  # render names the conversation
         return [render(backend, one, add_generation_prompt=True) for one in conversations]
     return rendered

@@ -1,39 +1,48 @@
-"""Text to tokens and back, around one tokenizer and its chat template.
+"""Conversion between conversations and tokens, for one tokenizer and its chat template.
 
-What a person wrote never becomes a control token: the template is rendered around placeholders, and ``<|im_end|>`` is
-one token where the template wrote it and eight characters where a person did. A conversation is encoded as one text,
-so that its tokens are those that the model was trained on (``apply_chat_template``):
+User text never becomes a control token: the template is rendered around placeholders, and ``<|im_end|>`` is one token
+in the template's text but plain characters in user text. A conversation is encoded as one text, so that its tokens are
+those that the model was trained on (``apply_chat_template``):
 
     <|im_start|>user\\n | 3 + 4 = ? | <|im_end|>\\n<|im_start|>assistant\\n | 7 | <|im_end|>
     template          | text      | template                          |   completion
 
-The completion's last token ends the turn. It is an action like any other, also where its id is the padding's.
+The last token of a completion ends the turn. It is trained like any other, even if its id is also the padding id.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rlcore.errors import ModelError
-from rlcore.text.chat_template import TEMPLATE_FIX, AssistantTurn, assistant_turn, render, written
-from rlcore.text.template_check import require_round_trip, require_same_tokens
+from rlcore.text.chat_template import TEMPLATE_FIX, AssistantTurn, assistant_turn, render, render_parts, template_of
 from rlcore.text.text_parts import Author, Ids, Part, PartEncoder, control_tokens_of
-from rlcore.types import Message
+from rlcore.text.tokenizer_files import load_backend, read_eos_ids
+from rlcore.types import Message, Role
 
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model*", "spiece.model", "*.bpe.model", "vocab.*", "*.tiktoken")
+PROBE_ROLES: tuple[tuple[Role, ...], ...] = (
+    ("user",),
+    ("system", "user"),
+    ("user", "assistant", "user"),
+    ("system", "user", "assistant", "user", "assistant", "user"),
+)
+# Rotated through all positions: plain words, whitespace at both ends, lists, brackets.
+_TEXTS = ("What is 12 + 30?", "  x = 7\n", "\n\n1. one\n2. two", "(b)")
+_ANSWERS = ("Yes, it is 7.", "7")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChatTokenizer:
-    """A tokenizer that knows its chat template, its end-of-sequence ids and which tokens are control tokens.
+    """Tokenizer with its chat template, EOS ids and control tokens.
 
-    ``eos_ids``: every id that ends a completion. ``turn``: what the template writes around an assistant's words.
+    Attributes:
+        eos_ids: All ids that end a completion.
+        turn: Template text around an assistant's message.
     """
 
     hf_tokenizer: PreTrainedTokenizerBase
@@ -42,16 +51,15 @@ class ChatTokenizer:
     turn: AssistantTurn
 
     def is_same_as(self, other: ChatTokenizer) -> bool:
-        """Whether both turn every text into the same ids, and end completions with the same."""
+        """Return True if both tokenizers have the same vocabulary and EOS ids."""
         return self.eos_ids == other.eos_ids and self.hf_tokenizer.get_vocab() == other.hf_tokenizer.get_vocab()
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
-        """Load from a checkpoint's folder, and check the template on conversations of several shapes.
+        """Load a checkpoint's tokenizer, and check its template on conversations of several shapes.
 
         Raises:
-            ModelError: no tokenizer, no chat template, no EOS id, or a template that does not survive the round trip
-                or gives other tokens than its own library.
+            ModelError: There is no tokenizer, chat template or EOS id, or the template fails a check.
         """
         backend = load_backend(folder)
         tokenizer = cls.of(backend, read_eos_ids(folder, backend))
@@ -61,10 +69,10 @@ class ChatTokenizer:
 
     @classmethod
     def of(cls, backend: PreTrainedTokenizerBase, eos_ids: tuple[int, ...]) -> ChatTokenizer:
-        """A tokenizer that is loaded already.
+        """Wrap a loaded tokenizer.
 
         Raises:
-            ModelError: its template cannot be trained on.
+            ModelError: The template is unsuitable for training.
         """
         encoder = PartEncoder(backend=backend, controls=control_tokens_of(backend))
         return cls(hf_tokenizer=backend, encoder=encoder, eos_ids=eos_ids, turn=assistant_turn(backend, eos_ids))
@@ -76,65 +84,65 @@ class ChatTokenizer:
 
     @property
     def prefill(self) -> str:
-        """What the generation prompt puts into the assistant's mouth (``<think>\\n``): completions do not have it."""
+        """Start of the assistant's message in the generation prompt (``<think>\\n``), not part of completions."""
         return self.turn.prefill
 
     @property
     def end_of_turn(self) -> Ids:
-        """What the template writes after an assistant's words, up to and with the first EOS id."""
+        """Template text after an assistant's message, up to the first EOS id, inclusive."""
         return self.encoder.encode_after([Part("7", "assistant")], [Part(self.turn.end, "template")])
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The control tokens, text to id; the marks of thoughts and answers are words."""
+        """Control tokens without thought and answer tags, text to id."""
         return self.encoder.special_tokens
 
     def encode(self, text: str, author: Author = "other") -> Ids:
-        """Token ids of a text by itself; control tokens come out where it is a template's.
+        """Return the token ids of a text; only a template's text yields control tokens.
 
         Raises:
-            ModelError: a control token came out of what a person wrote.
+            ModelError: User text yields a control token.
         """
         return self.encoder.encode([Part(text, author)])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without control tokens."""
+        """Decode token ids without control tokens."""
         return self.encoder.decode(ids)
 
     def spell(self, ids: Sequence[int]) -> str:
-        """Text of token ids, control tokens among them."""
+        """Decode token ids, including control tokens."""
         return self.encoder.spell(ids)
 
-    def written(self, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
-        """A conversation with its generation prompt as the template writes it.
+    def render_parts(self, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
+        """Render a conversation with its generation prompt, as parts.
 
         Raises:
-            ModelError: as :meth:`render_prompt`.
+            ModelError: As :meth:`render_prompt`.
         """
-        return written(self.hf_tokenizer, messages, tools=tools)
+        return render_parts(self.hf_tokenizer, messages, tools=tools)
 
     def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> Ids:
-        """Token ids of a conversation, ending with the generation prompt; ``tools``: as in :class:`Prompt`.
+        """Return the token ids of a conversation with its generation prompt; ``tools`` as in :class:`Prompt`.
 
         Raises:
-            ModelError: the template refuses the conversation, or drops or rewrites a message.
+            ModelError: The template refuses the conversation, or drops or rewrites a message.
         """
-        return self.encoder.encode(self.written(messages, tools=tools))
+        return self.encoder.encode(self.render_parts(messages, tools=tools))
 
     def render_demonstration(self, messages: Sequence[Message], completion: str) -> tuple[Ids, Ids]:
-        """Token ids of a prompt, exactly as at sampling time, and of the answer with the end of its turn.
+        """Return the token ids of a prompt, exactly as sampled, and of the answer with the end of its turn.
 
-        The answer is as the template writes it, with what it puts before the words (a blank, an empty thought). Where
-        it would drop some of them, as with thoughts, they are taken as they are.
+        The answer includes template text before the message (a blank, an empty thought). Text that the template would
+        drop, such as thoughts, is kept.
 
         Raises:
-            ModelError: as :meth:`render_prompt`, or the completion does not begin with the template's ``prefill``.
+            ModelError: As :meth:`render_prompt`, or the completion does not begin with ``prefill``.
         """
-        turn, prompt = self.turn, self.written(messages)
+        turn, prompt = self.turn, self.render_parts(messages)
         if not completion.startswith(turn.prefill):
             raise ModelError(
-                f"the generation prompt ends with {turn.prefill!r}, so a completion must begin with it, "
-                f"and this one begins with {completion[:40]!r}",
+                f"a completion must begin with {turn.prefill!r}, the end of the generation prompt, "
+                f"but begins with {completion[:40]!r}",
                 where=str(self.hf_tokenizer.name_or_path),
                 fix="add the reasoning to the demonstrations, or name a template without it in model.chat_template",
             )
@@ -145,7 +153,7 @@ class ChatTokenizer:
         return self.encoder.encode(prompt), self.encoder.encode_after(prompt, parts)
 
     def _answer(self, messages: Sequence[Message], completion: str, prompt: str) -> str:
-        """What follows the prompt, up to the end of the turn."""
+        """Return the text between the prompt and the end of the turn."""
         turn, words = self.turn, completion.removeprefix(self.turn.prefill)
         whole = render(
             self.hf_tokenizer, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
@@ -161,74 +169,82 @@ class ChatTokenizer:
 
 
 def _letters(text: str) -> str:
-    """A text without its white space, which templates change."""
+    """Remove whitespace, which templates change."""
     return "".join(text.split())
 
 
-def load_backend(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a checkpoint's folder, with a chat template.
+def require_round_trip(tokenizer: ChatTokenizer) -> None:
+    """Check that messages survive encoding and decoding, and that message text cannot end a turn.
 
     Raises:
-        ModelError: missing or damaged tokenizer, missing chat template.
+        ModelError: The check failed.
     """
-    require_vocabulary(folder)
-    try:
-        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the tokenizers library raises bare Exception
+    question, answer = f"Is 3 + 4 = 7? {tokenizer.spell(tokenizer.end_of_turn[-1:])}", "Yes, it is."
+    probe = [Message(role="user", content=question)]
+    prompt_ids, completion_ids = tokenizer.render_demonstration(probe, tokenizer.prefill + answer)
+    problems = []
+    if question not in tokenizer.spell(prompt_ids):
+        problems.append(f"the message {question!r} does not survive encoding and decoding")
+    if not tokenizer.decode(completion_ids).strip().endswith(answer):
+        problems.append(f"the answer {answer!r} is decoded as {tokenizer.decode(completion_ids)!r}")
+    if completion_ids[-1] not in tokenizer.eos_ids:
+        problems.append(f"the answer {answer!r} does not end with one of the EOS ids {list(tokenizer.eos_ids)}")
+    if problems:
         raise ModelError(
-            f"the tokenizer cannot be loaded: {error}",
-            where=str(folder),
-            fix="the folder must hold tokenizer.json and tokenizer_config.json beside the weights",
-        ) from error
-    if not backend.chat_template:
-        absent = [name for name in ("chat_template.jinja", "tokenizer_config.json") if not (folder / name).is_file()]
-        without = f": the folder has no {' and no '.join(absent)}" if absent else ""
-        raise ModelError(f"the tokenizer has no chat template{without}", where=str(folder), fix=TEMPLATE_FIX)
-    return backend
-
-
-def require_vocabulary(folder: Path) -> None:
-    """Raises ModelError where a model's folder has no file of a tokenizer: libraries make an empty one then."""
-    if not any(list(folder.glob(pattern)) for pattern in _VOCABULARIES):
-        raise ModelError(
-            "the model's folder has no tokenizer.json",
-            where=str(folder),
-            fix="copy tokenizer.json and tokenizer_config.json from where the weights came from",
+            "the tokenizer or its chat template fails the round trip: " + "; ".join(problems),
+            where=str(tokenizer.hf_tokenizer.name_or_path),
+            fix=TEMPLATE_FIX,
         )
 
 
-def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bool = False) -> tuple[int, ...]:
-    """Every end-of-sequence id: those of the generation configuration (else of the model's), then the tokenizer's.
+def require_same_tokens(tokenizer: ChatTokenizer) -> None:
+    """Check that prompts and demonstrations have the tokens of ``apply_chat_template``.
+
+    Conversations that the template refuses are skipped, as are texts with whitespace that the tokenizer cannot encode.
+    Rows of that kind are rejected later.
 
     Raises:
-        ModelError: there is none, and it is not ``optional``.
+        ModelError: A token differs, or the tokenizer does not read the template's control tokens.
     """
-    declared = _read_json(folder / "generation_config.json").get("eos_token_id")
-    if declared is None:
-        declared = _read_json(folder / "config.json").get("eos_token_id")
-    ids = [*(declared if isinstance(declared, list) else [declared]), backend.eos_token_id]
-    known = [number for number in ids if number is not None]
-    if not all(type(number) is int and number >= 0 for number in known):
-        raise ModelError(
-            f"eos_token_id has something else than token ids: {known}",
-            where=str(folder / "generation_config.json"),
-            fix="name whole numbers, 0 or more",
-        )
-    unique = tuple(dict.fromkeys(known))
-    if not unique and not optional:
-        raise ModelError(
-            "tokenizer has no EOS token",
-            where=str(folder / "generation_config.json"),
-            fix="set model.extra_eos to the control token that ends a turn",
-        )
-    return unique
+    for number, roles in enumerate(PROBE_ROLES):
+        try:
+            parts = tokenizer.render_parts([Message(role=role, content="7") for role in roles])
+        except ModelError:
+            continue
+        tokenizer.encoder.encode(parts)
+        texts = [_TEXTS[(number + index) % len(_TEXTS)] for index in range(len(roles))]
+        messages = [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
+        try:
+            said = tokenizer.prefill + _ANSWERS[number % len(_ANSWERS)]
+            prompt, answer = tokenizer.render_demonstration(messages, said)
+        except ModelError:
+            continue
+        _compare(tokenizer, prompt, _theirs(tokenizer, messages, add_generation_prompt=True), roles)
+        whole = _theirs(tokenizer, [*messages, Message(role="assistant", content=said)], add_generation_prompt=False)
+        # Templates that drop or begin a thought write an answer differently from a sampled one.
+        if whole[: len(prompt)] == prompt and not tokenizer.prefill:
+            _compare(tokenizer, (*prompt, *answer), whole[: len(prompt) + len(answer)], (*roles, "assistant"))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"the file is not valid JSON: {error}", where=str(path)) from error
-    return document
+def _theirs(tokenizer: ChatTokenizer, messages: Sequence[Message], *, add_generation_prompt: bool) -> tuple[int, ...]:
+    backend = tokenizer.hf_tokenizer
+    ids: list[int] = backend.apply_chat_template(
+        [{"role": message.role, "content": message.content} for message in messages],
+        chat_template=template_of(backend),
+        add_generation_prompt=add_generation_prompt,
+        return_dict=False,
+    )
+    return tuple(ids)
+
+
+def _compare(tokenizer: ChatTokenizer, ours: Sequence[int], theirs: Sequence[int], roles: Sequence[Role]) -> None:
+    pairs = enumerate(zip_longest(ours, theirs))
+    index = next((index for index, (our, their) in pairs if our != their), None)
+    if index is not None:
+        our, their = (tokenizer.hf_tokenizer.convert_ids_to_tokens(ids[index : index + 1]) for ids in (ours, theirs))
+        raise ModelError(
+            f"tokens of a conversation with the roles {', '.join(roles)} differ from apply_chat_template: "
+            f"token {index} is {our}, expected {their}",
+            where=str(tokenizer.hf_tokenizer.name_or_path),
+            fix=f"this tokenizer cannot be trained with this template; {TEMPLATE_FIX}",
+        )

@@ -1,10 +1,10 @@
-"""Checkpoints of a learner: everything that has state in one folder, whole or not there at all.
+"""Checkpoints of a learner: all of its state in one folder, written atomically.
 
     .tmp-<step>/ -> weights.safetensors, optimizer.safetensors, ..., state.json -> fsync -> MANIFEST.json (size and
     SHA-256 of each) -> fsync -> rename to step-<step>/ -> fsync of the parent -> prune
 
-The newest folder whose manifest verifies is loaded; a damaged one is renamed aside, never loaded and never deleted.
-The run's state may seal files beside the folders under ``beside``: by name, how they begin (:mod:`.sealed`).
+Loading takes the newest folder whose manifest verifies. A damaged folder is renamed, and neither loaded nor deleted.
+In ``sealed_files``, the run's state may seal files next to the folders (:mod:`rlcore.training.manifest`).
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LearnerState:
-    """What a checkpoint is written from: tensors by file, and everything else as JSON."""
+    """Content of a checkpoint: tensors by file, and all other state as JSON."""
 
     tensors: Mapping[str, Tensors]
     state: str
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors: for weights that learn under Adam, 12 each."""
+        """Bytes of all tensors: with Adam, 12 per trained weight."""
         return sum(value.nbytes for tensors in self.tensors.values() for value in tensors.values())
 
     def copied(self) -> LearnerState:
-        """The same in memory of its own on the CPU, which no later step of the learner changes."""
+        """Return a copy on the CPU, which later steps of the learner do not change."""
         tensors = {
             file: {name: value.to("cpu", copy=True) for name, value in tensors.items()}
             for file, tensors in self.tensors.items()
@@ -61,9 +61,9 @@ class LearnerState:
 
 
 def capture_state(learner: Learner, *, run_state: Mapping[str, Any]) -> LearnerState:
-    """The learner's own tensors, no copies, and ``run_state`` (JSON-able: iteration, identity hashes, seals ...).
+    """Return the learner's tensors, without copying, and ``run_state`` (JSON: iteration, identity hashes, seals).
 
-    Of ranks with shards the first one has the whole tensors, in the machine's memory; all ask at the same point.
+    Collective over ranks. With shards, only the first rank gets whole tensors, in CPU memory.
     """
     state = {"learner": _scalars(learner), "run": dict(run_state)}
     return LearnerState(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
@@ -78,39 +78,39 @@ def save_checkpoint(
     keep: int = 2,
     protected: Collection[int] = (),
 ) -> Path:
-    """Take a snapshot and write it, as :func:`write_checkpoint` does.
+    """Capture the state and write it, as :func:`write_checkpoint`.
 
     Raises:
-        StorageError: the disk is full or refuses; earlier checkpoints are untouched.
+        StorageError: The checkpoint cannot be written; earlier checkpoints are unchanged.
     """
     return write_checkpoint(root, step, capture_state(learner, run_state=run_state), keep=keep, protected=protected)
 
 
 def write_checkpoint(
-    root: Path, step: int, snapshot: LearnerState, *, keep: int = 2, protected: Collection[int] = ()
+    root: Path, step: int, state: LearnerState, *, keep: int = 2, protected: Collection[int] = ()
 ) -> Path:
-    """Write a snapshot atomically.
+    """Write a checkpoint atomically and prune older ones.
 
-    The newest ``keep`` checkpoints stay, and for each step in ``protected`` the newest one up to it, because a run may
-    have to restore it.
+    Kept are the newest ``keep`` checkpoints, and for each step in ``protected`` the newest one up to it, because a run
+    may restore any of these.
 
     Raises:
-        StorageError: the disk is full or refuses; earlier checkpoints are untouched.
+        StorageError: The checkpoint cannot be written; earlier checkpoints are unchanged.
     """
     temporary, final = root / f".tmp-{step}", root / f"step-{step:06d}"
     try:
         _sweep(root)
         temporary.mkdir(parents=True)
-        for name, tensors in snapshot.tensors.items():
+        for name, tensors in state.tensors.items():
             save_tensors({key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors")
-        (temporary / STATE).write_text(snapshot.state, encoding="utf-8")
+        (temporary / STATE).write_text(state.state, encoding="utf-8")
         write_manifest(temporary)
         shutil.rmtree(final, ignore_errors=True)
         temporary.rename(final)
         fsync(root)
         staying = steps_to_keep([_step(path) for path in _steps(root)], keep=keep, protected=protected)
         for old in (path for path in _steps(root) if _step(path) not in staying):
-            # Renamed first: a kill in the middle of a deletion must not leave a checkpoint that lacks files.
+            # Renamed first: a kill during deletion must not leave a checkpoint that lacks files.
             old.rename(root / f".tmp-{old.name}")
         _sweep(root)
     except (OSError, SafetensorError) as error:
@@ -118,13 +118,13 @@ def write_checkpoint(
         raise StorageError(
             f"the checkpoint of step {step} could not be written: {error}",
             where=str(root),
-            fix="free space or correct the permissions, then start the same command again: it resumes",
+            fix="free space or correct the permissions, then run the same command again to resume",
         ) from error
     return final
 
 
 def steps_to_keep(steps: Collection[int], *, keep: int, protected: Collection[int]) -> set[int]:
-    """The newest ``keep`` of ``steps``, and for each of ``protected`` the newest that is not above it."""
+    """Return the newest ``keep`` of ``steps``, and for each step in ``protected`` the newest one up to it."""
     older = ({step for step in steps if step <= bound} for bound in protected)
     return {*sorted(steps)[-keep:], *(max(found) for found in older if found)}
 
@@ -132,13 +132,13 @@ def steps_to_keep(steps: Collection[int], *, keep: int, protected: Collection[in
 def load_newest(
     root: Path, learner: Learner, *, identity: Mapping[str, str], up_to: int | None = None
 ) -> dict[str, Any] | None:
-    """Restore the learner from the newest intact checkpoint; returns its run state, or None where there is none.
+    """Restore the learner from the newest intact checkpoint; return its run state, or None without a checkpoint.
 
-    ``up_to``: of checkpoints after that step none is looked at.
+    ``up_to``: ignore checkpoints after this step.
 
     Raises:
-        CheckpointError: the checkpoint belongs to another configuration, data or code (``identity`` differs), or there
-            were checkpoints and every one is damaged; or what is held afterwards is not what it holds.
+        CheckpointError: The checkpoint belongs to another configuration, data or code (``identity`` differs), all
+            checkpoints are damaged, or the restored state differs from the files.
     """
     folder = learner.ranks.broadcast_object(partial(_newest, root, identity, up_to))
     if folder is None:
@@ -149,7 +149,7 @@ def load_newest(
 
 
 def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path | None:
-    """The newest intact checkpoint, which is of this run; damaged ones before it are renamed aside."""
+    """Return the newest intact checkpoint of this run; rename damaged newer ones."""
     folders = [path for path in _steps(root) if up_to is None or _step(path) <= up_to]
     for folder in reversed(folders):
         if not is_intact(folder):
@@ -159,36 +159,36 @@ def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path 
         differing = sorted(key for key in {*stored, *identity} if stored.get(key) != identity.get(key))
         if differing:
             raise CheckpointError(
-                f"the checkpoint was made with another {', '.join(differing)}",
+                f"the checkpoint belongs to a run with a different {', '.join(differing)}",
                 where=str(folder),
-                fix="remove this folder to start anew, or restore what changed",
+                fix="remove this folder to restart, or undo the change",
             )
         return folder
     if folders:
         raise CheckpointError(
-            f"all {len(folders)} checkpoints were damaged; they have been renamed aside",
+            f"all {len(folders)} checkpoints are damaged and were renamed",
             where=str(root),
-            fix="bring one back from a backup, or start the same command again to begin anew",
+            fix="restore one from a backup, or run the same command again to restart",
         )
     return None
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether a checkpoint has the files that its manifest states, with their sizes and SHA-256, and no others.
+    """Return True if a checkpoint has exactly the files of its manifest, with equal sizes and SHA-256.
 
-    Weights, optimizer and state have to be among them. Files beside it that it has sealed begin with what was sealed.
+    Weights, optimizer and state must be among them. Files next to it that it seals must begin with the sealed bytes.
     """
     try:
         if not matches_manifest(folder, at_least={STATE, *_ALWAYS}):
             return False
-        beside = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("sealed_files", {})
-        return all(has_sealed_prefix(folder.parent / name, seal) for name, seal in beside.items())
+        sealed = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("sealed_files", {})
+        return all(has_sealed_prefix(folder.parent / name, seal) for name, seal in sealed.items())
     except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return False
 
 
 def _tensors(learner: Learner) -> dict[str, Tensors]:
-    # state_dict() names tied weights twice and safetensors refuses shared memory: each parameter is saved once.
+    # state_dict() lists tied weights twice, and safetensors refuses shared memory: save each parameter once.
     tensors: dict[str, Tensors] = {
         "policy": _weights(learner.policy, learner.ranks),
         "optimizer": _optimizer_tensors(learner.optimizer, learner.ranks),
@@ -205,7 +205,7 @@ def _weights(module: torch.nn.Module, ranks: Ranks) -> Tensors:
 
 
 def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """A whole tensor as it is; of one in shards, all of it for the rank that writes, and nothing for the others."""
+    """Return a whole tensor unchanged; gather a sharded one on the first rank, and return nothing on the others."""
     if not is_shard(tensor):
         return tensor
     gathered = gather_full(tensor)
@@ -213,7 +213,7 @@ def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer, ranks: Ranks) -> Tensors:
-    # That of bitsandbytes packs some tensors away in state_dict(), counts in a plain int, and shares its maps.
+    # bitsandbytes packs some tensors in state_dict(), counts steps in an int, and shares its maps.
     return {
         f"{number}/{name}": value.clone() if name.startswith("qmap") else _kept(torch.as_tensor(value), ranks)
         for number, parameter in enumerate(parameters_of(optimizer))
@@ -223,7 +223,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer, ranks: Ranks) -> Tensor
 
 def _scalars(learner: Learner) -> dict[str, Any]:
     return {
-        "policy_version": learner.policy_version,  # where the schedules stand follows from it
+        "policy_version": learner.policy_version,  # determines the step of the schedules
         "kl_coefficient": learner.kl.coefficient,
         "tokens_per_microbatch": learner.tokens_per_microbatch,
         "num_skipped": learner.num_skipped,
@@ -254,7 +254,7 @@ def _restore_weights(module: torch.nn.Module, path: Path) -> None:
     stored = load_file(path)
     parameters = dict(module.named_parameters())
     if stored.keys() != parameters.keys():
-        raise CheckpointError("the checkpoint holds other parameters than the model", where=str(path))
+        raise CheckpointError("the checkpoint and the model have different parameters", where=str(path))
     for name, parameter in parameters.items():
         parameter.copy_(shard_like(parameter, stored[name]))
 
@@ -264,7 +264,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
     restored: dict[int, dict[str, torch.Tensor | int]] = {}
     for key, value in load_file(path).items():
         number, name = key.split("/")
-        is_count = value.dtype == torch.int64  # of bitsandbytes; torch's own counts in a float32 tensor
+        is_count = value.dtype == torch.int64  # bitsandbytes; torch counts steps in a float32 tensor
         part = shard_like(parameters[int(number)], value)
         restored.setdefault(int(number), {})[name] = int(value) if is_count else part
     optimizer.load_state_dict({"state": restored, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -279,7 +279,7 @@ def _step(folder: Path) -> int:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what a killed run has left half-written or half-deleted."""
+    """Remove partial files of a killed run."""
     for remains in root.glob(".tmp-*"):
         shutil.rmtree(remains, ignore_errors=True)
 

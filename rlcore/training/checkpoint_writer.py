@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside the run."""
+"""Checkpoints that are written in the background."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rlcore.hardware.free_memory import free_bytes
 from rlcore.training.checkpoint import capture_state, write_checkpoint
 from rlcore.training.learner import Learner
 
-_SPARE = 2  # a copy is made only where so many times its bytes are free, so that it never is what fills the memory
+_SPARE = 2  # copy only if this multiple of its bytes is free, so that the copy cannot exhaust memory
 
 
 class CheckpointWriter:
-    """Copies a learner in memory and writes the copy in a thread of its own; one checkpoint at a time.
+    """Writer that copies a learner in memory and writes the copy in a thread, one checkpoint at a time.
 
-    The copy takes as many bytes of the machine's memory as the checkpoint has on the disk. Where that much is not free
-    twice over, the checkpoint is written before :meth:`save` returns, from the live tensors.
+    The copy needs as much CPU memory as the checkpoint needs disk space. If less than twice that is free, :meth:`save`
+    writes from the live tensors before it returns.
     """
 
     def __init__(self) -> None:
@@ -36,36 +36,36 @@ class CheckpointWriter:
         run_state: Mapping[str, Any],
         protected: Collection[int] = (),
     ) -> None:
-        """Begin to write the checkpoint of ``step``, after the one before is on the disk.
+        """Start writing the checkpoint of ``step``, after the previous one is on disk.
 
         Raises:
-            StorageError: this or the one before could not be written; earlier checkpoints are untouched.
+            StorageError: This or the previous checkpoint could not be written; earlier ones are unchanged.
         """
         self.wait()
-        snapshot = capture_state(learner, run_state=run_state)
+        state = capture_state(learner, run_state=run_state)
         if not learner.ranks.is_first:
             return
         free = free_bytes(torch.device("cpu"))
-        if free is None or free < _SPARE * snapshot.num_bytes:
-            write_checkpoint(root, step, snapshot, protected=tuple(protected))
+        if free is None or free < _SPARE * state.num_bytes:
+            write_checkpoint(root, step, state, protected=tuple(protected))
             return
-        self._last = self._thread.submit(write_checkpoint, root, step, snapshot.copied(), protected=tuple(protected))
+        self._last = self._thread.submit(write_checkpoint, root, step, state.copied(), protected=tuple(protected))
 
     def wait(self) -> None:
-        """Return when the newest checkpoint is on the disk.
+        """Wait until the newest checkpoint is on disk.
 
         Raises:
-            StorageError: it could not be written.
+            StorageError: It could not be written.
         """
         last, self._last = self._last, None
         if last is not None:
             last.result()
 
     def close(self) -> None:
-        """Finish what is being written and end the thread.
+        """Finish writing and end the thread.
 
         Raises:
-            StorageError: it could not be written.
+            StorageError: The checkpoint could not be written.
         """
         self._thread.shutdown(wait=True)
         self.wait()

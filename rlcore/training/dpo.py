@@ -1,8 +1,8 @@
-"""Direct preference optimization: a policy learns from preferences as if it were a reward model (Rafailov et al. 2023).
+"""Direct preference optimization: train a policy on preferences as an implicit reward model (Rafailov et al. 2023).
 
-The implicit reward of a completion is ``beta`` times its log-probability above that of the reference, and the loss is
-the reward model's of such rewards. The reference is the policy as it starts: what it says of each completion is
-computed once, before anything learns, so that no second model is in memory.
+The implicit reward of a completion is ``beta`` times its log-probability minus that of the reference policy. The loss
+is that of a reward model with these rewards. The reference policy is the policy's start: its log-probabilities are
+computed once before training, so that no second model is in memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
 from rlcore.checks.audit.integrity import verify_saved
 from rlcore.config import DpoConfig
-from rlcore.distributed.sharded import device_of, full_state_dict, is_single_process, ranks_of, run_forward
+from rlcore.distributed.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.errors import DataError
-from rlcore.hardware.out_of_memory import longest_of, retry_smaller
+from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.runtime import Runtime
-from rlcore.models.batching import pack_for, share_for
+from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.loading import save_model
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
@@ -38,8 +38,8 @@ from rlcore.training.preferences import (
     TokenPair,
     different_sequences,
     microbatches,
-    places_of,
     preference_sets,
+    side_indices,
 )
 
 if TYPE_CHECKING:
@@ -47,36 +47,36 @@ if TYPE_CHECKING:
 
 Report = Callable[[int, Mapping[str, float]], None]
 Reference = Mapping[TokenSequence, float]
-"""The log-probability of each completion under the reference, in nats."""
+"""Log-probability of each completion under the reference policy, in nats."""
 
 
 class DpoHandle(Protocol):
-    """A policy that preferences are taught to, whatever processes it is in."""
+    """Protocol of a policy trained by DPO, in this process or in several."""
 
     def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
-        """``num_steps`` steps follow. What the policy says of these completions now is the reference of all of them."""
+        """Prepare ``num_steps`` steps; the current log-probabilities of ``sequences`` become the reference."""
         ...
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        """Take one step; its loss, the rewards of both sides before it, the gradient's norm, the next learning rate.
+        """Take one step; return its loss, both sides' rewards before it, the gradient norm and the next learning rate.
 
         Raises:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
-            TrainingError: one completion, or the optimizer's state, does not fit into memory.
+            TrainingError: One completion, or the optimizer's state, does not fit into memory.
         """
         ...
 
     def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
-        """Implicit rewards of completions with a reference, float64 [S]; no gradient."""
+        """Return implicit rewards of completions passed to :meth:`begin`, float64 [S], without gradient."""
         ...
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        """Write the policy as a checkpoint with the tokenizer of ``start``, which it came from."""
+        """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
         ...
 
 
 class DpoLearner:
-    """A :class:`DpoHandle` on a model of this process, which is one rank's share where it is shared."""
+    """:class:`DpoHandle` on a model of this process, which may be one of several ranks."""
 
     def __init__(self, model: Any, config: DpoConfig) -> None:
         self.model, self.ranks = model, ranks_of(model)
@@ -112,10 +112,10 @@ class DpoLearner:
 
 
 def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -> Any:
-    """All of a checkpoint's weights, or an adapter on it, frozen.
+    """Load the policy to train: all weights of a checkpoint, or an adapter on its frozen weights.
 
     Raises:
-        ModelError: the checkpoint cannot be trained.
+        ModelError: The checkpoint cannot be trained.
     """
     model = runtime.load_base(start) if config.lora.rank else runtime.load_trainable(start)
     check_model(model, ChatTokenizer.load(start))
@@ -131,18 +131,18 @@ def run_dpo_steps(
     seed: int,
     report: Report,
 ) -> Float64[Tensor, "pairs"]:
-    """Let ``learner`` learn from pairs for ``num_epochs``; returns the margins of ``held_out``.
+    """Train ``learner`` on pairs for ``num_epochs``; return the margins of ``held_out``, float64 [P].
 
-    ``report(step, metrics)`` is called after each step. The margin of a pair is the implicit reward of its chosen side
-    less that of the other one, float64 [P].
+    The margin of a pair is the implicit reward of its chosen side minus that of its rejected side. Calls
+    ``report(step, metrics)`` after each step.
 
     Raises:
-        DataError: there is nothing to train on.
+        DataError: There are no pairs.
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
-        TrainingError: one completion, or the optimizer's state, does not fit into memory; or ranks were lost.
+        TrainingError: One completion, or the optimizer's state, does not fit into memory; or ranks were lost.
     """
     if not pairs:
-        raise DataError("there are no preference pairs to train on", fix="look at the report of the data set")
+        raise DataError("there are no preference pairs to train on", fix="see the report of the dataset")
     sets, margins = preference_sets(pairs), torch.zeros(0, dtype=torch.float64)
     num_steps = config.num_epochs * -(-len(sets) // config.batch_size)
     learner.begin(different_sequences([*pairs, *held_out]), num_steps=num_steps)
@@ -156,8 +156,8 @@ def run_dpo_steps(
 
 
 def whole_logprobs(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> Reference:
-    """The log-probability of each completion as a whole, without gradient; each of the model's ranks passes a share."""
-    mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    """Return the log-probability of each whole completion, without gradient, splitting the work among ranks."""
+    mine = rank_indices(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
     own = [sequences[number] for number in mine]
     scored = score_sequences(model, own, tokens_per_microbatch=tokens_per_microbatch)
     found = ranks_of(model).collect(mine, [float(logprobs.double().sum()) for logprobs in scored])
@@ -165,7 +165,7 @@ def whole_logprobs(model: Any, sequences: Sequence[TokenSequence], *, tokens_per
 
 
 def pair_margins(learner: DpoHandle, pairs: Sequence[TokenPair]) -> Float64[Tensor, "pairs"]:
-    """The implicit reward of the chosen side less that of the rejected one, float64 [P]; without gradient."""
+    """Return implicit reward of the chosen minus the rejected side, float64 [P], without gradient."""
     sequences = different_sequences(pairs)
     rewards = dict(zip(sequences, learner.rewards(sequences).tolist(), strict=True))
     margins = [rewards[chosen] - rewards[rejected] for chosen, rejected in (pair.sides for pair in pairs)]
@@ -173,7 +173,7 @@ def pair_margins(learner: DpoHandle, pairs: Sequence[TokenPair]) -> Float64[Tens
 
 
 def held_out_metrics(margins: Float64[Tensor, "pairs"]) -> dict[str, float]:
-    """What the margins [P] of held-out pairs say, each pair counting once; a tie is half right."""
+    """Return metrics of the margins [P] of held-out pairs, equally weighted; a tie counts one half."""
     return {
         "dpo/eval_loss": -float(torch.nn.functional.logsigmoid(margins).mean()),
         "dpo/eval_accuracy": float(torch.heaviside(margins, margins.new_tensor(0.5)).mean()),
@@ -182,11 +182,11 @@ def held_out_metrics(margins: Float64[Tensor, "pairs"]) -> dict[str, float]:
 
 
 def _minibatches(sets: Sequence[PreferenceSet], config: DpoConfig, *, seed: int) -> Iterator[list[PreferenceSet]]:
-    """Those of every epoch, each epoch in an order of its own."""
+    """Yield the minibatches of all epochs, reshuffling every epoch."""
     for epoch in range(config.num_epochs):
         order = shuffled(len(sets), seed, "dpo", epoch)
         for start in range(0, len(order), config.batch_size):
-            yield [sets[place] for place in order[start : start + config.batch_size]]
+            yield [sets[index] for index in order[start : start + config.batch_size]]
 
 
 def _fitted_gradient(
@@ -197,25 +197,24 @@ def _fitted_gradient(
     tokens: int,
     scale: float,
 ) -> tuple[Mapping[str, float], int]:
-    """The metrics of :func:`accumulate_gradient`, and the tokens with which it fits; one of several tries but once."""
+    """Return the metrics of :func:`accumulate_gradient`, and the tokens per micro-batch that fit into memory."""
 
     def attempt(tokens_per_microbatch: int) -> Mapping[str, float]:
         model.zero_grad(set_to_none=True)
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return accumulate_gradient(model, sets, reference, smaller, scale=scale)
 
-    if not is_single_process(model):
-        return attempt(tokens), tokens
-    longest = longest_of([sequence for each in sets for sequence in each.sequences()])
-    return retry_smaller(attempt, tokens, longest=longest, setting="dpo.tokens_per_microbatch")
+    sequences = [sequence for each in sets for sequence in each.sequences()]
+    setting = "dpo.tokens_per_microbatch"
+    return retry_unless_distributed(model, attempt, tokens, sequences=sequences, setting=setting)
 
 
 def accumulate_gradient(
     model: Any, sets: Sequence[PreferenceSet], reference: Reference, config: DpoConfig, *, scale: float
 ) -> dict[str, float]:
-    """Add the gradient of a minibatch's loss times ``scale``; returns the loss, and the rewards of both sides.
+    """Add the gradient of a minibatch's loss times ``scale``; return the loss and the rewards of both sides.
 
-    Every set counts once. Its completions stay together, and share the row of their prompt. Each rank passes a share.
+    Every set counts once. Its completions stay together and share the row of their prompt. Ranks split the work.
 
     Raises:
         NonFiniteError: NaN or infinity in the loss; no step was taken.
@@ -243,9 +242,10 @@ def accumulate_gradient(
 def _pull(
     model: Any, group: Sequence[PreferenceSet], reference: Reference, total_weight: float, config: DpoConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of a micro-batch: what has the gradient of its part of the loss, that part, and the rewards of both sides [2, P].
+    """Return for a micro-batch: a scalar with the gradient of its loss, the loss, and the rewards of both sides [2, P].
 
-    What each completion's log-probability pulls at is known after the way there: the rest of the way back is linear.
+    The slope of the loss by each completion's log-probability is known after the forward pass; the remaining backward
+    pass is linear.
     """
     sequences = [sequence for each in group for sequence in each.sequences()]
     packed = pack_for(model, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
@@ -265,11 +265,11 @@ def _pull(
 def _sums(
     model: Any, sequences: Sequence[TokenSequence], batches: Sequence[PackedBatch], states: Sequence[Tensor]
 ) -> Tensor:
-    """The log-probability of each completion, float64 [S], without gradient; in a fixed order, so that bits repeat."""
+    """Return the log-probability of each completion, float64 [S], without gradient, summed in a fixed order."""
     sums = torch.zeros(len(sequences), dtype=torch.float64, device=device_of(model))
     for batch, state in zip(batches, states, strict=True):
         lengths = [len(sequences[number].completion_ids) for number in batch.sequences.tolist()]
-        if not lengths:  # of a rank that has no more to do
+        if not lengths:  # this rank has no work left
             continue
         parts = torch.split(state_scores(model, state, batch).double(), lengths)
         sums[batch.sequences] = torch.stack([part.sum() for part in parts])
@@ -279,20 +279,20 @@ def _sums(
 def _loss(
     sets: Sequence[PreferenceSet], rewards: Tensor, total_weight: float, config: DpoConfig
 ) -> tuple[Tensor, Tensor]:
-    """The share of some sets in a minibatch's loss, and the rewards of both sides [2, P]."""
-    judged = [one for each in sets for one in each.comparisons]
-    better, worse = places_of(sets)
+    """Return the contribution of some sets to a minibatch's loss, and the rewards of both sides [2, P]."""
+    comparisons = [one for each in sets for one in each.comparisons]
+    better, worse = side_indices(sets)
     chosen, rejected = rewards[better], rewards[worse]
     loss = bradley_terry(
         chosen,
         rejected,
-        margins=rewards.new_tensor([one.margin for one in judged]),
-        probabilities=smoothed(rewards.new_tensor([one.probability for one in judged]), config.label_smoothing),
-        weights=rewards.new_tensor([one.weight / total_weight for one in judged]),
+        margins=rewards.new_tensor([one.margin for one in comparisons]),
+        probabilities=smoothed(rewards.new_tensor([one.probability for one in comparisons]), config.label_smoothing),
+        weights=rewards.new_tensor([one.weight / total_weight for one in comparisons]),
     )
     return loss, torch.stack([chosen, rejected]).detach()
 
 
 def _pulled(slopes: Tensor, batch: PackedBatch, chunk: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
-    """Log-probabilities of some tokens of a batch, each times the slope of its completion."""
+    """Return the sum of some tokens' log-probabilities, each times the slope of its completion."""
     return (slopes[batch.sequence_index[chunk]].to(logprobs.dtype) * logprobs).sum()

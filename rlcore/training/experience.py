@@ -1,4 +1,4 @@
-"""Scored rollouts to training samples: reference and value passes, penalties, advantages, returns."""
+"""Training samples from scored rollouts: reference and value passes, penalties, advantages, returns."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Experience:
-    """The samples of one iteration and what was measured while making them.
+    """Training samples of one iteration, with metrics.
 
-    ``mean_kl``: nats per completion to the reference, what the adaptive coefficient looks at. ``next_values``: of each
-    sample the critic's value beyond its end, 0 where there is none.
+    Attributes:
+        mean_kl: Mean KL to the reference policy in nats per completion, which the adaptive coefficient reads.
+        next_values: Critic's value after the end of each sample, 0 without one.
     """
 
     samples: tuple[TrainingSample, ...]
@@ -43,7 +44,7 @@ class Experience:
 def build_experience(
     groups: Sequence[Sequence[ScoredRollout]],
     algorithm: Algorithm,
-    judges: ScoresCompletions,
+    scoring_models: ScoresCompletions,
     *,
     kl: KlConfig,
     kl_coefficient: float,
@@ -52,12 +53,12 @@ def build_experience(
 ) -> Experience:
     """Turn the scored groups of one iteration into training samples.
 
-    A rollout that was not scored (or, with ``truncated="mask"``, was cut by the limit) is left out of the baseline and
-    of the loss: numerator and denominator state the same set. ``truncated="zero"`` scores a cut completion 0.
+    A rollout without score (or, with ``truncated="mask"``, a truncated one) is excluded from both baseline and loss, so
+    that numerator and denominator agree. ``truncated="zero"`` scores a truncated completion 0.
 
     Raises:
-        TrainingError: not one rollout could be used.
-        NonFiniteError: a grader gave an infinite reward.
+        TrainingError: No rollout can be trained on.
+        NonFiniteError: A grader returned an infinite reward.
     """
     numbered = [(number, item) for number, group in enumerate(groups) for item in group]
     _refuse_infinite([item for _, item in numbered])
@@ -65,13 +66,13 @@ def build_experience(
     if not kept:
         raise TrainingError(
             "none of the iteration's rollouts can be trained on: all are unscored or truncated",
-            fix="look at the errors in the rollout table; raise sampling.max_new_tokens if all are truncated",
+            fix="see the errors in the rollout table; raise sampling.max_new_tokens if all are truncated",
         )
     rollouts = [item.rollout for _, item in kept]
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
-    in_reward = judges.has_reference and kl.apply_to == "reward"
-    cut = [place for place, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
-    passes = judges.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
+    in_reward = scoring_models.has_reference and kl.apply_to == "reward"
+    cut = [index for index, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
+    passes = scoring_models.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
     episodes = lay_out_episodes(
         [token_rewards(item, truncated) for _, item in kept],
@@ -92,37 +93,37 @@ def build_experience(
 
 
 def is_trainable(item: ScoredRollout, truncated: str) -> bool:
-    """Whether a rollout may be trained on: scored, with a token of the policy's own, and not a masked truncation."""
+    """Return True if a rollout is scored, has a token of the policy, and is not a masked truncation."""
     masked = truncated == "mask" and item.rollout.finish_reason == "length"
     return _is_scored(item) and any(item.rollout.loss_mask) and not masked
 
 
 def reward_of(item: ScoredRollout, truncated: str) -> float:
-    """The reward of a usable rollout under the setting for truncated completions."""
+    """Return the reward of a trainable rollout, 0 for a truncated one with ``truncated="zero"``."""
     return 0.0 if _is_zeroed(item, truncated) else float(item.score.value or 0.0)
 
 
 def token_rewards(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"]:
-    """The reward of a usable rollout where it is earned: float64 [T], 0 but at the ends of the policy's turns.
+    """Return the reward of a trainable rollout per token: float64 [T], nonzero only at the ends of its turns.
 
-    What the score does not give to a turn comes at the last token of the last one, so the sum is :func:`reward_of`. A
-    cut completion that is worth nothing has earned nothing in any turn.
+    The last token gets the part of the score that belongs to no turn, so the sum is :func:`reward_of`. A truncated
+    completion with reward 0 has reward 0 in all turns.
 
     Raises:
-        TrainingError: the score has rewards for another number of turns than the rollout.
+        TrainingError: Numbers of turn rewards and turns differ.
     """
     turns, reward = item.rollout.turns, reward_of(item, truncated)
-    shares = () if _is_zeroed(item, truncated) else item.score.turn_rewards
-    if shares and len(shares) != len(turns):
+    turn_rewards = () if _is_zeroed(item, truncated) else item.score.turn_rewards
+    if turn_rewards and len(turn_rewards) != len(turns):
         raise TrainingError(
-            f"a score has {len(shares)} turn rewards, its rollout {len(turns)} turns",
+            f"a score has {len(turn_rewards)} turn rewards, but its rollout has {len(turns)} turns",
             where=f"prompt {item.rollout.prompt.prompt_id!r}",
             fix="return one reward per turn, or one for the whole rollout",
         )
     rewards = torch.zeros(len(item.rollout.loss_mask), dtype=torch.float64)
-    for (_, end), share in zip(turns, shares, strict=False):
-        rewards[end - 1] = share
-    rewards[turns[-1][1] - 1] += reward - sum(shares)
+    for (_, end), turn_reward in zip(turns, turn_rewards, strict=False):
+        rewards[end - 1] = turn_reward
+    rewards[turns[-1][1] - 1] += reward - sum(turn_rewards)
     return rewards
 
 
@@ -139,18 +140,18 @@ def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
         if item.score.value is not None and math.isinf(item.score.value):
             raise NonFiniteError(
                 f"the reward of a completion is {item.score.value}",
-                where=f"prompt {item.rollout.prompt.prompt_id!r}, parts {dict(item.score.terms)}",
-                fix="correct the reward function: a grader that cannot judge returns None",
+                where=f"prompt {item.rollout.prompt.prompt_id!r}, terms {dict(item.score.terms)}",
+                fix="correct the reward function: a grader that cannot score a rollout returns None",
             )
 
 
 def token_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
-    """What of each rollout is packed."""
+    """Return the sequences to pack."""
     return [TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in rollouts]
 
 
 def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tensor]:
-    """``old_logprobs - ref_logprobs`` of the policy's own tokens."""
+    """Return ``old_logprobs - ref_logprobs`` of the policy's tokens."""
     return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
 
@@ -161,7 +162,7 @@ def _samples(
     episodes: AdvantageInputs,
     algorithm: Algorithm,
 ) -> tuple[TrainingSample, ...]:
-    """With a critic the policy learns from whitened advantages, the critic from returns made of the raw ones."""
+    """Build the samples. With a critic, policy advantages are whitened, and returns use the raw ones."""
     raw = algorithm.advantage(episodes)
     advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
     targets = algorithm.value_advantage(episodes) if algorithm.value_advantage else raw
@@ -189,7 +190,7 @@ def lay_out_episodes(
     masks: Sequence[Bool[Tensor, "_time"]],
     next_values: Float[Tensor, "completions"],
 ) -> AdvantageInputs:
-    """Ragged completions to padded rows; ``rewards`` and ``penalties``: float64 [T] of each completion."""
+    """Pad completions to rows; ``rewards`` and ``penalties`` are float64 [T] per completion."""
     width = max(map(len, masks))
     shape = (len(masks), width)
     token_rewards = torch.zeros(shape, dtype=torch.float64)
@@ -212,13 +213,13 @@ def lay_out_episodes(
 
 
 def _without_signal(numbers: Sequence[int], samples: Sequence[TrainingSample], episodes: AdvantageInputs) -> list[bool]:
-    """Of each group whether it teaches nothing: its rewards are equal, or it is a completion alone with advantage 0."""
-    places: dict[int, list[int]] = {}
-    for place, number in enumerate(numbers):
-        places.setdefault(number, []).append(place)
+    """Return for each group whether its rewards are equal, or it is a single completion with advantage 0."""
+    indices: dict[int, list[int]] = {}
+    for index, number in enumerate(numbers):
+        indices.setdefault(number, []).append(index)
     return [
         not has_signal(episodes.rewards[own]) if len(own) > 1 else not bool(samples[own[0]].advantages.any())
-        for own in places.values()
+        for own in indices.values()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Search for wrong labels: heads that never saw a pair judge it, on states of a backbone that saw no label."""
+"""Label audit: find suspect labels by heads trained on other pairs, on states of a backbone that saw no label."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuspectLabel:
-    """A pair whose label is doubted: its place in the file and the cross-fitted margin (log-odds of the label)."""
+    """Pair with a suspect label: its row in the file and its cross-fitted margin (log-odds of the label)."""
 
     row: int
     margin: float
@@ -36,24 +36,24 @@ class SuspectLabel:
 def audit_features(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float64[Tensor, "sequences features"]:
-    """What an untrained judge may know of a completion: float64 [S, H + 3] on the CPU.
+    """Return features of completions for :func:`audit_labels`: float64 [S, H + 3] on the CPU.
 
-    The last token's state, the mean and the lowest log-probability of the completion's tokens (a slip stands out as
-    one token that the model did not expect), and ln of its length.
+    These are the last token's state, the mean and minimum log-probability of the tokens (an error is often one
+    improbable token), and ln of the length.
     """
     features = torch.empty(len(sequences), model.config.hidden_size + 3, dtype=torch.float64)
     for batch in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
         batch = batch.to(device_of(model))
         last, logprobs = run_forward(model, partial(_states_and_scores, model, batch))
-        for place, number in enumerate(batch.sequences.tolist()):
+        for index, number in enumerate(batch.sequences.tolist()):
             own = logprobs[batch.sequence_index == number].double().cpu()
             summary = torch.stack([own.mean(), own.min(), torch.tensor(float(len(own))).double().log()])
-            features[number] = torch.cat([last[place].double().cpu(), summary])
+            features[number] = torch.cat([last[index].double().cpu(), summary])
     return features
 
 
 def _states_and_scores(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-    """The state at the last token of each sequence, and the log-probability of each token."""
+    """Return the state at the last token of each sequence, and the log-probability of each token."""
     states = hidden_states(model, batch).flatten(0, 1)
     return states[batch.last_positions], state_scores(model, states[batch.predictors], batch)
 
@@ -61,7 +61,7 @@ def _states_and_scores(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tens
 def linear_pairs(
     pairs: Sequence[TokenPair], features: Mapping[TokenSequence, Float[Tensor, "features"]]
 ) -> LinearPairs:
-    """Pairs as differences of their completions' features; pairs of a ranked list share its weight."""
+    """Return pairs as differences of their completions' features; pairs of a ranked list share its weight."""
     sides = [tuple(features[side] for side in pair.sides) for pair in pairs]
     sizes: dict[str, int] = {}
     prompts: dict[tuple[int, ...], int] = {}
@@ -81,10 +81,10 @@ def linear_pairs(
 
 
 def audit_labels(pairs: LinearPairs, *, num_folds: int, seed: int) -> list[SuspectLabel]:
-    """All pairs, the most suspicious first: K-fold margins, folds by prompt, strength of the heads by cross-validation.
+    """Return all pairs, most suspect first, by K-fold margins with folds by prompt and cross-validated L2 strength.
 
     Raises:
-        DataError: fewer prompts than folds.
+        DataError: Fewer prompts than folds.
     """
     folds = folds_of(pairs.prompts, num_folds, seed=seed)
     margins = cross_fitted_margins(pairs, folds, l2=choose_l2(pairs, folds)).tolist()

@@ -1,7 +1,7 @@
-"""The learner: policy, critic and optimizers, updated with each iteration's experience.
+"""Learner: policy, critic and optimizers, updated with each iteration's experience.
 
-Every rank has all samples and computes its fraction. Loss weights are of the whole step; gradients and statistics are
-sums over the ranks, so all ranks take the same decisions and the same step.
+Every rank has all samples and computes its fraction. Loss weights cover the whole step. Gradients and statistics are
+summed over the ranks, so all ranks take the same decisions and steps.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.objective import Coefficients
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import OptimConfig, RlConfig
-from rlcore.distributed.sharded import is_single_process, ranks_of
+from rlcore.distributed.sharded import ranks_of
 from rlcore.errors import NonFiniteError
-from rlcore.hardware.out_of_memory import retry_smaller
-from rlcore.models.batching import pack_for, share_for
+from rlcore.hardware.out_of_memory import retry_unless_distributed
+from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
-from rlcore.training.handover import digest, digest_of_digests, require_same
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
@@ -43,15 +42,16 @@ from rlcore.training.optim import (
     take_step,
     zero_grad,
 )
+from rlcore.training.sample_digests import digest, digest_of_digests, require_same
 from rlcore.training.update_stats import StatAccumulator, UpdateStats, after_skips
 from rlcore.types import TrainingSample
 
 SETTING = "update.tokens_per_microbatch"
-ROUNDING = 1e-6  # norm of a gradient; a policy that is its reference but for float32's rounding has 6e-9
+ROUNDING = 1e-6  # gradient norm; a policy equal to its reference has 6e-9 from float32 rounding
 
 
 class Learner:
-    """Weights, optimizers, schedules, KL coefficient and policy version: everything of training that has state."""
+    """Owner of all training state: weights, optimizers, schedules, KL coefficient, policy version."""
 
     def __init__(
         self, policy: PreTrainedModel, critic: ScalarHeadModel | None, *, algorithm: Algorithm, config: RlConfig
@@ -71,39 +71,39 @@ class Learner:
             self.schedulers.append(make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps))
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
         self.loss_scale = LossScale.of(policy) if critic is None else LossScale.of(policy, critic.backbone)
-        self.tokens_per_microbatch = update.tokens_per_microbatch  # less where memory has run out
-        self.policy_version = self.steps_taken = 0  # the steps of the policy's optimizer, of this process
-        self.num_skipped = 0  # steps in a row that met NaN or infinity
-        self._has_moved, self.step_of_update = False, 0  # within an update; a step that is not taken counts too
-        self._skipped, self._accumulated = list[str](), list[str]()  # what skipped steps met; digests of samples
+        self.tokens_per_microbatch = update.tokens_per_microbatch  # reduced when memory runs out
+        self.policy_version = self.steps_taken = 0  # steps of the policy's optimizer in this process
+        self.num_skipped = 0  # consecutive steps with NaN or infinity
+        self._has_moved, self.step_of_update = False, 0  # within an update; skipped steps count
+        self._skipped, self._accumulated = list[str](), list[str]()  # errors of skipped steps; digests of samples
 
     @property
     def shares_backbone(self) -> bool:
-        """Whether the critic is a head on the policy's own backbone, in the policy's optimizer."""
+        """True if the critic is a head on the policy's backbone, trained by the policy's optimizer."""
         return self.critic is not None and self.critic.backbone is self.policy
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The policy's, and the critic's where it has one of its own."""
+        """Optimizer of the policy, and that of the critic if it has its own."""
         own = self.critic is not None and not self.shares_backbone
         return [self.optimizer, self.critic_optimizer] if own else [self.optimizer]
 
     @property
     def value_module(self) -> nn.Module | None:
-        """What the critic has to itself: its backbone or adapter with the head, or the head alone."""
+        """Module that only the critic uses: its backbone or adapter with head, or the head alone."""
         return self.critic.head if self.critic is not None and self.shares_backbone else self.critic
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Until the policy moves, its own detached forward pass is the old policy: a single step needs no other."""
+        """True if an update has several steps. A single step uses its own detached log-probabilities."""
         return self.config.update.num_epochs * self.config.update.num_minibatches > 1
 
     def update(self, samples: Sequence[TrainingSample], *, seed: int) -> UpdateStats:
         """Train on the samples of one iteration.
 
         Raises:
-            NonFiniteError: NaN or infinity in a sample, or in more steps in a row than ``max_skipped_steps``.
-            TrainingError: one sequence, or the optimizer's state, does not fit into memory.
+            NonFiniteError: NaN or infinity in a sample, or in more than ``max_skipped_steps`` consecutive steps.
+            TrainingError: One sequence, or the optimizer's state, does not fit into memory.
         """
         require_finite(samples)
         require_same(samples, self.ranks)
@@ -112,8 +112,8 @@ class Learner:
         for epoch in range(update.num_epochs):
             totals.begin_epoch()
             trained = list[str]()
-            for place, minibatch in enumerate(split_by_prompt(samples, update.num_minibatches, seed=seed, epoch=epoch)):
-                self.step_of_update = epoch * update.num_minibatches + place
+            for index, minibatch in enumerate(split_by_prompt(samples, update.num_minibatches, seed=seed, epoch=epoch)):
+                self.step_of_update = epoch * update.num_minibatches + index
                 self._seek_schedules(self.step_of_update)
                 totals = self._step(minibatch, totals)
                 trained += self._accumulated
@@ -121,13 +121,13 @@ class Learner:
             if totals.exceeded_kl(update):
                 break
         measured = totals.num_tokens / (epoch + 1)
-        if not measured:  # no sample has a gradient, or the critic alone learns
-            totals = self._fit(partial(self._losses().measured, samples, totals, self.ranks, seed), samples)
+        if not measured:  # no sample has a gradient, or only the critic is trained
+            totals = self._fit(partial(self._losses().measure, samples, totals, self.ranks, seed), samples)
             measured = totals.num_tokens
-        zero_grad(self.policy, self.critic)  # of steps that were not taken
+        zero_grad(self.policy, self.critic)  # left by skipped steps
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = totals.means() | self._figures() | {"update/token_fraction": measured / num_policy_tokens(samples)}
+        metrics = totals.means() | self._rates() | {"update/token_fraction": measured / num_policy_tokens(samples)}
         if update.early_stop_kl > 0.0 or update.early_stop_ref_kl > 0.0:
             metrics["update/epochs"] = epoch + 1.0
         if update.early_stop_ref_kl > 0.0:
@@ -148,25 +148,25 @@ class Learner:
         found = self._accumulate(samples, StatAccumulator(), tokens or self.tokens_per_microbatch)
         return {name: value for name, value in found.means().items() if name.startswith("loss/")}
 
-    def _figures(self) -> dict[str, float]:
-        figures = {
+    def _rates(self) -> dict[str, float]:
+        metrics = {
             "policy_version": float(self.policy_version),
             "learning_rate": float(self.schedulers[0].get_last_lr()[0]),
             "kl/coefficient": self.kl.coefficient,
         }
         if self.critic is not None:
-            figures["critic/learning_rate"] = float(self.schedulers[-1].get_last_lr()[-1])
-        return figures
+            metrics["critic/learning_rate"] = float(self.schedulers[-1].get_last_lr()[-1])
+        return metrics
 
     def _seek_schedules(self, step_of_update: int) -> None:
-        """Set the schedules to the planned step: steps taken are fewer after skips, early stops and critic warm-up."""
+        """Set the schedules to the planned step, since skips, early stops and critic warm-up take fewer steps."""
         update = self.config.update
         step = self.policy_version * update.num_epochs * update.num_minibatches + step_of_update
         for scheduler in self.schedulers:
             set_schedule_step(scheduler, step)
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
-        """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
+        """Update the adaptive KL coefficient with the mean KL of an iteration (nats per completion)."""
         self.kl = self.kl.updated(mean_kl, num_samples)
 
     def _step(self, samples: Sequence[TrainingSample], totals: StatAccumulator) -> StatAccumulator:
@@ -185,7 +185,7 @@ class Learner:
                 self._take_steps(counted)
             except NonFiniteError as error:
                 if not self.loss_scale.can_shrink:
-                    self.loss_scale = scale  # no scale of the loss was at error
+                    self.loss_scale = scale  # the loss scale was not the cause
                     return self._without(error, totals)
                 self.loss_scale = self.loss_scale.after_overflow()
                 continue
@@ -193,9 +193,9 @@ class Learner:
             return counted
 
     def _without(self, error: NonFiniteError, before: StatAccumulator) -> StatAccumulator:
-        """The totals without a step that is skipped; the error, where too many were in a row, which all ranks meet.
+        """Skip a step and return the totals before it; raise the error after too many consecutive skips.
 
-        In the last iteration none is skipped: no sound step after it would show that the policy is whole.
+        All ranks see the same error. The last iteration skips no step, since no later step would show a healthy policy.
         """
         self.num_skipped += 1
         limit = self.config.update.max_skipped_steps if self.policy_version + 1 < self.config.num_iterations else 0
@@ -205,30 +205,24 @@ class Learner:
         return before
 
     def _fit(self, work: Callable[[int], StatAccumulator], samples: Sequence[TrainingSample]) -> StatAccumulator:
-        """What ``work`` makes of the samples with as many tokens in a micro-batch as memory has room for.
-
-        A rank does not try again: others would wait for it, and what it had gathered is in an unknown state.
-        """
-        if not is_single_process(self.policy):
-            return work(self.tokens_per_microbatch)
-        longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
-        done, self.tokens_per_microbatch = retry_smaller(
-            work, self.tokens_per_microbatch, longest=longest, setting=SETTING
+        """Run ``work`` with as many tokens per micro-batch as fit into memory."""
+        totals, self.tokens_per_microbatch = retry_unless_distributed(
+            self.policy, work, self.tokens_per_microbatch, sequences=token_sequences(samples), setting=SETTING
         )
-        return done
+        return totals
 
     def _accumulate(
         self, samples: Sequence[TrainingSample], before: StatAccumulator, tokens_per_microbatch: int
     ) -> StatAccumulator:
-        """The gradient of a minibatch, over packed micro-batches; returns the totals with it."""
+        """Accumulate the gradient of a minibatch over packed micro-batches; return the updated totals."""
         self._accumulated = [digest(sample) for sample in samples]
         totals = before.rank_fraction(self.ranks)
         weights = token_weights(self.algorithm, samples)
         chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
         sequences = token_sequences([samples[i] for i in chosen])
-        mine = share_for(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch)
+        mine = rank_indices(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch)
         trained, counted = [samples[chosen[i]] for i in mine], [weights[chosen[i]] for i in mine]
-        zero_grad(self.policy, self.critic)  # an update that was given up may have left some
+        zero_grad(self.policy, self.critic)  # an aborted update may have left some
         losses = self._losses()
         for batch in pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch):
             for loss, name in losses.each(Columns(trained, counted, batch), totals):
@@ -238,9 +232,9 @@ class Learner:
         return totals.merged(self.ranks)
 
     def _take_steps(self, totals: StatAccumulator) -> None:
-        """Step with what was accumulated; both gradients are checked before either model moves.
+        """Step with the accumulated gradients; both are checked before either model changes.
 
-        Where the policy's gradient is zero but for rounding it takes no step: momentum alone would move it.
+        The policy takes no step if its gradient is zero except for rounding, because momentum alone would move it.
         """
         learning, own = self._learning_parameters()
         scale = self.loss_scale.value
@@ -261,7 +255,7 @@ class Learner:
         self._has_moved, self.num_skipped = self._has_moved or moves, 0 if moves else self.num_skipped
 
     def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The policy's, and what the critic has to itself; a head on the policy's backbone is its optimizer's last."""
+        """Return the policy's and the critic's own parameters; a shared critic's head is last in the optimizer."""
         learning = parameters_of(self.optimizer)
         if self.shares_backbone:
             return learning[:-1], learning[-1:]
@@ -276,9 +270,9 @@ class Learner:
         return self.critic is None or self.policy_version >= self.config.critic.warmup_iterations
 
     def _has_gradient(self, sample: TrainingSample) -> bool:
-        """A completion without advantage is left out before the forward pass where no other term needs it.
+        """Return False for a completion without advantage if no other loss term needs its forward pass.
 
-        Exact: it stays in the denominator, and adds 0 to the numerator.
+        This is exact: the completion stays in the denominator and adds 0 to the numerator.
         """
         others = self._coefficients
         return others.kl > 0.0 or others.entropy > 0.0 or self.critic is not None or bool(sample.advantages.any())

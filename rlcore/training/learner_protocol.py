@@ -1,7 +1,7 @@
-"""What a run asks of the side that learns, whatever it is made of: this process, or a group of ranks behind a handle.
+"""Protocol of a learner for the training loop, in this process or distributed over ranks.
 
-Models, reference, optimizers and checkpoints stay on that side. What crosses over are token ids, numbers per token,
-figures, and the weights that an engine takes.
+Models, reference policy, optimizers and checkpoints stay inside the learner. Callers exchange token ids, numbers per
+token, metrics, and the weights for the engine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFacts:
-    """What does not change about a policy: its architecture, the number of its parameters without any adapter, and the
-    precision that its products are computed in."""
+    """Constants of a policy: architecture, number of parameters without adapters, precision of the products."""
 
     config: PreTrainedConfig
     num_parameters: int
@@ -38,115 +37,115 @@ class PolicyFacts:
 
 
 class LearnerProtocol(ScoresCompletions, Protocol):
-    """A learner as the loop sees it. ``policy_version`` counts the updates; ``kl_coefficient`` may adapt."""
+    """Learner as the training loop uses it. ``policy_version`` counts updates; ``kl_coefficient`` may adapt."""
 
     @property
     def config(self) -> RlConfig:
-        """The run's configuration."""
+        """Configuration of the run."""
         ...
 
     @property
     def algorithm(self) -> Algorithm:
-        """The row of the table that the configuration names."""
+        """Row of the algorithm table."""
         ...
 
     @property
     def facts(self) -> PolicyFacts:
-        """What is fixed about the policy."""
+        """Constants of the policy."""
         ...
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether an update takes several steps: for one, its own forward pass is the old policy."""
+        """True if an update has several steps. A single step uses its own forward pass."""
         ...
 
     @property
     def policy_version(self) -> int:
-        """How many updates the policy has seen."""
+        """Number of updates of the policy."""
         ...
 
     @property
     def kl_coefficient(self) -> float:
-        """What the KL to the reference counts now."""
+        """Current coefficient of the KL to the reference policy."""
         ...
 
     def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
-        """The policy's log-probability and entropy of every completion token, one after another, float32 [T] each.
+        """Return log-probability and entropy of all completion tokens, concatenated, float32 [T] each.
 
         At the run's temperature, in nats.
         """
         ...
 
     def update(
-        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+        self, samples: Sequence[TrainingSample], *, seed: int, measure_memory: bool = False
     ) -> tuple[UpdateStats, Footprint | None]:
-        """Train on the samples of one iteration; ``measured``, and give what that held in memory on this side.
+        """Train on the samples of one iteration; with ``measure_memory``, also return the learner's memory footprint.
 
         Raises:
-            NonFiniteError: NaN or infinity in a sample, a loss or a gradient; the step that met it was not taken.
-            TrainingError: one sequence, or the optimizer's state, does not fit into memory.
+            NonFiniteError: NaN or infinity in a sample, a loss or a gradient; that step was not taken.
+            TrainingError: One sequence, or the optimizer's state, does not fit into memory.
         """
         ...
 
-    def examine(
+    def run_slow_path(
         self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
     ) -> SlowPathResult | None:
-        """What plain forward passes say of ``samples`` before an update, and of the tokens of ``rollouts``.
+        """Recompute ``samples`` and the tokens of ``rollouts`` by plain forward passes before an update.
 
-        None where memory does not hold them.
+        Returns None if memory does not suffice.
         """
         ...
 
     def step_errors(self) -> list[str]:
-        """What was wrong with the optimizer's steps since the last call, a sentence each."""
+        """Return and clear the errors of the optimizer's steps since the last call, one sentence each."""
         ...
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
-        """Let the adaptive coefficient see the KL of an iteration (nats per completion)."""
+        """Update the adaptive KL coefficient with the mean KL of an iteration (nats per completion)."""
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The policy's weights as an engine takes them, in the base's names; valid until the next update."""
+        """Return the policy's weights for an engine, in the base's names; valid until the next update."""
         ...
 
-    def snapshot(self) -> Mapping[str, torch.Tensor]:
-        """What :meth:`weights` gives now, valid as long as it is kept."""
+    def copy_weights(self) -> Mapping[str, torch.Tensor]:
+        """Return a copy of :meth:`weights` that later updates do not change."""
         ...
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
-        """Begin to write the checkpoint of ``step``, after the one before is on the disk.
+        """Start writing the checkpoint of ``step``, after the previous one is on disk.
 
         Raises:
-            StorageError: this or the one before could not be written; earlier checkpoints are untouched.
+            StorageError: This or the previous checkpoint could not be written; earlier ones are unchanged.
         """
         ...
 
     def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
-        """Restore the newest intact checkpoint (of ``up_to`` or before); its run state, None where there is none.
+        """Restore the newest intact checkpoint up to ``up_to``; return its run state, or None without a checkpoint.
 
         Raises:
-            CheckpointError: it was made with another ``identity``, or every checkpoint is damaged.
+            CheckpointError: The checkpoint has another ``identity``, or all checkpoints are damaged.
         """
         ...
 
     def wait(self) -> None:
-        """Return when the newest checkpoint is on the disk.
+        """Wait until the newest checkpoint is on disk.
 
         Raises:
-            StorageError: it could not be written.
+            StorageError: It could not be written.
         """
         ...
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        """Write the policy as a checkpoint with the tokenizer of ``start``, which it came from.
+        """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint.
 
-        ``like_start``: weights that are in half precision there are rounded to it.
+        ``like_start``: round weights to half precision if they are in half precision in ``start``.
 
         Raises:
-            StorageError: ``folder`` exists, or the disk refuses.
+            StorageError: ``folder`` exists or cannot be written.
         """
         ...
 
     def close(self) -> None:
-        """Finish what is being written, and end what this side started."""
+        """Finish writing, and end all threads and processes of the learner."""
         ...

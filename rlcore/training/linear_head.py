@@ -1,10 +1,11 @@
-"""A scalar head on frozen states: Bradley-Terry in a linear map is convex, so it is solved and not trained.
+"""Scalar head on frozen states, fitted exactly, because Bradley-Terry with a linear map is convex.
 
     margin_i = w · x_i,   x_i = state of the chosen side - state of the rejected side
     w = argmin Σ weight_i · loss_i + l2/2 · |s ⊙ w|²,   s_j = the standard deviation of feature j over the pairs
 
-Newton's method, as for any logistic regression (Boyd & Vandenberghe 2004, section 9.5); nothing to tune but ``l2``,
-which :func:`choose_l2` takes by cross-validation. No intercept: swapping the sides of a pair must turn its sign.
+Solved by Newton's method, as any logistic regression (Boyd & Vandenberghe 2004, section 9.5). The only hyperparameter
+is ``l2``, which :func:`choose_l2` cross-validates. There is no intercept: swapping the sides of a pair must flip its
+sign.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ if TYPE_CHECKING:
 
 L2_GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _MAX_STEPS = 50
-_TOLERANCE = 1e-8  # of the squared Newton decrement: twice the loss that is still to gain
+_TOLERANCE = 1e-8  # squared Newton decrement: twice the remaining loss decrease
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearPairs:
     """P pairs as numbers, float64 on the CPU.
 
-    ``differences`` [P, F]; ``margins``, ``probabilities``, ``weights`` [P] as in the loss; ``prompts``: one number per
-    pair, equal for pairs of one prompt, which never stand on both sides of a fold.
+    Attributes:
+        differences: [P, F].
+        margins: [P], as in the loss, like ``probabilities`` and ``weights``.
+        prompts: [P], equal for pairs of one prompt, which are never split between folds.
     """
 
     differences: Float64[Tensor, "pairs features"]
@@ -42,12 +45,12 @@ class LinearPairs:
     weights: Float64[Tensor, "pairs"]
     prompts: Int[Tensor, "pairs"]
 
-    def take(self, places: Int[Tensor, "chosen"] | Bool[Tensor, "pairs"]) -> LinearPairs:
-        """The pairs at some places, an int64 index or a boolean mask."""
-        return LinearPairs(**{name: getattr(self, name)[places] for name in self.__slots__})
+    def take(self, indices: Int[Tensor, "chosen"] | Bool[Tensor, "pairs"]) -> LinearPairs:
+        """Return a subset of the pairs, by int64 indices or boolean mask."""
+        return LinearPairs(**{name: getattr(self, name)[indices] for name in self.__slots__})
 
     def loss(self, margins: Float64[Tensor, "pairs"]) -> Float64[Tensor, ""]:
-        """The mean Bradley-Terry loss at the given margins [P], in nats per pair."""
+        """Return the mean Bradley-Terry loss at the given margins [P], in nats per pair."""
         return bradley_terry(
             margins,
             torch.zeros_like(margins),
@@ -58,7 +61,7 @@ class LinearPairs:
 
 
 def fit_head(pairs: LinearPairs, *, l2: float) -> Float64[Tensor, "features"]:
-    """The optimal weights w, float64 [F].
+    """Return the optimal weights w, float64 [F].
 
     Raises:
         TrainingError: Newton's method did not converge.
@@ -79,7 +82,7 @@ def fit_head(pairs: LinearPairs, *, l2: float) -> Float64[Tensor, "features"]:
     raise TrainingError(
         f"the reward head did not converge in {_MAX_STEPS} steps of Newton's method",
         where="reward_model",
-        fix="look for states that are not finite or huge margins in the preferences",
+        fix="check for non-finite states or huge margins in the preferences",
     )
 
 
@@ -89,16 +92,16 @@ def _spread(differences: Tensor) -> Tensor:
 
 
 def _derivatives(pairs: LinearPairs, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """First and second derivative of the loss by each margin, [P] each."""
-    share = pairs.weights / pairs.weights.sum()
+    """Return first and second derivative of the loss by each margin, [P] each."""
+    fraction = pairs.weights / pairs.weights.sum()
     right, swapped = torch.sigmoid(scores - pairs.margins), torch.sigmoid(scores + pairs.margins)
     p = pairs.probabilities
-    gradient = share * ((1.0 - p) * swapped - p * (1.0 - right))
-    return gradient, share * (p * right * (1.0 - right) + (1.0 - p) * swapped * (1.0 - swapped))
+    gradient = fraction * ((1.0 - p) * swapped - p * (1.0 - right))
+    return gradient, fraction * (p * right * (1.0 - right) + (1.0 - p) * swapped * (1.0 - swapped))
 
 
 def _step_size(pairs: LinearPairs, weights: Tensor, step: Tensor, *, l2: float, decrement: float) -> float:
-    """Backtracking: the largest of 1, ½, ¼, … that gains a tenth of what the slope promises (Armijo)."""
+    """Return the largest of 1, ½, ¼, … that gains a tenth of the predicted decrease (Armijo backtracking)."""
 
     def objective(at: Tensor) -> float:
         return float(pairs.loss(pairs.differences @ at)) + 0.5 * l2 * float(at @ at)
@@ -110,24 +113,24 @@ def _step_size(pairs: LinearPairs, weights: Tensor, step: Tensor, *, l2: float, 
 
 
 def folds_of(prompts: Int[Tensor, "pairs"], num_folds: int, *, seed: int) -> Int[Tensor, "pairs"]:
-    """The fold 0..num_folds-1 of each pair, int64 [P]; all pairs of a prompt are in one.
+    """Assign a fold 0..num_folds-1 to each pair, int64 [P]; pairs of a prompt share a fold.
 
     Raises:
-        DataError: fewer prompts than folds.
+        DataError: Fewer prompts than folds.
     """
-    different, place = torch.unique(prompts, return_inverse=True)
+    different, index = torch.unique(prompts, return_inverse=True)
     if len(different) < num_folds:
         raise DataError(
             f"{len(different)} prompts cannot be divided into {num_folds} folds",
             where="reward_model.audit_folds",
-            fix="give more preferences, or set audit_folds = 0",
+            fix="add preferences, or set audit_folds = 0",
         )
     order = torch.tensor(shuffled(len(different), seed, "folds"))
-    return (order.argsort() % num_folds)[place]
+    return (order.argsort() % num_folds)[index]
 
 
 def cross_fitted_margins(pairs: LinearPairs, folds: Int[Tensor, "pairs"], *, l2: float) -> Float64[Tensor, "pairs"]:
-    """The margin of each pair under a head that was fitted without its fold, float64 [P]."""
+    """Return the margin of each pair under a head fitted without its fold, float64 [P]."""
     margins = torch.empty(len(folds), dtype=torch.float64)
     for fold in range(int(folds.max()) + 1):
         held_out = folds == fold
@@ -136,7 +139,7 @@ def cross_fitted_margins(pairs: LinearPairs, folds: Int[Tensor, "pairs"], *, l2:
 
 
 def choose_l2(pairs: LinearPairs, folds: Int[Tensor, "pairs"], grid: Sequence[float] = L2_GRID) -> float:
-    """The strength of the grid with the smallest loss on the pairs that its heads were fitted without."""
+    """Return the L2 strength with the smallest cross-validated loss."""
 
     def loss(l2: float) -> float:
         return float(pairs.loss(cross_fitted_margins(pairs, folds, l2=l2)))

@@ -1,4 +1,4 @@
-"""The side that learns, in this process."""
+"""Learner in this process, as a ``LearnerProtocol``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class _Copy(Mapping[str, torch.Tensor]):
-    """Weights copied into the machine's memory; each is on ``device`` while it is read."""
+    """Copy of weights in CPU memory; each tensor is on ``device`` while it is read."""
 
     def __init__(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
         self._device = device
@@ -54,10 +54,11 @@ class _Copy(Mapping[str, torch.Tensor]):
 
 
 class LocalLearner:
-    """A ``LearnerProtocol`` on a learner of this process, which says what each method does.
+    """``LearnerProtocol`` on a learner of this process.
 
-    ``reference``: the frozen start that a KL penalty is measured to; None where there is no penalty. ``beside``: models
-    that share its memory, and are counted where that is measured.
+    Args:
+        reference: Frozen start that a KL penalty is measured to; None without a penalty.
+        other_models: Other models in the same memory, which measurements include.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class LocalLearner:
         learner: Learner,
         reference: PreTrainedModel | AdaptedModel | None = None,
         *,
-        beside: Iterable[nn.Module] = (),
+        other_models: Iterable[nn.Module] = (),
     ) -> None:
         self.learner, self.reference = learner, reference
-        self._beside, self._writer = tuple(beside), CheckpointWriter()
-        self._witness = OptimizerChecker(learner)
+        self._other_models, self._writer = tuple(other_models), CheckpointWriter()
+        self._optimizer_checker = OptimizerChecker(learner)
         policy = learner.policy
         self.facts = PolicyFacts(
             config=policy.config, num_parameters=num_parameters(policy), compute_dtype=compute_dtype(policy)
@@ -100,27 +101,27 @@ class LocalLearner:
         return self.reference is not None
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
-        judges = ScoringModels(
+        models = ScoringModels(
             policy=self.learner.policy,
             reference=self.reference,
             critic=self.learner.critic,
             temperature=self.config.sampling.temperature,
-            tokens_per_microbatch=self.learner.tokens_per_microbatch,  # what fits the update fits them
+            tokens_per_microbatch=self.learner.tokens_per_microbatch,  # a budget that fits the update fits these passes
             bootstrap_truncated=self.config.critic.gae.bootstrap_truncated,
         )
-        return judges.passes(sequences, needs_policy=needs_policy, cut=cut)
+        return models.passes(sequences, needs_policy=needs_policy, cut=cut)
 
     def scores(self, rollouts: Sequence[Rollout]) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
         temperature, budget = self.config.sampling.temperature, self.learner.tokens_per_microbatch
         return token_scores(self.learner.policy, rollouts, temperature=temperature, tokens_per_microbatch=budget)
 
     def update(
-        self, samples: Sequence[TrainingSample], *, seed: int, measured: bool = False
+        self, samples: Sequence[TrainingSample], *, seed: int, measure_memory: bool = False
     ) -> tuple[UpdateStats, Footprint | None]:
         learner = self.learner
-        if not measured or not is_single_process(learner.policy):  # of shards, what is gathered comes and goes
+        if not measure_memory or not is_single_process(learner.policy):  # gathered shards are temporary
             return learner.update(samples, seed=seed), None
-        models = [learner.policy, self.reference, learner.critic, *self._beside]
+        models = [learner.policy, self.reference, learner.critic, *self._other_models]
         with measure_peak(models, learner.optimizers) as meter:
             stats = learner.update(samples, seed=seed)
         return stats, Footprint(
@@ -131,19 +132,19 @@ class LocalLearner:
             kv_cache=0,
         )
 
-    def examine(
+    def run_slow_path(
         self, samples: Sequence[TrainingSample], rollouts: Sequence[Rollout], *, eos_ids: Sequence[int], seed: int
     ) -> SlowPathResult | None:
         try:
             return run_slow_path(self.learner, self.reference, samples, rollouts, eos_ids=eos_ids, seed=seed)
         except torch.OutOfMemoryError:
-            if not is_single_process(self.learner.policy):  # others wait for this one
+            if not is_single_process(self.learner.policy):  # other ranks wait for this one
                 raise
-        empty_cache()  # out here, where the error no longer holds the memory
+        empty_cache()  # here the error no longer holds the memory
         return None
 
     def step_errors(self) -> list[str]:
-        return self._witness.pop_errors()
+        return self._optimizer_checker.pop_errors()
 
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         self.learner.observe_kl(mean_kl, num_samples)
@@ -151,7 +152,7 @@ class LocalLearner:
     def weights(self) -> Mapping[str, torch.Tensor]:
         return merged_state(self.learner.policy)
 
-    def snapshot(self) -> Mapping[str, torch.Tensor]:
+    def copy_weights(self) -> Mapping[str, torch.Tensor]:
         return _Copy(self.weights(), self.learner.policy.device)
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
@@ -159,7 +160,7 @@ class LocalLearner:
 
     def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
         self._writer.wait()
-        self._witness.forget()
+        self._optimizer_checker.forget()
         return load_newest(root, self.learner, identity=identity, up_to=up_to)
 
     def wait(self) -> None:
@@ -177,5 +178,5 @@ class LocalLearner:
 
 
 def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
-    """A policy's weights as an engine takes them, in the base's names; an adapter is merged in when they are read."""
+    """Return a policy's weights for an engine, in the base's names; an adapter is merged on reading."""
     return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()

@@ -1,4 +1,4 @@
-"""The losses of one optimizer step, a micro-batch at a time: of the policy, of the critic, or of both in one pass."""
+"""Losses of the micro-batches of one optimizer step: policy, critic, or both in one pass."""
 
 from __future__ import annotations
 
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepLosses:
-    """What a step's micro-batches have in common; see :class:`PolicyTerms`.
-
-    ``trains_policy``: not while the critic warms up alone.
-    """
+    """Common inputs of a step's micro-batches; see :class:`PolicyTerms`. ``trains_policy``: False in critic warm-up."""
 
     policy: PreTrainedModel
     critic: ScalarHeadModel | None
@@ -48,9 +45,9 @@ class StepLosses:
     starts_at_one: bool
 
     def each(self, columns: Columns, totals: StatAccumulator) -> Iterator[tuple[Float[Tensor, ""], str]]:
-        """Each loss of a micro-batch with its name, counted in ``totals``.
+        """Yield each loss of a micro-batch with its name, counting it in ``totals``.
 
-        The next is computed when it is asked for, after the backward pass of the one before.
+        A loss is computed after the backward pass of the previous one.
         """
         if self.critic is not None and self.critic.backbone is self.policy:
             shared = partial(self._shared, self.critic, columns, totals)
@@ -63,7 +60,7 @@ class StepLosses:
             yield run_forward(self.critic, own), "the critic's loss"
 
     def terms(self, columns: Columns, totals: StatAccumulator) -> PolicyTerms:
-        """The policy's loss as its head asks for it."""
+        """Return the policy's loss as a function of log-probabilities."""
         return PolicyTerms(
             algorithm=self.algorithm,
             coefficients=self.coefficients,
@@ -74,7 +71,7 @@ class StepLosses:
         )
 
     @torch.no_grad()
-    def measured(
+    def measure(
         self,
         samples: Sequence[TrainingSample],
         before: StatAccumulator,
@@ -82,13 +79,13 @@ class StepLosses:
         seed: int,
         tokens_per_microbatch: int,
     ) -> StatAccumulator:
-        """The totals with one micro-batch that nothing is learned from, so that no metric of the policy is missing."""
+        """Count one micro-batch without training on it, so that all metrics of the policy exist; return the totals."""
         totals = before.rank_fraction(ranks)
         batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
         batch = batches[shuffled(len(batches), seed, "measured")[0]].to(device_of(self.policy))
         columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
         score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
-        logprobs, entropy = run_forward(self.policy, score)  # of the same batch on every rank
+        logprobs, entropy = run_forward(self.policy, score)  # the same batch on every rank
         counted = totals if ranks.rank == 0 else StatAccumulator()
         self.terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
         return totals.merged(ranks)
@@ -102,7 +99,7 @@ class StepLosses:
         return critic_loss(columns, predicted, self.config.critic, totals)
 
     def _shared(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
-        """Both losses from one forward pass; with ``detach``, and during warm-up, the critic's spares the backbone."""
+        """Return both losses from one forward pass; the critic's skips the backbone with ``detach`` or in warm-up."""
         batch = columns.batch.to(device_of(self.policy))
         with torch.set_grad_enabled(self.trains_policy):
             states = completion_states(self.policy, batch)
@@ -127,7 +124,7 @@ class StepLosses:
 
 
 def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
-    """What the loss's terms count in a run; ``kl``: the coefficient as it is now, which is 0 here if in the reward."""
+    """Return the coefficients of the loss terms; ``kl`` is the current coefficient, unused if KL is in the reward."""
     return Coefficients(
         kl=kl if config.kl.apply_to == "loss" else 0.0,
         kl_estimator=config.kl.estimator,
@@ -138,10 +135,11 @@ def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PolicyTerms:
-    """A :data:`rlcore.models.head_loss.LossOfChunk` that counts its metrics in ``totals``.
+    """Policy loss as a :data:`rlcore.models.head_loss.LossOfChunk` that counts its metrics in ``totals``.
 
-    ``starts_at_one``: no step was taken since sampling, so the pass's own log-probabilities are the old ones.
-    ``tracks_reference``: the KL to the reference is wanted though it is in no loss.
+    Attributes:
+        starts_at_one: No step was taken since sampling, so the pass's log-probabilities are the old ones.
+        tracks_reference: Measure the KL to the reference policy even if it is in no loss.
     """
 
     algorithm: Algorithm
@@ -153,19 +151,19 @@ class PolicyTerms:
 
     @property
     def by_token(self) -> bool:
-        """Whether no token's term looks at another token of its sequence."""
+        """True if no token's loss depends on another token of its sequence."""
         return self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token"
 
     def __call__(
-        self, places: slice, logprobs: Float[Tensor, "tokens"], entropy: Float[Tensor, "tokens"]
+        self, positions: slice, logprobs: Float[Tensor, "tokens"], entropy: Float[Tensor, "tokens"]
     ) -> Float[Tensor, ""]:
-        """The loss of these tokens, float32 scalar; ``logprobs`` and ``entropy`` are [n] of the batch's N tokens."""
+        """Return the loss of these tokens, float32 scalar; ``logprobs`` and ``entropy`` are [n] of the batch's N."""
 
-        if not len(logprobs):  # a rank that has nothing left to do
+        if not len(logprobs):  # this rank has no work left
             return logprobs.sum()
 
         def column(name: str) -> Tensor:
-            return self.columns.get(name)[places].to(logprobs.device)
+            return self.columns.get(name)[positions].to(logprobs.device)
 
         mask, ref_logprobs = column("loss_mask"), column("ref_logprobs")
         output = policy_loss(
@@ -176,16 +174,16 @@ class PolicyTerms:
                 sampler_logprobs=column("sampler_logprobs"),
                 ref_logprobs=ref_logprobs,
                 advantages=column("advantages"),
-                weights=self.columns.weights[places].to(logprobs.device),
+                weights=self.columns.weights[positions].to(logprobs.device),
                 loss_mask=mask,
-                sequence_index=self.columns.batch.sequence_index[places].to(logprobs.device),
+                sequence_index=self.columns.batch.sequence_index[positions].to(logprobs.device),
             ),
             self.algorithm,
             self.coefficients,
         )
         self.totals.add(output)
         if self.tracks_reference:
-            # Not kl/ref of the loss: KL in the reward is in no loss, and that of its rewards is measured before.
+            # kl/ref of the loss is absent if KL is in the reward, and the reward's kl/ref is of the old policy.
             self.totals.add_ref_kl(k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum())
         return output.loss
 
@@ -193,9 +191,9 @@ class PolicyTerms:
 def critic_loss(
     columns: Columns, predicted: Float[Tensor, "tokens"], config: CriticConfig, totals: StatAccumulator
 ) -> Float[Tensor, ""]:
-    """The weighted sum over the tokens of :func:`~rlcore.algorithms.values.value_loss`, a scalar with gradient.
+    """Return the weighted sum of :func:`~rlcore.algorithms.values.value_loss` over the tokens, a scalar with gradient.
 
-    ``predicted``: float32 [N], the values of the batch's tokens, in its order. Counted in ``totals``.
+    ``predicted``: float32 [N], values of the batch's tokens. The loss is counted in ``totals``.
     """
     device = predicted.device
     # Filled before any arithmetic: the gradient of a square is 0 * NaN where a masked target is NaN.

@@ -1,8 +1,8 @@
-"""Files that are what was sealed, by their length and SHA-256: those of a folder, and one beside it that only grows.
+"""Manifests and seals: verify files by length and SHA-256.
 
-A checkpoint's manifest states each of its files. What a run gathers is written once, beside its checkpoints; each keeps
-a seal of it, which has always the same size. What stands behind the sealed part is of iterations that a resumed run
-does again, and is overwritten.
+A checkpoint's manifest lists all of its files. Data that a run accumulates is written once, to an append-only file next
+to its checkpoints. Each checkpoint keeps a seal of constant size. Lines after the sealed prefix belong to iterations
+that a resumed run repeats, and are overwritten.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ _EMPTY: Seal = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 class AppendOnlyFile:
-    """The lines of a file. Those that were added are on the disk once :meth:`seal` has returned."""
+    """Lines of a file. Added lines are on disk once :meth:`seal` has returned."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._waiting = path, list[str]()
+        self._path, self._pending = path, list[str]()
         self._num_bytes, self._digest = 0, hashlib.sha256()
 
     def add(self, line: str) -> None:
-        """Take a line, which holds no line break."""
-        self._waiting.append(line + "\n")
+        """Add a line without line break."""
+        self._pending.append(line + "\n")
 
     def seal(self) -> Seal:
-        """Write what waits, and describe the whole file.
+        """Write pending lines and return the seal of the whole file.
 
         Raises:
-            StorageError: the disk is full or refuses. The lines wait on.
+            StorageError: The file cannot be written. The lines stay pending.
         """
-        data = "".join(self._waiting).encode()
+        data = "".join(self._pending).encode()
         if data:
             try:
                 self._write(data)
             except OSError as error:
                 raise StorageError(
-                    f"the file beside the checkpoints could not be written: {error}",
+                    f"the file next to the checkpoints could not be written: {error}",
                     where=str(self._path),
-                    fix="free space or correct the permissions, then start the same command again: it resumes",
+                    fix="free space or correct the permissions, then run the same command again to resume",
                 ) from error
             self._digest.update(data)
             self._num_bytes += len(data)
-            self._waiting.clear()
+            self._pending.clear()
         return {"bytes": self._num_bytes, "sha256": self._digest.hexdigest()}
 
     def restore(self, seal: Seal | None) -> Sequence[str]:
-        """Go on behind the sealed part, whose lines are returned; from the beginning without a seal.
+        """Continue after the sealed prefix and return its lines; without a seal, restart.
 
         Raises:
-            CheckpointError: the file is not what was sealed.
+            CheckpointError: The file differs from its seal.
         """
         seal = seal or _EMPTY
         data = _prefix(self._path, seal)
         digest = hashlib.sha256(data)
         if digest.hexdigest() != seal["sha256"]:
             raise CheckpointError(
-                "the file beside the checkpoints is not what the newest one has sealed",
+                "the file next to the checkpoints differs from the seal of the newest checkpoint",
                 where=str(self._path),
-                fix="bring it back from a backup, or remove its folder to start anew",
+                fix="restore it from a backup, or remove its folder to restart",
             )
         self._num_bytes, self._digest = len(data), digest
-        self._waiting.clear()
+        self._pending.clear()
         return data.decode().splitlines()
 
     def _write(self, data: bytes) -> None:
@@ -85,10 +85,10 @@ class AppendOnlyFile:
 
 
 def has_sealed_prefix(path: Path, seal: Seal) -> bool:
-    """Whether a file begins with what was sealed; it may have grown since.
+    """Return True if a file begins with the sealed bytes; it may have grown since.
 
     Raises:
-        OSError: it cannot be read, or is not there.
+        OSError: The file is missing or cannot be read.
     """
     return bool(hashlib.sha256(_prefix(path, seal)).hexdigest() == seal["sha256"])
 
@@ -101,7 +101,7 @@ def _prefix(path: Path, seal: Seal) -> bytes:
 
 
 def write_manifest(folder: Path) -> None:
-    """State every file of a folder in its manifest; all of it is on the disk then."""
+    """Write the manifest of a folder, and flush all of its files to disk."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     manifest = {path.name: _describe(path) for path in files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -110,10 +110,10 @@ def write_manifest(folder: Path) -> None:
 
 
 def matches_manifest(folder: Path, *, at_least: Set[str]) -> bool:
-    """Whether a folder has the files of its manifest as they are stated, and no others; ``at_least`` are among them.
+    """Return True if a folder has exactly the files of its manifest, unchanged, and ``at_least`` are among them.
 
     Raises:
-        OSError, ValueError, TypeError, AttributeError: there is no manifest, or it is none.
+        OSError, ValueError, TypeError, AttributeError: The manifest is missing or invalid.
     """
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     there = {path.name for path in folder.iterdir()} - {MANIFEST}

@@ -1,4 +1,4 @@
-"""Samples of an iteration to minibatches, and the per-token fields of a micro-batch of them."""
+"""Minibatches of an iteration's samples, and per-token fields of their micro-batches."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 def split_by_prompt(
     samples: Sequence[TrainingSample], count: int, *, seed: int, epoch: int
 ) -> list[list[TrainingSample]]:
-    """Shuffle the groups and deal them into ``count`` minibatches; completions of one prompt stay together."""
+    """Shuffle the groups into ``count`` minibatches; completions of one prompt stay together."""
     groups: dict[tuple[int, ...], list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault(sample.prompt_ids, []).append(sample)
     members = list(groups.values())
     order = shuffled(len(members), seed, "minibatches", epoch)
     dealt: list[list[TrainingSample]] = [[] for _ in range(min(count, len(members)))]
-    for place, number in enumerate(order):
-        dealt[place % len(dealt)] += members[number]
+    for index, number in enumerate(order):
+        dealt[index % len(dealt)] += members[number]
     return dealt
 
 
 def token_sequences(samples: Sequence[TrainingSample]) -> list[TokenSequence]:
-    """What of each sample is packed."""
+    """Return the sequences to pack."""
     return [TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids) for sample in samples]
 
 
 def num_policy_tokens(samples: Sequence[TrainingSample]) -> int:
-    """How many tokens of the samples the policy produced itself."""
+    """Return the number of tokens that the policy produced."""
     return sum(int(sample.loss_mask.sum()) for sample in samples)
 
 
@@ -54,13 +54,13 @@ class Columns:
         self.weights = torch.cat([torch.empty(0), *(weights[number] for number in batch.sequences.tolist())])
 
     def get(self, name: str) -> Shaped[Tensor, "tokens"]:
-        """A field of :class:`TrainingSample` by name, float32 or bool [N]."""
+        """Return a field of :class:`TrainingSample` by name, float32 or bool [N]."""
         kind = torch.bool if name == "loss_mask" else torch.float32
         return torch.cat([torch.empty(0, dtype=kind), *(getattr(sample, name) for sample in self._samples)])
 
 
 def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[Float[Tensor, "_time"]]:
-    """What each token of an optimizer step counts: float32 [T] per sample."""
+    """Return the loss weight of each token of an optimizer step: float32 [T] per sample."""
     width = max(len(sample.loss_mask) for sample in samples)
     mask = torch.zeros(len(samples), width, dtype=torch.bool)
     for row, sample in enumerate(samples):
@@ -70,10 +70,10 @@ def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> li
 
 
 def require_finite(samples: Sequence[TrainingSample]) -> None:
-    """Look at every number that an update reads.
+    """Check every number that an update reads.
 
     Raises:
-        NonFiniteError: NaN or infinity on a token that trains; names the sample.
+        NonFiniteError: NaN or infinity on a trained token; names the sample.
     """
     names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
     for number, sample in enumerate(samples):
@@ -81,7 +81,7 @@ def require_finite(samples: Sequence[TrainingSample]) -> None:
             kept = getattr(sample, name)[sample.loss_mask]
             if not bool(kept.isfinite().all()):
                 raise NonFiniteError(
-                    f"{name} of a completion hold NaN or infinity; no step was taken",
+                    f"{name} of a completion contain NaN or infinity; no step was taken",
                     where=f"sample {number} of the iteration, prompt token ids {list(sample.prompt_ids)}",
-                    fix="look at this completion in the rollout table: its reward, and the engine's log-probabilities",
+                    fix="check this completion in the rollout table: its reward, and the engine's log-probabilities",
                 )

@@ -1,4 +1,4 @@
-"""Optimizer, schedule and the guarded step."""
+"""Optimizer, learning-rate schedule and guarded steps."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _EPS = 1e-8
 
 
 def make_optimizer(groups: Iterable[tuple[nn.Module, float]], config: OptimConfig) -> torch.optim.Optimizer:
-    """AdamW over the parameters that learn; ``groups`` are (module, learning rate). Matrices decay, vectors do not.
+    """Return AdamW over the trainable parameters of (module, learning rate) ``groups``; only matrices decay.
 
     Raises:
-        ConfigError: the moments are to be held in 8 bits, and bitsandbytes is not installed.
+        ConfigError: 8-bit moments are configured, but bitsandbytes is not installed.
     """
     described = []
     for module, learning_rate in groups:
@@ -48,7 +48,7 @@ def _eight_bit(described: list[dict[str, Any]], config: OptimConfig) -> torch.op
         raise ConfigError(
             f"moments in 8 bits need bitsandbytes: {error}", where="optim.kind", fix="pip install 'rlcore[bnb]'"
         ) from error
-    # Below 4,096 numbers it holds float32 moments: quantising those would save nothing.
+    # It keeps float32 moments of tensors below 4,096 numbers, where quantization would save nothing.
     optimizer: torch.optim.Optimizer = AdamW8bit(described, betas=(config.beta1, config.beta2), eps=_EPS)
     return optimizer
 
@@ -56,7 +56,7 @@ def _eight_bit(described: list[dict[str, Any]], config: OptimConfig) -> torch.op
 def make_scheduler(
     optimizer: torch.optim.Optimizer, config: OptimConfig, *, num_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Linear warm-up over ``warmup_steps``, then constant, or linear or cosine to 0 at ``num_steps``."""
+    """Return a schedule: linear ``warmup_steps``, then constant, or linear or cosine to 0 at ``num_steps``."""
 
     def factor(step: int) -> float:
         if step < config.warmup_steps:
@@ -72,7 +72,7 @@ def make_scheduler(
 
 
 def set_schedule_step(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -> None:
-    """Put a schedule at ``step``, counted from 0: the optimizer's next step has its learning rate."""
+    """Set a schedule to ``step``, counted from 0, whose learning rate the optimizer's next step uses."""
     scheduler.last_epoch = step
     for group, base, factor in zip(
         scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
@@ -82,7 +82,7 @@ def set_schedule_step(scheduler: torch.optim.lr_scheduler.LambdaLR, step: int) -
 
 
 def zero_grad(*models: nn.Module | None) -> None:
-    """Forget the gradients of models, and give back the memory that they take; None stands for no model."""
+    """Clear the gradients of models and free their memory; None entries are skipped."""
     for model in filter(None, models):
         model.zero_grad(set_to_none=True)
 
@@ -91,15 +91,15 @@ def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str, ranks: Ran
     """Add the gradient of ``scale * loss`` to the parameters.
 
     Raises:
-        NonFiniteError: the loss is NaN or infinite, on whichever of the ``ranks``; ``name`` says which loss.
+        NonFiniteError: The loss is NaN or infinite on any of the ``ranks``; ``name`` identifies the loss.
     """
     if ranks.any(not bool(loss.isfinite())):
         raise NonFiniteError(
             f"{name} is {', '.join(map(str, ranks.gather(float(loss.detach()))))}; no step was taken",
-            fix="lower the learning rate, or look for a bad sample in what was trained on; in float16, "
-            "try hardware.dtype = 'bfloat16', which holds larger numbers",
+            fix="lower the learning rate, or check the samples of this step; in float16, "
+            "try hardware.dtype = 'bfloat16', which has a larger range",
         )
-    with no_autocast(loss):  # products of the backward pass would follow a context, too
+    with no_autocast(loss):  # a surrounding autocast would affect the backward pass
         (scale * loss).backward()  # type: ignore[no-untyped-call]
 
 
@@ -111,20 +111,20 @@ def guarded_step(
     max_grad_norm: float,
     scale: LossScale,
 ) -> tuple[T, float, LossScale]:
-    """Accumulate a gradient, clip it, take one step, clear the gradient; an overflow of float16 is done again.
+    """Accumulate a gradient, clip it, take one step and clear the gradient; retry after a float16 overflow.
 
     Args:
-        accumulate: adds the gradient of the loss times the given factor to the parameters.
-        optimizer: what takes the step; its gradients are clear.
-        scheduler: takes a step too.
-        max_grad_norm: of the true gradient, without the factor.
-        scale: of the loss.
+        accumulate: Adds the gradient of the loss times the given factor to the parameters.
+        optimizer: Optimizer with cleared gradients.
+        scheduler: Schedule, which takes a step too.
+        max_grad_norm: Bound of the true gradient, without the factor.
+        scale: Loss scale.
 
     Returns:
-        what ``accumulate`` returned, the norm before clipping, the scale of the next step.
+        The result of ``accumulate``, the norm before clipping, and the scale of the next step.
 
     Raises:
-        NonFiniteError: the gradient holds NaN or infinity; the weights are untouched.
+        NonFiniteError: The gradient contains NaN or infinity; the weights are unchanged.
     """
     while True:
         result = accumulate(scale.value)
@@ -141,17 +141,15 @@ def guarded_step(
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All that an optimizer moves, in its order; the last bits of a norm depend on the order."""
+    """Return an optimizer's parameters in its order, on which the last bits of a norm depend."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, scale: float = 1.0) -> float:
-    """Scale the gradient to a norm of at most ``max_grad_norm``; returns the norm before.
-
-    ``scale``: what the loss was multiplied by; the gradient is divided by it first.
+    """Divide the gradient by the loss factor ``scale``, clip its norm to ``max_grad_norm``, and return the norm before.
 
     Raises:
-        NonFiniteError: the gradient holds NaN or infinity; it is cleared.
+        NonFiniteError: The gradient contains NaN or infinity; it is cleared.
     """
     parameters = list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -163,20 +161,20 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
             parameter.grad = None
         raise NonFiniteError(
             f"the gradient norm is {norm}; no step was taken",
-            fix="lower the learning rate, or look for a bad sample in the rollouts of this iteration; "
-            "in float16, try hardware.dtype = 'bfloat16', which holds larger numbers",
+            fix="lower the learning rate, or check the rollouts of this iteration; "
+            "in float16, try hardware.dtype = 'bfloat16', which has a larger range",
         )
     return norm
 
 
 def _clip(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """The norm of all gradients, which are then at most ``max_norm`` long."""
+    """Clip all gradients to norm ``max_norm``; return the norm before."""
     meshes: dict[object, list[Tensor]] = {}
     for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
         meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
     if len(meshes) <= 1:
         return float(gather_full(nn.utils.clip_grad_norm_(parameters, max_norm)))
-    # torch takes gradients of one mesh at a time: matrices that are split among ranks have another than the rest.
+    # torch clips gradients of a single mesh, but sharded matrices have another mesh than the rest.
     norm = float(torch.stack([gather_full(nn.utils.get_total_norm(each)) for each in meshes.values()]).norm())
     for each in meshes.values():
         torch._foreach_mul_(each, min(1.0, max_norm / (norm + 1e-6)))
@@ -184,10 +182,10 @@ def _clip(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
 
 
 def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """One step of the optimizer; clears the gradient.
+    """Take one step of the optimizer and clear the gradient.
 
     Raises:
-        TrainingError: the optimizer's moments, made in its first step, do not fit into memory.
+        TrainingError: The optimizer's moments, created in its first step, do not fit into memory.
     """
     try:
         optimizer.step()

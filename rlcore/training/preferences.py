@@ -1,7 +1,7 @@
-"""Preferences as tokens: pairs, and the sets in which they were judged, where each completion stands once.
+"""Preferences as tokens: pairs, and the sets in which they were compared, where each completion occurs once.
 
 Set s1: prompt q, completions [a, b, c], comparisons a > b, a > c, b > c (a ranking of three).
-Set s2: prompt p, completions [d, e], comparison d > e (a pair judged by itself).
+Set s2: prompt p, completions [d, e], comparison d > e (a single pair).
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from rlcore.text.packing import TokenSequence, balance
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenPair:
-    """A preference pair as tokens.
+    """Preference pair as tokens.
 
-    ``set_id``: pairs of one ranked list share it. ``margin`` is in units of the score; ``probability`` (above ½) is
-    that of the label being right; ``weight`` is how much the pair's whole set counts.
+    Attributes:
+        set_id: Equal for pairs of one ranked list.
+        margin: Margin in units of the score.
+        probability: Probability above ½ that the label is right.
+        weight: Loss weight of the pair's whole set.
     """
 
     set_id: str
@@ -33,7 +36,7 @@ class TokenPair:
 
     @property
     def sides(self) -> tuple[TokenSequence, TokenSequence]:
-        """The chosen and the rejected completion, each with the prompt."""
+        """Chosen and rejected completion, each with the prompt."""
         chosen, rejected = (
             TokenSequence(prompt_ids=self.prompt_ids, completion_ids=side)
             for side in (self.chosen_ids, self.rejected_ids)
@@ -42,13 +45,13 @@ class TokenPair:
 
 
 def different_sequences(pairs: Sequence[TokenPair]) -> list[TokenSequence]:
-    """Every completion of some pairs once, in the order of its first pair."""
+    """Return every completion of the pairs once, in order of first occurrence."""
     return list(dict.fromkeys(side for pair in pairs for side in pair.sides))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """One judged pair of a set: ``better`` and ``worse`` are places in its completions, ``weight`` is the pair's."""
+    """Comparison in a set: indices of the ``better`` and ``worse`` completion, and the pair's ``weight``."""
 
     better: int
     worse: int
@@ -59,7 +62,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceSet:
-    """The completions of one prompt, each once, and the comparisons between them."""
+    """Completions of one prompt, each once, and the comparisons between them."""
 
     prompt_ids: tuple[int, ...]
     completions: tuple[tuple[int, ...], ...]
@@ -71,14 +74,14 @@ class PreferenceSet:
         return len(self.prompt_ids) + sum(map(len, self.completions))
 
     def sequences(self) -> list[TokenSequence]:
-        """The completions with their prompt, in order."""
+        """Return the completions with their prompt, in order."""
         return [TokenSequence(prompt_ids=self.prompt_ids, completion_ids=one) for one in self.completions]
 
 
 def preference_sets(pairs: Sequence[TokenPair]) -> list[PreferenceSet]:
-    """Pairs gathered by ``set_id``, in the order of each set's first pair.
+    """Group pairs by ``set_id``, in order of first occurrence.
 
-    The pairs of a set share its weight: it counts once, also when the gate has kept only some of its pairs.
+    The pairs of a set share its weight, so it counts once even if the gate kept only some of its pairs.
     """
     members: dict[tuple[str, tuple[int, ...]], list[TokenPair]] = {}
     for pair in pairs:
@@ -87,37 +90,36 @@ def preference_sets(pairs: Sequence[TokenPair]) -> list[PreferenceSet]:
 
 
 def _gather(prompt_ids: tuple[int, ...], pairs: Sequence[TokenPair]) -> PreferenceSet:
-    places: dict[tuple[int, ...], int] = {}
+    indices: dict[tuple[int, ...], int] = {}
     comparisons = [
         Comparison(
-            better=places.setdefault(pair.chosen_ids, len(places)),
-            worse=places.setdefault(pair.rejected_ids, len(places)),
+            better=indices.setdefault(pair.chosen_ids, len(indices)),
+            worse=indices.setdefault(pair.rejected_ids, len(indices)),
             margin=pair.margin,
             probability=pair.probability,
             weight=pair.weight / len(pairs),
         )
         for pair in pairs
     ]
-    return PreferenceSet(prompt_ids=prompt_ids, completions=tuple(places), comparisons=tuple(comparisons))
+    return PreferenceSet(prompt_ids=prompt_ids, completions=tuple(indices), comparisons=tuple(comparisons))
 
 
-def places_of(sets: Sequence[PreferenceSet]) -> tuple[list[int], list[int]]:
-    """Where the better and where the worse side of each comparison stands among the completions of all sets."""
+def side_indices(sets: Sequence[PreferenceSet]) -> tuple[list[int], list[int]]:
+    """Return the indices of the better and worse sides of all comparisons among the completions of all sets."""
     starts = accumulate((len(each.completions) for each in sets), initial=0)
     placed = [(start, one) for start, each in zip(starts, sets, strict=False) for one in each.comparisons]
     return [start + one.better for start, one in placed], [start + one.worse for start, one in placed]
 
 
 def microbatches(sets: Sequence[PreferenceSet], budget: int, ranks: Ranks = ONE) -> list[list[PreferenceSet]]:
-    """Cut a minibatch by the token budget, padding included: the longest first, so the first fixes the width.
+    """Split a minibatch by the token budget, padding included, the longest set first, which fixes the width.
 
-    A set above the budget is cut into smaller ones with the same comparisons, in which a completion may stand again:
-    the graph of one micro-batch is what has to fit into memory. Each of ``ranks`` gets its share, in equally many
-    micro-batches, of which the last may be empty.
+    A set above the budget is split into smaller sets with the same comparisons, and completions may be repeated: the
+    graph of one micro-batch must fit into memory. Each rank gets equally many micro-batches; its last may be empty.
     """
     pieces = [piece for one in sets for piece in _cut(one, budget)]
     mine = balance([piece.num_tokens for piece in pieces], ranks.size)[ranks.rank]
-    ordered = sorted((pieces[place] for place in mine), key=lambda piece: piece.num_tokens, reverse=True)
+    ordered = sorted((pieces[index] for index in mine), key=lambda piece: piece.num_tokens, reverse=True)
     cut: list[list[PreferenceSet]] = []
     for piece in ordered:
         if cut and cut[-1][0].num_tokens * (len(cut[-1]) + 1) <= budget:
@@ -140,14 +142,14 @@ def _cut(whole: PreferenceSet, budget: int) -> list[PreferenceSet]:
 
 
 def _subset(whole: PreferenceSet, comparisons: Sequence[Comparison]) -> PreferenceSet:
-    places: dict[int, int] = {}
+    indices: dict[int, int] = {}
     renamed = [
         dataclasses.replace(
             one,
-            better=places.setdefault(one.better, len(places)),
-            worse=places.setdefault(one.worse, len(places)),
+            better=indices.setdefault(one.better, len(indices)),
+            worse=indices.setdefault(one.worse, len(indices)),
         )
         for one in comparisons
     ]
-    completions = tuple(whole.completions[place] for place in places)
+    completions = tuple(whole.completions[index] for index in indices)
     return PreferenceSet(prompt_ids=whole.prompt_ids, completions=completions, comparisons=tuple(renamed))

@@ -1,4 +1,4 @@
-"""What a reward model is worth on held-out pairs: calibration with its uncertainty, and how much of it is length."""
+"""Calibration of a reward model on held-out pairs, with intervals, and its length bias."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlcore.evaluation.intervals import Interval, expected_calibration_error, pa
 Floats = NDArray[np.float64]
 NUM_BINS = 10
 _RESAMPLES = 1_000
-_LOG_TEMPERATURES = (-4.0, 4.0)  # 0.018 to 55: a model that is always right would ask for 0
+_LOG_TEMPERATURES = (-4.0, 4.0)  # 0.018 to 55: the optimum of a model that is always right is 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReliabilityBin:
-    """Pairs whose stated certainty lies in ``low``..``high``: their number, mean certainty and hit rate."""
+    """Pairs with certainty in ``low``..``high``: their number, mean certainty and accuracy."""
 
     low: float
     high: float
@@ -30,34 +30,34 @@ class ReliabilityBin:
 def reliability_table(
     margins: Floats, prompts: NDArray[np.int64], *, confidence: float = 0.95
 ) -> tuple[ReliabilityBin, ...]:
-    """Certainty σ(|margin|) of [P] pairs against hit rate, in ten bins of ½..1; empty bins are left out.
+    """Return certainty σ(|margin|) of [P] pairs against accuracy, in ten bins of ½..1 without empty bins.
 
-    ``prompts`` [P]: a number for the prompt of each pair; pairs of one prompt go together.
+    ``prompts`` [P]: equal for pairs of one prompt, which form a cluster.
     """
     certainty = _sigmoid(np.abs(margins))
-    place = np.minimum(((certainty - 0.5) * 2 * NUM_BINS).astype(int), NUM_BINS - 1)
+    index = np.minimum(((certainty - 0.5) * 2 * NUM_BINS).astype(int), NUM_BINS - 1)
     return tuple(
         ReliabilityBin(
             low=0.5 + 0.5 * number / NUM_BINS,
             high=0.5 + 0.5 * (number + 1) / NUM_BINS,
-            num_pairs=int((place == number).sum()),
-            confidence=float(certainty[place == number].mean()),
-            accuracy=pair_accuracy(margins[place == number], prompts=prompts[place == number], confidence=confidence),
+            num_pairs=int((index == number).sum()),
+            confidence=float(certainty[index == number].mean()),
+            accuracy=pair_accuracy(margins[index == number], prompts=prompts[index == number], confidence=confidence),
         )
-        for number in np.unique(place).tolist()
+        for number in np.unique(index).tolist()
     )
 
 
 def brier_score(margins: Floats) -> float:
-    """Mean squared error of the stated chance that the chosen side wins: ``mean (1 - σ(margin))²`` (Brier 1950)."""
+    """Return the mean squared error of the predicted probabilities: ``mean (1 - σ(margin))²`` (Brier 1950)."""
     return float(((1.0 - _sigmoid(margins)) ** 2).mean())
 
 
 def fit_temperature(margins: Floats) -> float:
-    """The T with the smallest ``mean -ln σ(margin / T)`` over [P] pairs (Guo et al. 2017), by golden section in ln T.
+    """Return the T that minimizes ``mean -ln σ(margin / T)`` over [P] pairs (Guo et al. 2017).
 
-    The loss is convex in 1/T, so it has one minimum in ln T. Between 0.018 and 55; a model that is right on every pair
-    gets the lower bound, as its margins cannot say how often it would be wrong.
+    The loss is convex in 1/T, so golden-section search in ln T finds its only minimum between 0.018 and 55. A model
+    that is right on all pairs gets the lower bound, since its margins cannot tell how often it would be wrong.
     """
     low, high = _LOG_TEMPERATURES
     ratio = (5**0.5 - 1) / 2
@@ -74,12 +74,12 @@ def fit_temperature(margins: Floats) -> float:
 def cluster_bootstrap(
     statistic: Callable[[NDArray[np.int64]], float], clusters: NDArray[np.int64], *, seed: int, confidence: float = 0.95
 ) -> Interval:
-    """A figure of [N] rows with its percentile interval; whole clusters (prompts) are drawn, as their rows go together.
+    """Return a statistic of [N] rows with its percentile interval, resampling whole clusters (prompts).
 
-    ``statistic`` gets the places of the drawn rows. Draws for which it is not finite are left out.
+    ``statistic`` is called with indices of rows. Resamples with a non-finite statistic are excluded.
     """
-    different, place = np.unique(clusters, return_inverse=True)
-    rows = np.split(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))[:-1])
+    different, index = np.unique(clusters, return_inverse=True)
+    rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
     generator = np.random.default_rng(seed)
     draws = [
         statistic(np.concatenate([rows[each] for each in generator.integers(0, len(different), len(different))]))
@@ -92,33 +92,33 @@ def cluster_bootstrap(
 
 
 def calibration_interval(margins: Floats, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:
-    """Expected calibration error with its bootstrap interval. Chance alone makes it positive: it is biased upwards."""
+    """Return the expected calibration error with a bootstrap interval. It is biased upwards by chance."""
     return cluster_bootstrap(
         lambda rows: expected_calibration_error(margins[rows]), prompts, seed=seed, confidence=confidence
     )
 
 
 def correlation(first: Floats, second: Floats) -> float:
-    """Pearson's correlation; 0 where one of the two does not vary."""
+    """Return Pearson's correlation; 0 if either side does not vary."""
     x, y = first - first.mean(), second - second.mean()
     norm = float(np.sqrt((x @ x) * (y @ y)))
     return float(x @ y) / norm if norm > 1e-12 else 0.0
 
 
 def within_groups(values: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Values [N] less the mean of their group."""
-    _, place = np.unique(groups, return_inverse=True)
-    means = np.bincount(place, weights=values) / np.bincount(place)
-    centred: Floats = values - means[place]
-    return centred
+    """Subtract the group mean from values [N]."""
+    _, index = np.unique(groups, return_inverse=True)
+    means = np.bincount(index, weights=values) / np.bincount(index)
+    centered: Floats = values - means[index]
+    return centered
 
 
 def accuracy_by_length(
     margins: Floats, log_ratios: Floats, prompts: NDArray[np.int64], *, confidence: float = 0.95
 ) -> dict[str, Interval]:
-    """Pair accuracy where the chosen side is ``longer``, ``shorter`` or ``equal`` in tokens; without empty parts.
+    """Return pair accuracy by whether the chosen side is ``longer``, ``shorter`` or ``equal`` in tokens.
 
-    ``prompts`` [P]: a number for the prompt of each pair; pairs of one prompt go together.
+    ``prompts`` [P]: equal for pairs of one prompt, which form a cluster. Empty classes are omitted.
     """
     parts = {"longer": log_ratios > 0.0, "shorter": log_ratios < 0.0, "equal": log_ratios == 0.0}
     return {

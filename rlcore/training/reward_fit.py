@@ -1,4 +1,4 @@
-"""From a backbone and preferences to a reward model: its members, and the scale of their rewards on a reference set."""
+"""Fitting of a reward model to preferences: its members, and the scale of their rewards on a reference set."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from rlcore.training.reward_learner import RewardHandle
 from rlcore.training.reward_model import Report, minibatches
 
 REFERENCE_PAIRS = 512
-"""At most so many training pairs are scored to centre the rewards: their mean is then known to 1/30 of its spread."""
+"""Maximum number of training pairs that center the rewards; their mean is then known to 1/30 of its spread."""
 _HEAD_FOLDS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fitted:
-    """The score of training completions, which a frozen backbone need not compute again, and doubtful labels.
+    """Result of fitting a reward model.
 
-    ``score``: from S sequences to raw scores float32 [M, S]. ``suspects``: training pairs, the most doubtful first.
+    Attributes:
+        score: Raw scores float32 [M, S] of S training completions; a frozen backbone does not recompute states.
+        suspects: Training pairs, most suspect first.
     """
 
     score: Callable[[Sequence[TokenSequence]], torch.Tensor]
@@ -39,10 +41,10 @@ class Fitted:
 def fit_reward_model(
     learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Audit the labels with the backbone as it comes, then train ``config.ensemble`` members.
+    """Audit the labels with the untrained backbone, then train ``config.ensemble`` members.
 
     Raises:
-        DataError: no pairs, or fewer prompts than folds.
+        DataError: No pairs, or fewer prompts than folds.
         NonFiniteError: NaN or infinity in a loss or gradient.
     """
     if not pairs:
@@ -67,7 +69,7 @@ def fit_reward_model(
 
 
 def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
-    """As many prompts as there are, drawn with replacement, each with its pairs; drawn twice it counts twice."""
+    """Draw as many prompts as there are, with replacement, each with its pairs; repeated prompts count repeatedly."""
     by_prompt: dict[tuple[int, ...], list[TokenPair]] = {}
     for pair in pairs:
         by_prompt.setdefault(pair.prompt_ids, []).append(pair)
@@ -83,7 +85,7 @@ def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
 def _fit_heads(
     learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Fit heads on the states of a frozen backbone, computed once for the heads, the audit and the reference set."""
+    """Fit heads on states of a frozen backbone, computed once for heads, audit and reference set."""
     sequences = different_sequences(pairs)
     states = learner.states(sequences)
     known = dict(zip(sequences, states.double(), strict=True))
@@ -100,9 +102,9 @@ def _fit_heads(
     heads = torch.stack(rows)
     learner.set_heads(heads)
     suspects = audit_labels(everything, num_folds=config.audit_folds, seed=seed) if config.audit_folds else []
-    place = {sequence: number for number, sequence in enumerate(sequences)}
+    index = {sequence: number for number, sequence in enumerate(sequences)}
     return Fitted(
-        score=lambda wanted: (states[[place[sequence] for sequence in wanted]] @ heads.T).T,
+        score=lambda wanted: (states[[index[sequence] for sequence in wanted]] @ heads.T).T,
         suspects=tuple(suspects),
     )
 
@@ -121,17 +123,17 @@ def _linear(
 def measure_scales(
     fitted: Fitted, pairs: Sequence[TokenPair], *, length_debias: bool, seed: int
 ) -> tuple[RewardScale, ...]:
-    """Each member's scale over the completions of (at most 512) training pairs; with ``length_debias`` its slope too.
+    """Return each member's scale over the completions of at most 512 training pairs.
 
     Raises:
-        DataError: the effect of length is to be removed and cannot be measured.
+        DataError: ``length_debias`` is True, but length bias cannot be measured.
     """
-    chosen = [pairs[place] for place in shuffled(len(pairs), seed, "reference")[:REFERENCE_PAIRS]]
+    chosen = [pairs[index] for index in shuffled(len(pairs), seed, "reference")[:REFERENCE_PAIRS]]
     sequences = different_sequences(chosen)
-    place = {sequence: number for number, sequence in enumerate(sequences)}
+    index = {sequence: number for number, sequence in enumerate(sequences)}
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])
     scores = fitted.score(sequences)
-    better, worse = ([place[pair.sides[side]] for pair in chosen] for side in (0, 1))
+    better, worse = ([index[pair.sides[side]] for pair in chosen] for side in (0, 1))
     log_ratios = (lengths[better] / lengths[worse]).log()
 
     def scale(own: torch.Tensor) -> RewardScale:

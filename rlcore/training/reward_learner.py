@@ -1,4 +1,4 @@
-"""Members of a reward model as they learn, behind a handle that does not say in which processes they are."""
+"""Training of reward-model members, behind a protocol that hides how many processes take part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.checks.audit.supervised_data import require_last_token
 from rlcore.config import BackboneConfig, RewardModelConfig
 from rlcore.distributed.sharded import full_state_dict, ranks_of, run_forward, shard_like
 from rlcore.hardware.runtime import Runtime
-from rlcore.models.batching import share_for
+from rlcore.models.batching import rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_lora
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 
 class RewardHandle(Protocol):
-    """The members of a reward model, whatever processes they are in."""
+    """Protocol of a reward model's members, in this process or in several."""
 
     def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
-        """What an untrained judge may know of completions, asked before a step: float64 [S, H + 3]."""
+        """Return audit features of completions before any step: float64 [S, H + 3]."""
         ...
 
     def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
-        """The first member's state at the last token of each sequence: float32 [S, H]."""
+        """Return the first member's state at the last token of each sequence: float32 [S, H]."""
         ...
 
     def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
-        """Replace the heads, on a backbone that all members share."""
+        """Replace the heads on a backbone that all members share."""
         ...
 
     def begin(self, member: int, *, num_steps: int) -> None:
-        """The next ``num_steps`` steps are those of one member."""
+        """Prepare ``num_steps`` steps of one member."""
         ...
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        """Take one step; its loss, the share of comparisons that were right before it, the norm of its gradient.
+        """Take one step; return its loss, the accuracy before it, and the gradient norm.
 
         Raises:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
@@ -58,24 +58,24 @@ class RewardHandle(Protocol):
         ...
 
     def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
-        """Scores as the heads give them: float32 [M, S]."""
+        """Return raw scores: float32 [M, S]."""
         ...
 
     def probe(self, sequences: Sequence[TokenSequence]) -> None:
-        """See whether a few completions have their scores at their last token.
+        """Check on a few completions that scores are read at the last token.
 
         Raises:
-            TrainingError: they are read elsewhere.
+            TrainingError: They are read elsewhere.
         """
         ...
 
     def save_model(self, start: Path, folder: Path) -> None:
-        """Write backbone and members, with the tokenizer of ``start``, which they came from."""
+        """Write backbone and members, with the tokenizer of ``start``, their initial checkpoint."""
         ...
 
 
 class RewardLearner:
-    """A :class:`RewardHandle` on members of this process, which are one rank's share where they are shared."""
+    """:class:`RewardHandle` on members of this process, which may be one of several ranks."""
 
     def __init__(self, members: Sequence[ScalarHeadModel], config: RewardModelConfig) -> None:
         self.members, self.ranks = tuple(members), ranks_of(members[0])
@@ -119,8 +119,8 @@ class RewardLearner:
         save_members(self.members, folder)
 
     def _shared(self, work: Callable[[Sequence[TokenSequence]], Tensor], sequences: Sequence[TokenSequence]) -> Tensor:
-        """A row of ``work`` for each sequence, which it does on the ranks' shares."""
-        mine = share_for(self.members[0].backbone, sequences, tokens_per_microbatch=self._budget)
+        """Return a row of ``work`` for each sequence, splitting the work among ranks."""
+        mine = rank_indices(self.members[0].backbone, sequences, tokens_per_microbatch=self._budget)
         own = work([sequences[i] for i in mine])
         found = own.new_empty((len(sequences), *own.shape[1:]))
         for numbers, rows in self.ranks.gather((mine, own)):
@@ -131,7 +131,7 @@ class RewardLearner:
 def reward_backbone(
     start: Path, config: BackboneConfig, runtime: Runtime, *, seed: int
 ) -> PreTrainedModel | AdaptedModel:
-    """The first layers of a checkpoint, or an adapter on all of it, frozen."""
+    """Load the first layers of a checkpoint, or an adapter on its frozen weights."""
     if config.lora.rank:
         return add_lora(runtime.load_base(start), config.lora, "reward_model", seed=seed)
     backbone = runtime.load_trainable(start)
@@ -142,7 +142,7 @@ def reward_backbone(
 def reward_members(
     backbone: PreTrainedModel | AdaptedModel, config: RewardModelConfig, *, seed: int
 ) -> tuple[ScalarHeadModel, ...]:
-    """Members before their first step, the first one on ``backbone`` itself; what does not learn, all of them share."""
+    """Return the untrained members. The first uses ``backbone`` itself; all share frozen weights."""
     first = ScalarHeadModel.with_random_head(backbone, generator(seed, "reward_head"))
     first.train_last_layers(config.backbone.trainable_layers)
     members = (first, *(share_frozen(first) for _ in range(1, config.ensemble)))

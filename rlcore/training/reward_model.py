@@ -10,14 +10,14 @@ import torch
 
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
-from rlcore.distributed.sharded import device_of, is_single_process, ranks_of, run_forward
-from rlcore.hardware.out_of_memory import longest_of, retry_smaller
+from rlcore.distributed.sharded import device_of, ranks_of, run_forward
+from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
-from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, places_of, preference_sets
+from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, preference_sets, side_indices
 
 Report = Callable[[int, Mapping[str, float]], None]
 
@@ -25,7 +25,7 @@ Report = Callable[[int, Mapping[str, float]], None]
 def train_reward_model(
     model: ScalarHeadModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> None:
-    """Train ``model`` in place for ``num_epochs``; ``report(step, metrics)`` is called after each step.
+    """Train ``model`` in place for ``num_epochs``; calls ``report(step, metrics)`` after each step.
 
     Raises:
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
@@ -38,7 +38,7 @@ def train_reward_model(
 
 
 def minibatches(pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int) -> list[list[PreferenceSet]]:
-    """The sets of each step of ``num_epochs``, each epoch in an order of its own."""
+    """Return the sets of all steps of ``num_epochs``, reshuffling every epoch."""
     sets = preference_sets(pairs)
     orders = [shuffled(len(sets), seed, "reward_model", epoch) for epoch in range(config.num_epochs)]
     return [
@@ -49,7 +49,7 @@ def minibatches(pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: 
 
 
 class RewardSteps:
-    """``num_steps`` steps of one reward model: its optimizer, schedule and scale of the loss."""
+    """Optimizer, schedule and loss scale of ``num_steps`` steps of one reward model."""
 
     def __init__(self, model: ScalarHeadModel, config: RewardModelConfig, *, num_steps: int) -> None:
         self._model, self._config, self._tokens = model, config, config.tokens_per_microbatch
@@ -59,7 +59,7 @@ class RewardSteps:
         self._loss_scale = LossScale.of(model.backbone)
 
     def take(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        """One step; its loss, the share of comparisons that were right before it, and the norm of its gradient.
+        """Take one step; return its loss, the accuracy before it, and the gradient norm.
 
         Raises:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
@@ -78,28 +78,24 @@ class RewardSteps:
 def _fitted(
     model: ScalarHeadModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, tokens: int, scale: float
 ) -> tuple[tuple[float, float], int]:
-    """What :func:`_accumulate` gives, and the tokens of a micro-batch with which it fits into memory.
-
-    One of several ranks does not try again: the others would wait for it.
-    """
+    """Return the result of :func:`_accumulate`, and the tokens per micro-batch that fit into memory."""
 
     def attempt(tokens_per_microbatch: int) -> tuple[float, float]:
         model.zero_grad(set_to_none=True)
         smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
         return _accumulate(model, sets, smaller, scale)
 
-    if not is_single_process(model):
-        return attempt(tokens), tokens
-    longest = longest_of([sequence for group in sets for sequence in group.sequences()])
-    return retry_smaller(attempt, tokens, longest=longest, setting="reward_model.tokens_per_microbatch")
+    sequences = [sequence for group in sets for sequence in group.sequences()]
+    setting = "reward_model.tokens_per_microbatch"
+    return retry_unless_distributed(model, attempt, tokens, sequences=sequences, setting=setting)
 
 
 def _accumulate(
     model: ScalarHeadModel, sets: Sequence[PreferenceSet], config: RewardModelConfig, scale: float
 ) -> tuple[float, float]:
-    """Loss and accuracy of one minibatch, its gradient times ``scale`` added to the parameters.
+    """Add the gradient of a minibatch's loss times ``scale`` to the parameters; return loss and accuracy.
 
-    The completions of a set stay together, and share the row of their prompt.
+    The completions of a set stay together and share the row of their prompt.
     """
     ranks, comparisons = ranks_of(model), [one for group in sets for one in group.comparisons]
     total_weight = sum(one.weight for one in comparisons)
@@ -117,16 +113,16 @@ def _accumulate(
 def _loss(
     model: ScalarHeadModel, group: Sequence[PreferenceSet], config: RewardModelConfig, total_weight: float
 ) -> tuple[torch.Tensor, int]:
-    """A micro-batch's part of the loss, and how many of its comparisons are right."""
+    """Return the contribution of a micro-batch to the loss, and the number of its correct comparisons."""
     chosen, rejected = _set_scores(model, group, config.tokens_per_microbatch)
-    judged = [one for each in group for one in each.comparisons]
-    probabilities = smoothed(chosen.new_tensor([one.probability for one in judged]), config.loss.label_smoothing)
+    comparisons = [one for each in group for one in each.comparisons]
+    probabilities = smoothed(chosen.new_tensor([one.probability for one in comparisons]), config.loss.label_smoothing)
     loss = bradley_terry(
         chosen,
         rejected,
-        margins=chosen.new_tensor([one.margin + config.loss.margin for one in judged]),
+        margins=chosen.new_tensor([one.margin + config.loss.margin for one in comparisons]),
         probabilities=probabilities,
-        weights=chosen.new_tensor([one.weight / total_weight for one in judged]),
+        weights=chosen.new_tensor([one.weight / total_weight for one in comparisons]),
     )
     return loss, int((chosen > rejected).sum())
 
@@ -134,10 +130,10 @@ def _loss(
 def _set_scores(
     model: ScalarHeadModel, sets: Sequence[PreferenceSet], budget: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of the better and of the worse side of each comparison [P]; each completion is computed once."""
+    """Return the scores of better and worse sides of each comparison [P], computing each completion once."""
     sequences = [sequence for group in sets for sequence in group.sequences()]
     batches = pack_for(model.backbone, sequences, tokens_per_microbatch=budget)
     scores = torch.cat([model.sequence_scores(batch.to(device_of(model))) for batch in batches])
     scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
-    better, worse = places_of(sets)
+    better, worse = side_indices(sets)
     return scores[better], scores[worse]

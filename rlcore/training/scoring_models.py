@@ -1,4 +1,4 @@
-"""The models that look at completions before the update: the policy as it was, its reference, its critic."""
+"""Models that score completions before the update: policy, reference policy, critic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.distributed.sharded import ranks_of
-from rlcore.models.batching import share_for
+from rlcore.models.batching import rank_indices
 from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ForwardScores:
-    """What the models say of S completions before the update: a float32 [T] tensor of each model and completion.
+    """Scores of S completions before the update, float32 [T] per completion; zeros for models that did not run.
 
-    Zeros where a model was not asked. ``next_values``: float32 [S], the critic's value beyond the end, 0 where the
-    completion ended by itself.
+    Attributes:
+        old: Log-probabilities of the policy.
+        ref: Log-probabilities of the reference policy.
+        values: Values of the critic.
+        next_values: float32 [S], critic's value after the end; 0 if the completion ended by itself.
     """
 
     old: Sequence[Float[torch.Tensor, "_time"]]
@@ -34,26 +37,26 @@ class ForwardScores:
 
 
 class ScoresCompletions(Protocol):
-    """Whoever has the models that look at a completion before the update."""
+    """Protocol of objects that score completions before an update."""
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a model that a KL penalty is measured to."""
+        """True if there is a reference policy for a KL penalty."""
         ...
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
-        """What reference and critic say of ``sequences``, and with ``needs_policy`` the policy.
+        """Score ``sequences`` with reference policy and critic, and if ``needs_policy`` with the policy.
 
-        ``cut``: the numbers of those that were ended by the limit of their length.
+        ``cut``: indices of truncated completions.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ScoringModels:
-    """The models of this process as :class:`ScoresCompletions`. ``reference`` and ``critic`` are None when not needed.
+    """Models of this process as :class:`ScoresCompletions`; ``reference`` and ``critic`` are optional.
 
-    ``bootstrap_truncated``: whether the critic's value stands beyond the end of a completion that was cut by length.
+    ``bootstrap_truncated``: use the critic's value after the end of a truncated completion.
     """
 
     policy: PreTrainedModel
@@ -65,17 +68,17 @@ class ScoringModels:
 
     @property
     def has_reference(self) -> bool:
-        """Whether there is a model that a KL penalty is measured to."""
+        """True if there is a reference policy for a KL penalty."""
         return self.reference is not None
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
-        """See :meth:`ScoresCompletions.passes`."""
-        mine = share_for(self.policy, sequences, tokens_per_microbatch=self.tokens_per_microbatch)
-        place_of = {number: place for place, number in enumerate(mine)}
+        """Score sequences; see :meth:`ScoresCompletions.passes`."""
+        mine = rank_indices(self.policy, sequences, tokens_per_microbatch=self.tokens_per_microbatch)
+        index_of = {number: index for index, number in enumerate(mine)}
         own = self._own_passes(
             [sequences[i] for i in mine],
             needs_policy=needs_policy,
-            cut=[place_of[i] for i in cut if i in place_of],
+            cut=[index_of[i] for i in cut if i in index_of],
         )
         rows = list(zip(own.old, own.ref, own.values, own.next_values, strict=True))
         old, ref, values, next_values = zip(*ranks_of(self.policy).collect(mine, rows), strict=True)
@@ -84,7 +87,7 @@ class ScoringModels:
     def _own_passes(
         self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]
     ) -> ForwardScores:
-        """Those of this rank's share."""
+        """Score the sequences of this rank."""
         old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
         budget, temperature = self.tokens_per_microbatch, self.temperature
         shared = self.critic is not None and self.critic.backbone is self.policy
@@ -99,7 +102,7 @@ class ScoringModels:
             if not (needs_policy and shared):
                 values = score_values(self.critic, sequences, tokens_per_microbatch=budget)
             if self.bootstrap_truncated and ranks_of(self.policy).any(bool(cut)):
-                # The state after a last token is where a score of the whole sequence would be read.
+                # The value after the last token is read from the state that also scores whole sequences.
                 chosen = [sequences[i] for i in cut]
                 next_values[list(cut)] = score_rewards(self.critic, chosen, tokens_per_microbatch=budget)
         return ForwardScores(old=old, ref=ref, values=values, next_values=next_values)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the loss is on the assistant's tokens alone, averaged over all such tokens of a step."""
+"""Supervised fine-tuning on the assistant's tokens, with a loss averaged over all such tokens of a step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from rlcore.checks.audit.integrity import verify_saved
 from rlcore.checks.audit.shuffle_gap import ShuffleGap, measure_shuffle_gap
 from rlcore.config import SftConfig
-from rlcore.distributed.sharded import device_of, full_state_dict, is_single_process, ranks_of, run_forward
+from rlcore.distributed.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.errors import DataError
-from rlcore.hardware.out_of_memory import longest_of, retry_smaller
-from rlcore.models.batching import pack_for, share_for
+from rlcore.hardware.out_of_memory import retry_unless_distributed
+from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
 from rlcore.seeding import shuffled
@@ -30,32 +30,32 @@ Report = Callable[[int, Mapping[str, float]], None]
 
 
 class SftHandle(Protocol):
-    """A model that demonstrations are taught to, whatever processes it is in."""
+    """Protocol of a model trained on demonstrations, in this process or in several."""
 
     def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
-        """Take one step; its loss in nats per token, the norm of its gradient, and the learning rate after it.
+        """Take one step; return its loss in nats per token, the gradient norm, and the learning rate after it.
 
         Raises:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
-            TrainingError: one demonstration, or the optimizer's state, does not fit into memory.
+            TrainingError: One demonstration, or the optimizer's state, does not fit into memory.
         """
         ...
 
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
-        """Mean negative log-likelihood per token of the assistant, in nats."""
+        """Return the mean negative log-likelihood per assistant token, in nats."""
         ...
 
-    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
-        """What answers of different prompts lose when they change places."""
+    def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
+        """Return the rise in loss when answers of different prompts are exchanged."""
         ...
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        """Write the model as a checkpoint with the tokenizer of ``start``, which it came from."""
+        """Write the model as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
         ...
 
 
 class SftLearner:
-    """A :class:`SftHandle` on a model of this process, which is one rank's share where it is shared."""
+    """:class:`SftHandle` on a model of this process, which may be one of several ranks."""
 
     def __init__(self, model: PreTrainedModel, config: SftConfig) -> None:
         self.model, self.ranks = model, ranks_of(model)
@@ -79,7 +79,7 @@ class SftLearner:
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         return mean_loss(self.model, demonstrations, self._tokens)
 
-    def pairing(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
+    def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
         return measure_shuffle_gap(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
@@ -89,19 +89,15 @@ class SftLearner:
         self.ranks.broadcast_object(partial(verify_saved, held, folder))
 
     def _fitted(self, minibatch: Sequence[Demonstration], scale: float) -> tuple[float, int]:
-        """The loss of :func:`accumulate_gradient`, and the tokens of a micro-batch with which it fits into memory.
-
-        One of several ranks does not try again: the others would wait for it.
-        """
+        """Return the loss of :func:`accumulate_gradient`, and the tokens per micro-batch that fit into memory."""
 
         def attempt(tokens_per_microbatch: int) -> float:
             self.model.zero_grad(set_to_none=True)
             return accumulate_gradient(self.model, minibatch, tokens_per_microbatch, self._count, scale)
 
-        if not is_single_process(self.model):
-            return attempt(self._tokens), self._tokens
-        longest = longest_of([demonstration.sequence for demonstration in minibatch])
-        return retry_smaller(attempt, self._tokens, longest=longest, setting="sft.tokens_per_microbatch")
+        sequences = [demonstration.sequence for demonstration in minibatch]
+        setting = "sft.tokens_per_microbatch"
+        return retry_unless_distributed(self.model, attempt, self._tokens, sequences=sequences, setting=setting)
 
 
 def train_sft(
@@ -113,10 +109,10 @@ def train_sft(
     seed: int,
     report: Report,
 ) -> None:
-    """Train ``model`` in place for ``num_steps`` steps; ``report(step, metrics)`` is called after each.
+    """Train ``model`` in place for ``num_steps`` steps; calls ``report(step, metrics)`` after each.
 
     Raises:
-        DataError, NonFiniteError, TrainingError: as :func:`run_sft_steps`.
+        DataError, NonFiniteError, TrainingError: As :func:`run_sft_steps`.
     """
     run_sft_steps(SftLearner(model, config), train, held_out, config, seed=seed, report=report)
 
@@ -130,15 +126,15 @@ def run_sft_steps(
     seed: int,
     report: Report,
 ) -> None:
-    """Let ``learner`` take ``num_steps`` steps; ``report(step, metrics)`` is called after each.
+    """Take ``num_steps`` steps of ``learner``; calls ``report(step, metrics)`` after each.
 
     Raises:
-        DataError: there is nothing to train on.
+        DataError: There are no demonstrations.
         NonFiniteError: NaN or infinity in a loss or gradient; that step was not taken.
-        TrainingError: one demonstration, or the optimizer's state, does not fit into memory; or ranks were lost.
+        TrainingError: One demonstration, or the optimizer's state, does not fit into memory; or ranks were lost.
     """
     if not train:
-        raise DataError("there is no demonstration to train on", fix="look at the report of prepare_demonstrations")
+        raise DataError("there are no demonstrations to train on", fix="see the report of prepare_demonstrations")
     for step, minibatch in enumerate(minibatches(train, config, seed=seed), start=1):
         metrics = dict(learner.step(minibatch))
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
@@ -149,13 +145,13 @@ def run_sft_steps(
 def accumulate_gradient(
     model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens_per_microbatch: int, step: int, scale: float
 ) -> float:
-    """Add the gradient of the minibatch's mean loss times ``scale``; returns that loss, in nats per token.
+    """Add the gradient of the minibatch's mean loss times ``scale``; return that loss, in nats per token.
 
     Raises:
         NonFiniteError: NaN or infinity in the loss; no step was taken.
     """
     ranks, sequences = ranks_of(model), [demonstration.sequence for demonstration in minibatch]
-    mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    mine = rank_indices(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
     num_tokens = sum(demonstration.num_trained for demonstration in minibatch)
     total = 0.0
     for batch in pack_trained(model, [minibatch[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch):
@@ -174,7 +170,7 @@ def _loss(model: PreTrainedModel, batch: PackedBatch, num_tokens: int) -> torch.
 def pack_trained(
     model: PreTrainedModel, demonstrations: Sequence[Demonstration], *, tokens_per_microbatch: int
 ) -> Iterator[PackedBatch]:
-    """Micro-batches in which the tokens that count alone are predicted; the others are seen by those after them."""
+    """Yield micro-batches that predict only trained tokens; other tokens are context."""
     masks = [torch.tensor(demonstration.loss_mask) for demonstration in demonstrations]
     offsets = torch.tensor([0, *map(len, masks)]).cumsum(0)
     trained = torch.cat([torch.empty(0, dtype=torch.bool), *masks])
@@ -191,7 +187,7 @@ def pack_trained(
 
 
 def minibatches(train: Sequence[Demonstration], config: SftConfig, *, seed: int) -> Iterator[list[Demonstration]]:
-    """``num_steps`` minibatches, epoch by epoch, each epoch in an order of its own."""
+    """Yield ``num_steps`` minibatches, reshuffling every epoch."""
     order: list[int] = []
     epoch = 0
     for _ in range(config.num_steps):
@@ -204,9 +200,9 @@ def minibatches(train: Sequence[Demonstration], config: SftConfig, *, seed: int)
 
 @torch.no_grad()
 def mean_loss(model: PreTrainedModel, demonstrations: Sequence[Demonstration], tokens_per_microbatch: int) -> float:
-    """Mean negative log-likelihood per token of the assistant, in nats."""
+    """Return the mean negative log-likelihood per assistant token, in nats."""
     sequences = [demonstration.sequence for demonstration in demonstrations]
-    mine = share_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    mine = rank_indices(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
     batches = pack_trained(model, [demonstrations[i] for i in mine], tokens_per_microbatch=tokens_per_microbatch)
     logprobs = [run_forward(model, partial(_scores, model, batch.to(device_of(model)))).cpu() for batch in batches]
     own = torch.cat([torch.empty(0), *logprobs])

@@ -1,7 +1,7 @@
-"""Metrics of one update, gathered over its micro-batches and steps.
+"""Metrics of one update, accumulated over its micro-batches and steps.
 
-What comes as a tensor stays one, float64 on its device, until the update is over: reading a number makes the host wait
-for the GPU, and a micro-batch has a dozen of them for each chunk of its head.
+Tensors stay float64 on their device until the update is over, because reading a number synchronizes with the GPU. A
+micro-batch has a dozen of them per chunk of its head.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateStats:
-    """What one update did. ``moved``: whether any policy weight changed. ``skipped``: what each skipped step met.
+    """Result of one update.
 
-    ``arrived``: of each rank, and of each epoch, a digest of the samples that it was about, see
-    :mod:`rlcore.training.handover`.
+    Attributes:
+        moved: True if any policy weight changed.
+        skipped: Error of each skipped step.
+        arrived: By rank and epoch, a digest of the trained samples; see :mod:`rlcore.training.sample_digests`.
     """
 
     policy_version: int
@@ -38,23 +40,23 @@ class UpdateStats:
     arrived: tuple[tuple[str, ...], ...] = ()
 
 
-Figure = float | Tensor  # a number, or a float64 scalar on the device that computed it
+Number = float | Tensor  # or a float64 scalar on its device
 
 
 class StatAccumulator:
-    """Sums over tokens, maxima, losses summed over the micro-batches of a step, and figures per step."""
+    """Accumulator of token sums, maxima, losses per step, and numbers per step."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, Figure] = {}
+        self._sums: dict[str, Number] = {}
         self._maxima: dict[str, Tensor] = {}
-        self._losses: dict[str, Figure] = {}
+        self._losses: dict[str, Number] = {}
         self._steps: dict[str, list[float]] = {}
-        self._num_tokens: Figure = 0.0
-        self._epoch_ref_kl: Figure = 0.0
-        self._epoch_start: tuple[dict[str, Figure], Figure] = ({}, 0.0)
+        self._num_tokens: Number = 0.0
+        self._epoch_ref_kl: Number = 0.0
+        self._epoch_start: tuple[dict[str, Number], Number] = ({}, 0.0)
 
     def rank_fraction(self, ranks: Ranks) -> StatAccumulator:
-        """A copy that one of several ranks goes on counting in: what was counted before is the first one's."""
+        """Return a copy for one rank to continue; earlier counts stay with the first rank."""
         if ranks.rank == 0:
             return copy.deepcopy(self)
         own = StatAccumulator()
@@ -62,11 +64,11 @@ class StatAccumulator:
         return own
 
     def merged(self, ranks: Ranks) -> StatAccumulator:
-        """What all ranks have counted, on each of them."""
+        """Return the counts of all ranks, on every rank."""
         if ranks.size == 1:
             return self
-        parts = ranks.gather((self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl))
-        sums, maxima, losses, num_tokens, ref_kl = zip(*parts, strict=True)
+        gathered = ranks.gather((self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl))
+        sums, maxima, losses, num_tokens, ref_kl = zip(*gathered, strict=True)
         self._sums, self._losses = _summed(sums), _summed(losses)
         self._num_tokens, self._epoch_ref_kl = float(sum(map(float, num_tokens))), float(sum(map(float, ref_kl)))
         names = {name: None for each in maxima for name in each}
@@ -84,38 +86,38 @@ class StatAccumulator:
         self.add_loss("loss/policy", output.loss)
 
     def add_loss(self, name: str, value: Float[Tensor, ""]) -> None:
-        """Add one micro-batch's part of a loss, a scalar."""
+        """Add the scalar loss of one micro-batch."""
         self._losses[name] = self._losses.get(name, 0.0) + value.detach().double()
 
     def record(self, name: str, value: float) -> None:
-        """Note a figure of one optimizer step."""
+        """Record a number of one optimizer step."""
         self._steps.setdefault(name, []).append(value)
 
     def add_ref_kl(self, total: Float[Tensor, ""]) -> None:
-        """Add one micro-batch's KL to the reference, summed over its tokens."""
+        """Add the KL to the reference policy of one micro-batch, summed over its tokens."""
         self._epoch_ref_kl = self._epoch_ref_kl + total.double()
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were counted; one that several epochs count is counted in each."""
+        """Number of counted tokens; each epoch counts its tokens again."""
         return int(self._num_tokens)
 
     def begin_epoch(self) -> None:
-        """From here on :meth:`epoch_mean` and :meth:`epoch_ref_kl` count anew."""
+        """Restart :meth:`epoch_mean` and :meth:`epoch_ref_kl`."""
         self._epoch_ref_kl = 0.0
         self._epoch_start = (dict(self._sums), self._num_tokens)
 
     def epoch_mean(self, name: str) -> float:
-        """Mean per token since the epoch began; 0 where nothing was counted."""
+        """Return the mean per token in this epoch; 0 without tokens."""
         sums, _ = self._epoch_start
         return (float(self._sums.get(name, 0.0)) - float(sums.get(name, 0.0))) / self._epoch_tokens
 
     def epoch_ref_kl(self) -> float:
-        """Mean KL to the reference per token since the epoch began; 0 where nothing was counted."""
+        """Return the mean KL to the reference policy per token in this epoch; 0 without tokens."""
         return float(self._epoch_ref_kl) / self._epoch_tokens
 
     def exceeded_kl(self, update: UpdateConfig) -> bool:
-        """Whether the epoch's mean KL to the old policy or to the reference is above its limit."""
+        """Return True if the epoch's mean KL to the old or reference policy exceeds its limit."""
         from_old = update.early_stop_kl > 0.0 and self.epoch_mean("kl/old") > update.early_stop_kl
         return from_old or (update.early_stop_ref_kl > 0.0 and self.epoch_ref_kl() > update.early_stop_ref_kl)
 
@@ -124,7 +126,7 @@ class StatAccumulator:
         return max(1, self.num_tokens - int(self._epoch_start[1]))
 
     def means(self) -> dict[str, float]:
-        """Every metric: per token, per step, or the maximum; the effective sample size as a share of the tokens."""
+        """Return all metrics: means per token or step, maxima, effective sample size as a fraction of tokens."""
         num_steps = max((len(values) for values in self._steps.values()), default=1)
         result = {name: float(total) / max(1, self.num_tokens) for name, total in self._sums.items()}
         weight, squared = result.pop("mismatch/weight", 1.0), result.pop("mismatch/weight_squared", 1.0)
@@ -138,9 +140,9 @@ class StatAccumulator:
 
 
 def after_skips(metrics: dict[str, float], num_skipped: int) -> dict[str, float]:
-    """The metrics of an update; where it skipped steps with their number, and without figures that are not finite.
+    """Return the metrics of an update; after skipped steps, add their number and drop non-finite values.
 
-    Where it took none, the norm of its gradient is 0, as with any update that takes none.
+    If no step was taken, the gradient norm is 0.
     """
     if not num_skipped:
         return metrics
@@ -148,6 +150,6 @@ def after_skips(metrics: dict[str, float], num_skipped: int) -> dict[str, float]
     return {"gradient_norm": 0.0} | finite | {"update/skipped_steps": float(num_skipped)}
 
 
-def _summed(parts: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:
-    names = {name: None for part in parts for name in part}
-    return {name: sum(float(part.get(name, 0.0)) for part in parts) for name in names}
+def _summed(gathered: Sequence[Mapping[str, Number]]) -> dict[str, Number]:
+    names = {name: None for part in gathered for name in part}
+    return {name: sum(float(part.get(name, 0.0)) for part in gathered) for name in names}

@@ -222,7 +222,7 @@ def rank_bytes(work: IterationShape, ranks: int) -> float:
         uses_critic=resolve_algorithm(rl).uses_critic,
         reward_model=None,
         compute_bytes=_HALF,
-        recompute=work.recompute,
+        gradient_checkpointing=work.recompute,
         num_tokens=work.prompt_tokens + rl.sampling.max_new_tokens,
     )
     native = rl.sampling.engine is None or rl.sampling.engine.kind == "native"

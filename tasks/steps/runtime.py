@@ -30,8 +30,13 @@ def open_runtime(config: HardwareConfig, *, seed: int) -> Iterator[Runtime]:
             torch.cuda.set_device(device)  # default device of code that takes none, such as vLLM's senders
         torch.cuda.reset_peak_memory_stats(device)
     try:
-        narrow = dtype.itemsize < torch.float32.itemsize and not config.save_float32
-        yield Runtime(device=device, compute_dtype=dtype, recompute=config.gradient_checkpointing, narrow=narrow)
+        like_start = dtype.itemsize < torch.float32.itemsize and not config.save_float32
+        yield Runtime(
+            device=device,
+            compute_dtype=dtype,
+            gradient_checkpointing=config.gradient_checkpointing,
+            like_start=like_start,
+        )
     finally:
         empty_cache()
 

@@ -102,7 +102,7 @@ def test_the_plan_is_what_the_card_then_holds(card: torch.device, dtype: torch.d
         uses_critic=False,
         reward_model=None,
         compute_bytes=dtype.itemsize,
-        recompute=False,
+        gradient_checkpointing=False,
         num_tokens=512,
     )
     held = plan.weights + plan.gradients + plan.optimizer

@@ -33,7 +33,7 @@ from rlcore.checks.canaries import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.training.experience import Experience
-from rlcore.training.handover import digest_of
+from rlcore.training.sample_digests import digest_of
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, ScoredRollout, TrainingSample
 
@@ -249,7 +249,9 @@ class Audit:
         seed = derive_seed(components.seed, "audit", iteration)
         try:
             rollouts = [item.rollout for _, item in indexed]
-            result = components.learner.examine(samples, rollouts, eos_ids=components.tokenizer.eos_ids, seed=seed)
+            result = components.learner.run_slow_path(
+                samples, rollouts, eos_ids=components.tokenizer.eos_ids, seed=seed
+            )
         except NonFiniteError as caught:  # the update meets it too, and skips a step or ends the run
             self._log_once(f"slow path skipped, NaN or infinity: {caught.what}")
             return

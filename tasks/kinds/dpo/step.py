@@ -48,7 +48,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         _learner(context, checkpoint, runtime) as learner,
     ):
         margins = run_dpo_steps(learner, data.train, data.held_out, config, seed=context.seed, report=report)
-        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
+        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.like_start)
         memory = peak_memory_gib(runtime.device)
     write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")

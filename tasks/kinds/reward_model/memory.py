@@ -14,6 +14,6 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, RewardModelStage).settings
     found = reward_model_footprint(
-        size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing
+        size, own, compute_bytes=dtype.itemsize, gradient_checkpointing=config.hardware.gradient_checkpointing
     )
     return supervised_need(name, config, found, adapter="backbone.lora.rank", rank=own.backbone.lora.rank)

@@ -120,8 +120,8 @@ def _judge(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardS
     raw = learner.scores(sequences)
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])
     own = list(zip(members, raw, strict=True))
-    scores = torch.stack([scale.centred(each, lengths) for scale, each in own])
-    rewards = torch.stack([scale.centred(each, lengths) / scale.scale for scale, each in own])
+    scores = torch.stack([scale.centered(each, lengths) for scale, each in own])
+    rewards = torch.stack([scale.centered(each, lengths) / scale.scale for scale, each in own])
     return HeldOut(pairs=pairs, sequences=sequences, scores=scores.mean(dim=0), rewards=rewards)
 
 

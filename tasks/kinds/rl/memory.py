@@ -26,7 +26,7 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
         uses_critic=uses_critic,
         reward_model=models[0] if models else None,  # of several models with similar shapes, one is counted
         compute_bytes=dtype.itemsize,
-        recompute=config.hardware.gradient_checkpointing,
+        gradient_checkpointing=config.hardware.gradient_checkpointing,
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
         own_reference=bool(stage.ref_policy),
     )

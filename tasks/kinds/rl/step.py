@@ -67,7 +67,7 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
 def _artifact(context: StageContext, components: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
     """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
-    components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.narrow)
+    components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.like_start)
     write_model_digest(folder, stage=context.stage, model=folder / MODEL)
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():

@@ -13,5 +13,7 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     """Return the memory of the stage ``name`` for a model of this size."""
     _, dtype = choose_device_and_dtype(config.hardware)
     own = config.stage(name, SftStage).settings
-    found = sft_footprint(size, own, compute_bytes=dtype.itemsize, recompute=config.hardware.gradient_checkpointing)
+    found = sft_footprint(
+        size, own, compute_bytes=dtype.itemsize, gradient_checkpointing=config.hardware.gradient_checkpointing
+    )
     return supervised_need(name, config, found)

@@ -55,15 +55,15 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         _learner(context, checkpoint, runtime) as learner,
     ):
         run_sft_steps(learner, train, held_out, config, seed=context.seed, report=report)
-        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.narrow)
-        pairing = learner.pairing(held_out, seed=context.seed)
-        context.log(str(pairing))
-        require_shuffle_gap(pairing, config.min_shuffle_gap)
+        learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.like_start)
+        shuffle_gap = learner.shuffle_gap(held_out, seed=context.seed)
+        context.log(str(shuffle_gap))
+        require_shuffle_gap(shuffle_gap, config.min_shuffle_gap)
         memory = peak_memory_gib(runtime.device)
     write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
-    return StageResult(metrics=result | {"sft/shuffle_gap": pairing.gap, "memory/peak_gib": memory})
+    return StageResult(metrics=result | {"sft/shuffle_gap": shuffle_gap.gap, "memory/peak_gib": memory})
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:

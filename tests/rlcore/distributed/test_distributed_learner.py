@@ -152,10 +152,10 @@ def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path
 def test_a_rank_without_memory_is_named_and_the_next_ones_take_smaller_batches(
     opened: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def short_of_memory(learner: Any, samples: Any, *, seed: int, measured: bool = False) -> None:
+    def short_of_memory(learner: Any, samples: Any, *, seed: int, measure_memory: bool = False) -> None:
         if learner.learner.ranks.rank == 1 and learner.learner.tokens_per_microbatch > 5000:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-        return update(learner, samples, seed=seed, measured=measured)
+        return update(learner, samples, seed=seed, measure_memory=measure_memory)
 
     update = rank.LocalLearner.update
     monkeypatch.setattr(rank.LocalLearner, "update", short_of_memory)

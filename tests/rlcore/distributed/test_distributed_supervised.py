@@ -142,7 +142,7 @@ def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Pat
                 learner, train, train, CONFIG, seed=0, report=lambda _, m, n=name: losses[n].append(m["sft/loss"])
             )
             learner.save_model(start, tmp_path / name)
-            gaps.append(learner.pairing(train, seed=0).gap)
+            gaps.append(learner.shuffle_gap(train, seed=0).gap)
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-2, abs=1e-3)
     assert losses["ranks"] == pytest.approx(losses["one"], rel=1e-4)
     ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))

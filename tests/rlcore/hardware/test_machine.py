@@ -15,7 +15,7 @@ from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.machine import (
     Machine,
-    _arithmetic,
+    _numerics_digest,
     choose_device_and_dtype,
     find_machine,
     hardware_config_for,
@@ -144,12 +144,12 @@ def test_a_precision_that_a_processor_computes_slowly_is_named(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_arithmetic_does_not_depend_on_threads_the_global_seed_or_an_open_autocast(dtype: torch.dtype) -> None:
     threads = torch.get_num_threads()
-    before = _arithmetic.__wrapped__(dtype)
+    before = _numerics_digest.__wrapped__(dtype)
     try:
         torch.set_num_threads(threads + 1)
         torch.manual_seed(7)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert _arithmetic.__wrapped__(dtype) == before
+            assert _numerics_digest.__wrapped__(dtype) == before
         assert torch.get_num_threads() == threads + 1
     finally:
         torch.set_num_threads(threads)

@@ -33,19 +33,19 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
     [
         # Learning: 4 each (weights, gradients, two moments). Frozen: 1 each, and 1 for the engine's copy.
         ({"recipe": "ppo"}, 4 + 4 + 1 + 1 + 1),  # policy, critic, reference, reward model, engine
-        ({"recipe": "ppo", "placement": "shared"}, 4 + 1 + 1 + 1),
+        ({"recipe": "ppo", "critic_architecture": "shared"}, 4 + 1 + 1 + 1),
         ({"recipe": "rlvr_ppo"}, 4 + 4 + 1 + 1),
         ({"recipe": "grpo"}, 4 + 1 + 1 + 1),
         ({"recipe": "rlvr_grpo"}, 4 + 1 + 1),
         ({"recipe": "rlvr_grpo", "reference": False}, 4 + 1),
         # Adapters of 1 % on a frozen base, which is the reference as well: base and engine.
         ({"recipe": "rlvr_grpo", "num_adapter": 1}, 1 + 1 + 4 * 0.01),
-        ({"recipe": "ppo", "num_adapter": 1, "placement": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
+        ({"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
         # A teacher is a model of its own beside the base; where all weights learn it stands in place of the start.
         ({"recipe": "rlvr_grpo", "num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
         ({"recipe": "rlvr_grpo", "own_reference": True}, 4 + 1 + 1),
         (
-            {"recipe": "ppo", "num_adapter": 1, "placement": "lora", "reward_model_is_adapter": True},
+            {"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora", "reward_model_is_adapter": True},
             1 + 1 + 2 * 4 * 0.01 + 0.01,
         ),
     ],
@@ -57,7 +57,7 @@ def test_a_plan_in_multiples_of_the_policys_parameters(plan: dict[str, Any], mul
 
 
 def test_a_base_in_half_precision_weighs_half() -> None:
-    plan = MemoryPlan(recipe="ppo", num_parameters=100, num_adapter=1, placement="lora", frozen_bytes=2)
+    plan = MemoryPlan(recipe="ppo", num_parameters=100, num_adapter=1, critic_architecture="lora", frozen_bytes=2)
     # Base, engine and reward model at 2 bytes, two adapters of one parameter at 16.
     assert expected(plan).total == 3 * 200 + 2 * 16
 
@@ -99,7 +99,7 @@ def test_a_measured_update_holds_what_the_plan_says(placement: str, rank: int) -
         recipe="rlvr_ppo" if placement else "rlvr_grpo",
         num_parameters=size,
         num_adapter=sum(p.numel() for p in learner.policy.parameters()) if rank else 0,
-        placement=placement or "separate",
+        critic_architecture=placement or "separate",
         reference=False,
     )
     wanted = expected(plan)

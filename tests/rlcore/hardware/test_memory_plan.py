@@ -64,12 +64,12 @@ SHAPES: dict[str, Any] = {
 }
 
 
-def made(name: str, *, recompute: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+def made(name: str, *, gradient_checkpointing: bool = False, dtype: torch.dtype = torch.float32) -> Any:
     """A model of a shape, ready to learn."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SHAPES[name], attn_implementation=TREE_ATTENTION)
     set_compute_dtype(model, dtype)
-    return enable_gradient_checkpointing(model).train() if recompute else model
+    return enable_gradient_checkpointing(model).train() if gradient_checkpointing else model
 
 
 def measured_activations(model: Any, tokens: int) -> int:
@@ -94,15 +94,15 @@ def measured_activations(model: Any, tokens: int) -> int:
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_activations_are_within_a_quarter_of_what_autograd_keeps(
-    name: str, dtype: torch.dtype, recompute: bool
+    name: str, dtype: torch.dtype, gradient_checkpointing: bool
 ) -> None:
     size, tokens = ModelSize.of(SHAPES[name]), 512
-    conditions = Conditions(compute_bytes=dtype.itemsize, recompute=recompute, tokens=tokens)
+    conditions = Conditions(compute_bytes=dtype.itemsize, gradient_checkpointing=gradient_checkpointing, tokens=tokens)
     head = conditions.activations(size) - conditions.backbone(size)
-    found = measured_activations(made(name, recompute=recompute, dtype=dtype), tokens)
-    if recompute:  # the meter does not see the one layer that is there again in the backward pass
+    found = measured_activations(made(name, gradient_checkpointing=gradient_checkpointing, dtype=dtype), tokens)
+    if gradient_checkpointing:  # the meter does not see the one layer that is there again in the backward pass
         assert found < conditions.activations(size) < 6 * found + head
         return
     assert conditions.backbone(size) == pytest.approx(found, rel=0.25)
@@ -146,7 +146,13 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("config", "settings", "weights"), CASES)
 def test_weights_of_a_run_are_counted_exactly(config: Any, settings: dict[str, Any], weights: int) -> None:
-    given = {"uses_critic": False, "reward_model": None, "compute_bytes": 2, "recompute": False, "num_tokens": 10}
+    given = {
+        "uses_critic": False,
+        "reward_model": None,
+        "compute_bytes": 2,
+        "gradient_checkpointing": False,
+        "num_tokens": 10,
+    }
     found = rl_footprint(SIZE, config, **(given | settings))
     assert found.weights == weights
     assert found.optimizer == 2 * found.gradients
@@ -156,14 +162,14 @@ def test_weights_of_a_run_are_counted_exactly(config: Any, settings: dict[str, A
 
 def test_moments_in_eight_bits_are_a_quarter() -> None:
     config = SftConfig(num_steps=1, batch_size=1, learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit"))
-    found = sft_footprint(SIZE, config, compute_bytes=4, recompute=False)
+    found = sft_footprint(SIZE, config, compute_bytes=4, gradient_checkpointing=False)
     assert (found.weights, found.gradients, found.optimizer) == (400, 400, 200)
 
 
 def test_dpo_holds_no_second_model_and_an_adapter_learns_on_frozen_weights() -> None:
     def found(**settings: Any) -> Any:
         config = DpoConfig(num_epochs=1, batch_size=1, learning_rate=1.0, **settings)
-        return dpo_footprint(SIZE, config, compute_bytes=2, recompute=False)
+        return dpo_footprint(SIZE, config, compute_bytes=2, gradient_checkpointing=False)
 
     whole, adapted = found(), found(lora=LoraConfig(rank=2))
     assert (whole.weights, whole.gradients, whole.optimizer) == (400, 400, 800)
@@ -177,13 +183,16 @@ def reward(**settings: Any) -> RewardModelConfig:
 
 def test_a_frozen_backbone_of_a_reward_model_is_held_once_and_has_no_gradients() -> None:
     heads = reward_model_footprint(
-        SIZE, reward(ensemble=3, backbone=BackboneConfig(trainable_layers=0)), compute_bytes=4, recompute=False
+        SIZE,
+        reward(ensemble=3, backbone=BackboneConfig(trainable_layers=0)),
+        compute_bytes=4,
+        gradient_checkpointing=False,
     )
     assert (heads.weights, heads.gradients, heads.activations) == (4 * (24 + 20), 0, 0)
-    whole = reward_model_footprint(SIZE, reward(ensemble=3), compute_bytes=4, recompute=False)
+    whole = reward_model_footprint(SIZE, reward(ensemble=3), compute_bytes=4, gradient_checkpointing=False)
     assert (whole.weights, whole.gradients) == (3 * 4 * (24 + 20), 4 * (24 + 20))
     adapted = reward_model_footprint(
-        SIZE, reward(backbone=BackboneConfig(lora=LoraConfig(rank=2))), compute_bytes=2, recompute=False
+        SIZE, reward(backbone=BackboneConfig(lora=LoraConfig(rank=2))), compute_bytes=2, gradient_checkpointing=False
     )
     assert (adapted.weights, adapted.gradients) == (200 + 80, 80)
 
@@ -194,7 +203,7 @@ def test_the_plan_of_a_run_is_what_a_learner_then_holds() -> None:
     learner = Learner(policy, ScalarHeadModel.on_backbone(critic), algorithm=ALGORITHMS["ppo"], config=config)
     size = ModelSize.of(policy.config)
     plan = rl_footprint(
-        size, config, uses_critic=True, reward_model=None, compute_bytes=4, recompute=False, num_tokens=16
+        size, config, uses_critic=True, reward_model=None, compute_bytes=4, gradient_checkpointing=False, num_tokens=16
     )
     with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
         learner.update(strategies.random_samples(0, dtype=torch.float32), seed=0)

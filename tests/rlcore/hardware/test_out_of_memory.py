@@ -72,7 +72,7 @@ def test_an_update_that_runs_out_of_memory_is_the_update_with_small_micro_batche
     small = squeezed.tokens_per_microbatch
     assert LONGEST <= small <= LONGEST + 20 < max(tried)
     assert f"set update.tokens_per_microbatch = {small}" in caplog.text
-    assert "done again" in caplog.text and "Tried to allocate" not in stats[0].metrics
+    assert "retrying" in caplog.text and "Tried to allocate" not in stats[0].metrics
     assert sum(size > LONGEST + 20 for size in tried) == caplog.text.count(
         "out of memory: "
     )  # each met once, then never

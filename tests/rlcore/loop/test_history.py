@@ -74,7 +74,7 @@ def test_a_history_that_is_gone_is_never_replaced_in_silence(make_components: Ma
     with pytest.raises(KilledError):
         train(make_components(), Tape(killed_in=4))
     (tmp_path / "run" / NAME).unlink()
-    with pytest.raises(CheckpointError, match="checkpoints were damaged"):
+    with pytest.raises(CheckpointError, match="checkpoints are damaged"):
         train(make_components(), Tape())
 
 

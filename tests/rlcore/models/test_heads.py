@@ -95,12 +95,12 @@ def test_a_head_lies_beside_its_backbone_and_comes_back_bit_for_bit(tmp_path: Pa
 
 
 def test_a_missing_head_is_named_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="there is no scalar head") as caught:
+    with pytest.raises(ModelError, match="scalar head not found") as caught:
         load_scalar_model(strategies.tiny_llama(), tmp_path)
     assert caught.value.where.startswith(str(tmp_path))
 
 
 def test_a_head_of_another_width_is_refused(tmp_path: Path) -> None:
     save_head(random_head(), tmp_path)
-    with pytest.raises(ModelError, match=r"the head is \(1, 24\), the backbone wants \(1, 32\)"):
+    with pytest.raises(ModelError, match=r"head has shape \(1, 24\), but the backbone needs \(1, 32\)"):
         load_scalar_model(strategies.tiny_llama(hidden_size=32), tmp_path)

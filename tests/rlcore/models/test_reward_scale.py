@@ -18,7 +18,7 @@ def test_rewards_have_mean_zero_and_std_one_over_the_reference_set() -> None:
     scores, lengths = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([1.0, 2.0, 3.0])
     scale = measure_scale(scores, lengths)
     assert (scale.shift, scale.scale) == (3.0, pytest.approx(1.6330, abs=5e-5))
-    rewards = scale.centred(scores, lengths) / scale.scale
+    rewards = scale.centered(scores, lengths) / scale.scale
     assert float(rewards.mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(rewards.std(unbiased=False)) == pytest.approx(1.0)
 
@@ -51,7 +51,7 @@ def test_a_debiased_score_loses_the_slope_times_the_log_of_the_length() -> None:
 
 
 def test_a_slope_needs_different_ratios_of_lengths() -> None:
-    with pytest.raises(DataError, match="the effect of length cannot be measured"):
+    with pytest.raises(DataError, match="length bias cannot be measured"):
         fit_length_slope(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]))
 
 

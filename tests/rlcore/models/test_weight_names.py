@@ -60,5 +60,5 @@ def test_a_conversion_of_several_tensors_at_once_is_refused(tmp_path: Path, monk
         return exact(model, state) if len(state) > 1 else {}
 
     monkeypatch.setattr(weight_names, "revert_weight_conversion", half)
-    with pytest.raises(ModelError, match="cannot be named one by one"):
+    with pytest.raises(ModelError, match="cannot be converted to checkpoint names"):
         to_checkpoint_names({}, tmp_path)

@@ -36,7 +36,7 @@ def test_a_template_without_a_generation_prompt_is_refused_with_the_line_that_it
     shape = SHAPES[name]
     head, _, tail = shape.template.rpartition("{% if add_generation_prompt %}")
     line = "{% if add_generation_prompt %}" + tail
-    with pytest.raises(ModelError, match="writes no generation prompt") as refused:
+    with pytest.raises(ModelError, match="has no generation prompt") as refused:
         load_tokenizer(tmp_path, "byte-level", replace(shape, template=head))
     assert f"append {line.replace(' }}', ' }}')}" in refused.value.fix
     load_tokenizer(tmp_path, "byte-level", replace(shape, template=head + line))
@@ -44,7 +44,7 @@ def test_a_template_without_a_generation_prompt_is_refused_with_the_line_that_it
 
 def test_a_turn_that_ends_with_an_undeclared_control_token_is_told_of_extra_eos(tmp_path: Path) -> None:
     shape = replace(SHAPES["ChatML"], controls=(*SHAPES["ChatML"].controls, "<|endoftext|>"), eos="<|endoftext|>")
-    with pytest.raises(ModelError, match="none of the EOS ids") as refused:
+    with pytest.raises(ModelError, match="contains no EOS id") as refused:
         load_tokenizer(tmp_path, "byte-level", shape)
     assert refused.value.fix.startswith('set model.extra_eos = ["<|im_end|>"]')
 
@@ -57,7 +57,7 @@ def test_a_thought_in_an_earlier_turn_is_named_and_not_the_last_message(name: st
         Message(role="assistant", content="<think>\nTwo and two.\n</think>\n\nFour."),
         Message(role="user", content="And twice?"),
     ]
-    with pytest.raises(ModelError, match="rewrites the text of a message: number 2, assistant, '<think>") as refused:
+    with pytest.raises(ModelError, match="rewrites message 2 \\(assistant\\): '<think>") as refused:
         tokenizer.render_prompt(messages)
     assert "leave the thoughts out of earlier turns" in refused.value.fix
 
@@ -65,5 +65,5 @@ def test_a_thought_in_an_earlier_turn_is_named_and_not_the_last_message(name: st
 @pytest.mark.parametrize("drawn", ["{{ ['Hi.', 'Hello.'] | random }}", "{{ lipsum(1) }}"])
 def test_a_template_that_draws_by_chance_is_refused(drawn: str, tmp_path: Path) -> None:
     shape = SHAPES["ChatML"]
-    with pytest.raises(ModelError, match="draws by chance"):
+    with pytest.raises(ModelError, match="uses random functions"):
         load_tokenizer(tmp_path, "byte-level", replace(shape, template=drawn + shape.template))

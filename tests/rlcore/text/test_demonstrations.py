@@ -174,7 +174,7 @@ def test_a_prefilled_thought_is_prompt_in_every_turn(tmp_path: Path, template: s
 
 def test_a_past_turn_without_the_prefilled_thought_needs_a_generation_block(tmp_path: Path) -> None:
     messages, answer = conversation("1+1", "2", "+1"), "<think>\nHm.</think>3"
-    with pytest.raises(ModelError, match="otherwise than it would be sampled") as caught:
+    with pytest.raises(ModelError, match="differently from a sampled one") as caught:
         render_conversation(load(tmp_path / "plain", THINKING), messages, answer)
     assert "generation" in caught.value.fix
     assert str(tmp_path / "plain") in caught.value.where
@@ -188,7 +188,7 @@ def test_a_past_turn_without_the_prefilled_thought_needs_a_generation_block(tmp_
 def test_a_template_that_drops_past_thoughts_is_refused(tmp_path: Path) -> None:
     dropping = THINKING.replace("message['content']", "message['content'].split('</think>')[-1]")
     messages = conversation("1+1", "<think>\nHm.</think>2", "+1")
-    with pytest.raises(ModelError, match="rewrites the text of a message"):
+    with pytest.raises(ModelError, match="rewrites message"):
         render_conversation(load(tmp_path, dropping), messages, "<think>\n</think>3")
 
 
@@ -229,10 +229,10 @@ def test_turns_of_a_sentence_piece_model_are_trained_on_as_the_whole_conversatio
     ("change", "complaint"),
     [
         # the EOS left out of the block, the line end after it taken in, the header taken in, the user's words taken in
-        (("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}"), "marks '2' where"),
+        (("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}"), "marks '2', but"),
         (("<|im_end|>' }}{% endgeneration %}", "<|im_end|>\\n' }}{% endgeneration %}"), r"marks '2<\|im_end\|>\\n'"),
         (("{% generation %}{{ message['content']", "{{ message['content'] }}{% generation %}{{ ''"), "is '2<"),
-        (("message['role'] == 'assistant'", "true"), "mark 4 turns where the assistant has 2"),
+        (("message['role'] == 'assistant'", "true"), "mark 4 turns, but the assistant has 2"),
         (("message['role'] == 'assistant'", "message['role'] == 'assistant' and loop.last"), "mark 1 turns"),
     ],
 )

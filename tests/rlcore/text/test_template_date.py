@@ -65,5 +65,5 @@ def test_the_library_has_the_same_prompts_on_another_day(tmp_path: Path, monkeyp
 def test_a_recorded_day_that_is_none_is_a_clear_error(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path, "byte-level", SHAPES["Llama 3"]) / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "template_date": "soon"}), "utf-8")
-    with pytest.raises(ModelError, match="template_date is no date: 'soon'"):
+    with pytest.raises(ModelError, match="template_date is not a date: 'soon'"):
         ChatTokenizer.load(tmp_path)

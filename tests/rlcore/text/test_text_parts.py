@@ -94,9 +94,11 @@ def test_a_mark_of_thoughts_or_answers_that_is_a_special_token_stays_in_the_text
 def test_a_tokenizer_that_cannot_spell_a_text_refuses_it() -> None:
     encoder = words_alone()
     assert encoder.encode([Part("<end>", "template"), Part(" seven ", "other")]) == (3, 2)
-    with pytest.raises(ModelError, match=r"makes the control tokens \[0\] of plain text: ' septillion'"):
+    with pytest.raises(ModelError, match=r"reads plain text as the control tokens \[0\]: ' septillion'"):
         encoder.encode([Part(" septillion", "other")])
-    with pytest.raises(ModelError, match=r"makes the control tokens \[0\]"):  # it has no letters to spell that with
+    with pytest.raises(
+        ModelError, match=r"reads plain text as the control tokens \[0\]"
+    ):  # it has no letters to spell that with
         encoder.encode([Part("<end>", "other")])
 
 

@@ -55,7 +55,7 @@ def test_texts_are_encoded_as_one_by_one_and_a_control_token_in_them_is_letters(
 
 def test_a_text_that_becomes_a_control_token_all_the_same_is_refused(tmp_path: Path) -> None:
     broken = dataclasses.replace(load(tmp_path), encoder=words_alone())
-    with pytest.raises(ModelError, match="makes the control tokens"):
+    with pytest.raises(ModelError, match="reads plain text as the control tokens"):
         encode_all(broken, ["seven", "septillion"])
 
 

@@ -111,9 +111,9 @@ def test_a_template_that_trims_texts_is_followed(tmp_path: Path) -> None:
     [
         (None, "no chat template"),
         (CHAT_TEMPLATE.replace("messages %}", "messages[1:] %}"), "does not write each message"),
-        (CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper"), "rewrites the text"),
-        (CHAT_TEMPLATE.replace("+ '<|im_end|>'", ""), "none of the EOS ids"),
-        (CHAT_TEMPLATE.replace("<|im_start|>assistant", "<|im_start|>bot"), "not how it begins"),
+        (CHAT_TEMPLATE.replace("message['content']", "message['content'] | upper"), "rewrites message 1"),
+        (CHAT_TEMPLATE.replace("+ '<|im_end|>'", ""), "contains no EOS id"),
+        (CHAT_TEMPLATE.replace("<|im_start|>assistant", "<|im_start|>bot"), "differs from the start"),
         ("{{ raise_exception('only tools may speak') }}", "only tools may speak"),
         ("{% for message in messages %}", "refuses a conversation"),
     ],
@@ -148,7 +148,7 @@ def test_a_prefilled_thought_is_found_and_is_part_of_the_prompt(tmp_path: Path, 
     prompt_ids, completion_ids = tokenizer.render_demonstration([user("3+4")], "<think>\nEasy.</think>7")
     assert tokenizer.decode(prompt_ids).endswith("assistant\n<think>\n")
     assert tokenizer.decode(completion_ids) == "Easy.</think>7"
-    with pytest.raises(ModelError, match="must begin with it"):
+    with pytest.raises(ModelError, match="a completion must begin with"):
         tokenizer.render_demonstration([user("3+4")], "7")
 
 

@@ -106,7 +106,7 @@ def test_when_every_checkpoint_is_damaged_the_run_does_not_begin_anew_in_silence
     save_steps(tmp_path, 1, 2)
     for step in (1, 2):
         flip_a_bit(tmp_path / f"step-{step:06d}")
-    with pytest.raises(CheckpointError, match="all 2 checkpoints were damaged"):
+    with pytest.raises(CheckpointError, match="all 2 checkpoints are damaged"):
         load_newest(tmp_path, make_learner(), identity=IDENTITY)
     assert names(tmp_path) == ["damaged-step-000001", "damaged-step-000002"]
 
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(identity: dict[str, str]
     learner = make_learner()
     learner.update(strategies.random_samples(0), seed=0)  # now it differs from the checkpoint
     before = weights_of(learner.policy)
-    with pytest.raises(CheckpointError, match=f"made with another {named}\n"):
+    with pytest.raises(CheckpointError, match=f"belongs to a run with a different {named}\n"):
         load_newest(tmp_path, learner, identity=identity)
     assert torch.equal(weights_of(learner.policy), before)
     assert names(tmp_path) == ["step-000001"]
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     config = strategies.rl_config()
     other = Learner(strategies.tiny_llama(num_hidden_layers=1), None, algorithm=ALGORITHMS["grpo"], config=config)
-    with pytest.raises(CheckpointError, match="other parameters than the model"):
+    with pytest.raises(CheckpointError, match="have different parameters"):
         load_newest(tmp_path, other, identity=IDENTITY)
 
 

@@ -85,6 +85,6 @@ def test_a_step_makes_what_the_teacher_expects_more_likely() -> None:
 
 @pytest.mark.parametrize("kl", [KlConfig(), KlConfig(coefficient=1.0)])
 def test_without_a_kl_in_the_reward_tokens_have_no_reward_of_their_own(kl: KlConfig) -> None:
-    with pytest.raises(ConfigError, match="gives each token its own reward") as caught:
+    with pytest.raises(ConfigError, match="distil trains on per-token rewards") as caught:
         resolve_algorithm(config(kl=kl))
     assert caught.value.where == "kl.apply_to"

@@ -174,7 +174,7 @@ def test_a_group_sees_the_whole_reward_whenever_it_was_earned() -> None:
 
 
 def test_rewards_for_another_number_of_turns_are_refused() -> None:
-    with pytest.raises(TrainingError, match="3 turn rewards, its rollout 2 turns"):
+    with pytest.raises(TrainingError, match="3 turn rewards, but its rollout has 2 turns"):
         build([[with_turns(1.0, 0.5, 0.25, 0.25)]])
 
 

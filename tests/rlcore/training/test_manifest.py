@@ -57,7 +57,7 @@ def test_a_file_that_has_changed_or_is_cut_is_refused(content: str, tmp_path: Pa
     seal = written(path, "a", "b").seal()
     path.write_text(content)
     assert not has_sealed_prefix(path, seal)
-    with pytest.raises(CheckpointError, match="not what the newest one has sealed"):
+    with pytest.raises(CheckpointError, match="differs from the seal of the newest checkpoint"):
         AppendOnlyFile(path).restore(seal)
 
 

@@ -177,7 +177,7 @@ def test_length_cannot_be_taken_out_where_all_pairs_have_sides_of_one_length() -
         dataclasses.replace(p, chosen_ids=(7, n % 20), rejected_ids=(8, 9))
         for n, p in enumerate(pairs_with_length(20, seed=0, share_longer=0.5))
     ]
-    with pytest.raises(DataError, match="the effect of length cannot be measured"):
+    with pytest.raises(DataError, match="length bias cannot be measured"):
         measure_scales(fit(pairs)[1], pairs, length_debias=True, seed=0)
 
 

@@ -32,7 +32,7 @@ ADAPTER = LoraConfig(rank=2)
 
 
 def runtime(*, recompute: bool) -> Runtime:
-    return Runtime(device=torch.device("cpu"), compute_dtype=torch.float32, recompute=recompute)
+    return Runtime(device=torch.device("cpu"), compute_dtype=torch.float32, gradient_checkpointing=recompute)
 
 
 @pytest.fixture
@@ -123,12 +123,12 @@ def test_without_a_gpu_there_is_nothing_to_free(emptied: list[bool], monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("dtype", "save_float32", "narrow"),
+    ("dtype", "save_float32", "like_start"),
     [("float32", False, False), ("bfloat16", False, True), ("float16", False, True), ("bfloat16", True, False)],
 )
 def test_only_what_was_computed_in_half_precision_is_handed_on_in_it(
-    dtype: Any, save_float32: bool, narrow: bool
+    dtype: Any, save_float32: bool, like_start: bool
 ) -> None:
     hardware = HardwareConfig(device="cpu", dtype=dtype, save_float32=save_float32)
     with open_runtime(hardware, seed=0) as opened:
-        assert opened.narrow is narrow
+        assert opened.like_start is like_start

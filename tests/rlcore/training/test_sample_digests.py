@@ -11,8 +11,8 @@ import torch
 
 from rlcore.distributed.ranks import ONE, Ranks
 from rlcore.errors import CanaryError
-from rlcore.training.handover import digest_of, require_same
 from rlcore.training.learner import Learner
+from rlcore.training.sample_digests import digest_of, require_same
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import make_learner, update_config
@@ -63,5 +63,5 @@ def test_ranks_that_are_given_different_samples_say_so_before_a_step(tmp_path: P
             return error.what
         return ""
 
-    assert on_ranks(2, told, tmp_path) == ["rank 1 was given other samples than rank 0"] * 2
+    assert on_ranks(2, told, tmp_path) == ["rank 1 received other samples than rank 0"] * 2
     require_same(strategies.random_samples(0), ONE)

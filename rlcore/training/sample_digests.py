@@ -1,4 +1,4 @@
-"""Digests of samples: what the audit has looked at is what a gradient is made of, on every rank."""
+"""Digests of training samples, to verify that every rank trains on the audited samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "adv
 
 
 def digest(sample: TrainingSample) -> str:
-    """A digest of a sample's tokens, mask and numbers, last bits included."""
+    """Return the digest of a sample's tokens, mask and numbers, bit for bit."""
     found = hashlib.blake2b(digest_size=16)
     for ids in (sample.prompt_ids, sample.completion_ids):
         found.update(array("q", [len(ids), *ids]).tobytes())
@@ -24,15 +24,15 @@ def digest(sample: TrainingSample) -> str:
 
 
 def digest_of_digests(digests: Iterable[str]) -> str:
-    """One digest of many, in whatever order they come."""
+    """Return one digest of many, in any order."""
     return hashlib.blake2b("".join(sorted(digests)).encode(), digest_size=16).hexdigest()
 
 
 def require_same(samples: Iterable[TrainingSample], ranks: Ranks) -> None:
-    """Every rank has been given the same samples: of others the gradient of none would be the sum.
+    """Check that all ranks have the same samples.
 
     Raises:
-        CanaryError: names a rank with others than the first one's.
+        CanaryError: A rank has other samples than the first one.
     """
     if ranks.size == 1:
         return
@@ -40,11 +40,11 @@ def require_same(samples: Iterable[TrainingSample], ranks: Ranks) -> None:
     for number, other in enumerate(others, start=1):
         if other != first:
             raise CanaryError(
-                f"rank {number} was given other samples than rank 0",
-                fix="they were changed on their way to the ranks; no step was taken",
+                f"rank {number} received other samples than rank 0",
+                fix="they were changed in transfer; no step was taken",
             )
 
 
 def digest_of(samples: Iterable[TrainingSample]) -> str:
-    """What an epoch over ``samples`` has to have learned from."""
+    """Return the digest that an epoch over ``samples`` must report."""
     return digest_of_digests(map(digest, samples))
