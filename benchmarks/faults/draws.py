@@ -38,7 +38,7 @@ def penalised(patch: Patches) -> None:
         seen[0][torch.arange(len(tokens)), tokens] = True
         return tokens, tempered.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-    old = patch.set(native, "draw", draw)
+    old = patch.set(native, "sample_tokens", draw)
 
 
 def greedy_at_first(patch: Patches) -> None:

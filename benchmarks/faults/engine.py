@@ -23,7 +23,7 @@ def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
             tokens, _ = old(sharpen(logits / temperature), uniforms, temperature=1.0)
             return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-        old = patch.set(native, "draw", draw)
+        old = patch.set(native, "sample_tokens", draw)
 
     return inject
 
@@ -69,7 +69,7 @@ def reporting(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Inject:
             tokens, _ = old(logits, uniforms, temperature=temperature)
             return tokens, change(logits, temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-        old = patch.set(native, "draw", draw)
+        old = patch.set(native, "sample_tokens", draw)
 
     return inject
 

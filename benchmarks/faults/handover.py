@@ -67,7 +67,7 @@ def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
     """Change the prompts of an iteration: of the turns, its number, and what would be right."""
 
     def inject(patch: Patches) -> None:
-        old = patch.set(PromptSchedule, "prompts_of", lambda self, number: choose(self, number, old(self, number)))
+        old = patch.set(PromptSchedule, "prompts_for", lambda self, number: choose(self, number, old(self, number)))
 
     return inject
 

@@ -92,7 +92,7 @@ def another_temperature(patch: Patches) -> None:
     """The engine draws and reports at 0.98 of the temperature that was asked for."""
     old = patch.set(
         native,
-        "draw",
+        "sample_tokens",
         lambda logits, uniforms, *, temperature: old(logits, uniforms, temperature=0.98 * temperature),
     )
 
@@ -153,7 +153,7 @@ def values_of_reference(patch: Patches) -> None:
 
 def gradient_accumulates(patch: Patches) -> None:
     """Gradients of the update before are not cleared."""
-    patch.set(learner, "clear_gradients", lambda *models: None)
+    patch.set(learner, "zero_grad", lambda *models: None)
 
 
 LATER: dict[str, tuple[str, Inject]] = {

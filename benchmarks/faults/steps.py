@@ -112,7 +112,9 @@ def last_layer_alone(patch: Patches) -> None:
 
 def stuck_schedule(patch: Patches) -> None:
     """Forty steps further on."""
-    patch.set(learner, "seek", lambda scheduler, step: optim_module.set_schedule_step(scheduler, step + 40))
+    patch.set(
+        learner, "set_schedule_step", lambda scheduler, step: optim_module.set_schedule_step(scheduler, step + 40)
+    )
 
 
 def twice(patch: Patches) -> None:

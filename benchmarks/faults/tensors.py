@@ -120,12 +120,12 @@ def other_betas(patch: Patches) -> None:
 
 def schedule_stands(patch: Patches) -> None:
     """The rate stays that of the first step."""
-    patch.set(learner, "seek", lambda scheduler, step: None)
+    patch.set(learner, "set_schedule_step", lambda scheduler, step: None)
 
 
 def schedule_by_update(patch: Patches) -> None:
     """The rate moves once an update, in place of once a step."""
-    old = patch.set(learner, "seek", lambda scheduler, step: old(scheduler, step - step % 4))
+    old = patch.set(learner, "set_schedule_step", lambda scheduler, step: old(scheduler, step - step % 4))
 
 
 def halved(them: list[torch.nn.Parameter]) -> None:

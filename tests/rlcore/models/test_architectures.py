@@ -44,7 +44,7 @@ def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def _said_once() -> Iterator[None]:
-    batching._say_slow.cache_clear()
+    batching._log_slow.cache_clear()
     yield
 
 

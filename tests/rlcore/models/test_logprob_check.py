@@ -133,7 +133,7 @@ def test_code_that_cannot_be_called_so_is_refused_by_name(monkeypatch: pytest.Mo
         raise AttributeError("no such cache")
 
     monkeypatch.setattr(model.model, "forward", forward)
-    with pytest.raises(ModelError, match="LlamaForCausalLM cannot be called as training does: AttributeError: no such"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM cannot be called by the trainer: AttributeError: no such"):
         check_model(model)
 
 
