@@ -105,14 +105,18 @@ def assistant_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], promp
     turn, spans = tokenizer.turn, []
     parts = tokenizer.render_parts(messages)
     for index in _assistant_indices(messages):
-        said, after = 2 * index + 1, parts[2 * index + 2]
+        part_index, after = 2 * index + 1, parts[2 * index + 2]
         before = tokenizer.render_parts(messages[:index])
-        text, sampled = _text(parts[: said + 1]), _text(before)
-        words = parts[said].text.removeprefix(turn.prefill)
+        text, sampled = _text(parts[: part_index + 1]), _text(before)
+        words = parts[part_index].text.removeprefix(turn.prefill)
         ways = [sampled + words, sampled + turn.opening + words]
-        if not parts[said].text.startswith(turn.prefill) or text not in ways or not after.text.startswith(turn.end):
+        if (
+            not parts[part_index].text.startswith(turn.prefill)
+            or text not in ways
+            or not after.text.startswith(turn.end)
+        ):
             return None
-        spans.append(_span(tokenizer, before, [*parts[: said + 1], Part(turn.end, "template")], prompt_ids))
+        spans.append(_span(tokenizer, before, [*parts[: part_index + 1], Part(turn.end, "template")], prompt_ids))
     return spans
 
 
@@ -132,11 +136,11 @@ def block_spans(tokenizer: ChatTokenizer, messages: Sequence[Message], completio
         return interleaved(pieces, conversation[: len(pieces) - 1], texts[: len(pieces) - 1])
 
     marked = [_text(up_to(end)).removeprefix(_text(up_to(start))) for start, end in blocks]
-    turn, said = tokenizer.turn, [texts[index] + tokenizer.turn.end for index in _assistant_indices(conversation)]
-    if len(marked) != len(said) or any(
-        found not in (words, turn.opening + words) for found, words in zip(marked, said, strict=True)
+    turn, expected = tokenizer.turn, [texts[index] + tokenizer.turn.end for index in _assistant_indices(conversation)]
+    if len(marked) != len(expected) or any(
+        found not in (words, turn.opening + words) for found, words in zip(marked, expected, strict=True)
     ):
-        raise _refusal(tokenizer, _difference(marked, said))
+        raise _refusal(tokenizer, _difference(marked, expected))
     # The last block is the answer, which is not in the prompt.
     return [_span(tokenizer, up_to(start), up_to(end), prompt_ids) for start, end in blocks[:-1]]
 

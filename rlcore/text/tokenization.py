@@ -215,12 +215,14 @@ def require_same_tokens(tokenizer: ChatTokenizer) -> None:
         texts = [_TEXTS[(number + index) % len(_TEXTS)] for index in range(len(roles))]
         messages = [Message(role=role, content=text) for role, text in zip(roles, texts, strict=True)]
         try:
-            said = tokenizer.prefill + _ANSWERS[number % len(_ANSWERS)]
-            prompt, answer = tokenizer.render_demonstration(messages, said)
+            completion = tokenizer.prefill + _ANSWERS[number % len(_ANSWERS)]
+            prompt, answer = tokenizer.render_demonstration(messages, completion)
         except ModelError:
             continue
         _compare(tokenizer, prompt, _theirs(tokenizer, messages, add_generation_prompt=True), roles)
-        whole = _theirs(tokenizer, [*messages, Message(role="assistant", content=said)], add_generation_prompt=False)
+        whole = _theirs(
+            tokenizer, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
+        )
         # Templates that drop or begin a thought write an answer differently from a sampled one.
         if whole[: len(prompt)] == prompt and not tokenizer.prefill:
             _compare(tokenizer, (*prompt, *answer), whole[: len(prompt) + len(answer)], (*roles, "assistant"))

@@ -70,6 +70,6 @@ def test_what_was_saved_last_is_loaded_and_another_run_may_not(tmp_path: Path) -
     assert state is not None and (state["iteration"], state["history"]) == (2, [2])
     state = checkpoints.load(up_to=1)
     assert state is not None and state["iteration"] == 1
-    with pytest.raises(CheckpointError, match="another stage"):
+    with pytest.raises(CheckpointError, match="different stage"):
         Checkpoints(tmp_path, learner, identity={"stage": "other"}).load()
     checkpoints.close()
