@@ -74,7 +74,7 @@ def reference_learns(patch: Patches) -> None:
         critic, reference = old(plan, policy, runtime)
         return critic, policy if reference is not None else None
 
-    old = patch.set(build, "_others", others)
+    old = patch.set(build, "_critic_and_reference", others)
 
 
 def critic_idle(patch: Patches) -> None:

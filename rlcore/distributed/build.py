@@ -83,7 +83,7 @@ def make_learner(
         ModelError: The critic must start from a reward model that is no LoRA of the same base.
     """
     critic, reference = _critic_and_reference(plan, policy, runtime)
-    return LocalLearner(_learner(plan, policy, critic), reference, beside=beside)
+    return LocalLearner(_learner(plan, policy, critic), reference, other_models=beside)
 
 
 def make_rank_learner(

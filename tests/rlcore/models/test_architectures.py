@@ -245,7 +245,7 @@ def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture
     with caplog.at_level("WARNING", logger=batching.__name__):
         choose_attention(make(hybrid))
         choose_attention(make(hybrid))
-    assert caplog.text.count("Lfm2ForCausalLM hands a state on from token to token") == 1
+    assert caplog.text.count("Lfm2ForCausalLM keeps a state from token to token") == 1
 
 
 def test_the_documented_table_is_what_is_tested() -> None:
