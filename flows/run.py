@@ -160,7 +160,7 @@ def run_rollback(model: str, version: int, reason: str) -> str:
     champion = roll_back(home, tracker, model, version=version, reason=reason)
     if taken_down := find_number(tracker, model, str(version)):
         refresh_cards(home, tracker, [taken_down])
-    outcome = f"{model}: version {version} is taken down, version {champion.version} is champion again"
+    outcome = f"{model}: version {version} is rolled back, version {champion.version} is champion again"
     logger.info("%s", outcome)
     report_markdown("outcome of the roll-back", plain(outcome))
     return outcome

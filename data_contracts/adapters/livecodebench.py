@@ -53,7 +53,7 @@ def _tests(row: Row, name: str) -> list[dict[str, Any]]:
         if all(isinstance(test["input"], str) and isinstance(test["output"], str) for test in tests):
             return list(tests)
     except (ValueError, TypeError, KeyError, zlib.error) as error:
-        raise RowError(name, f"holds no tests: {type(error).__name__}: {error}", value[:200]) from error
+        raise RowError(name, f"has no tests: {type(error).__name__}: {error}", value[:200]) from error
     raise RowError(name, "must be tests with an input and an output, both texts", value[:200])
 
 

@@ -149,7 +149,7 @@ def _different_entries(
             raise ContractError(
                 f"{task} has too few different problems: {missing} more are needed",
                 where="options.tasks",
-                fix="ask for fewer rows, or make its problems more varied with its settings",
+                fix="request fewer rows, or vary its problems with its settings",
             )
         entry = {name: dataset[index][name] for name in _ENTRY_FIELDS}
         digest = prompt_hash(single_question(entry["question"]))

@@ -15,7 +15,7 @@ from rlcore.data_contracts.gate.row_hashes import prompt_of
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig
 
 NEAR = "is nearly a prompt that is evaluated on"
-IN_HISTORY = "holds in its history a prompt that is evaluated on"
+IN_HISTORY = "has an evaluation prompt in its history"
 MAX_NEAR = 8  # training prompts that are nearly one prompt: more are a template with different words
 Tokens = Callable[[Rows], Mapping[int, Sequence[str]]]
 

@@ -27,7 +27,7 @@ class RowSummary:
     def place(self) -> str:
         """Location in the source: ``line 7``."""
         if self.origin is None:
-            return "another data set"
+            return "another dataset"
         return f"{self.origin.source}, line {self.origin.line}" if self.origin.source else f"line {self.origin.line}"
 
 

@@ -119,7 +119,7 @@ def _control_complaint(place: int, fields: dict[str, str], controls: re.Pattern[
         match = controls.search(text)
         if match:
             around = text[max(0, match.start() - 60) : match.end() + 60]
-            reason = f"holds the control token {match.group()} as text"
+            reason = f"contains the special token {match.group()} as text"
             return [RowViolation(row=place, field=field, value=around, reason=reason, is_fatal=True)]
     return []  # a special token with a NUL in it, across two texts
 

@@ -76,7 +76,7 @@ def describe(layout: Layout) -> tuple[str, bool]:
     if lacking:
         lines.append(f"registered NOT READY  the server has {', '.join(lacking)}: run `make services`")
     lines += ["", f"source {layout.client_file}   # for a shell: addresses, user and password of Prefect and MLflow"]
-    lines += [f"both pages ask for the user {USER} and that password (Prefect's in one field: {USER}:<password>)"]
+    lines += [f"both pages require the user {USER} and that password (Prefect's in one field: {USER}:<password>)"]
     lines += ["", f"state, logs: {layout.root}"]
     return "\n".join(lines) + "\n", all(states)
 

@@ -58,7 +58,7 @@ def _refuse_unequal(old: Connection, new: Connection) -> None:
     if versions[0] != versions[1]:
         raise ServiceError(
             f"the two databases have different tables ({versions[0]} and {versions[1]})",
-            fix="bring the old one up first: mlflow db upgrade sqlite:///<home>/mlflow.db",
+            fix="upgrade the old one first: mlflow db upgrade sqlite:///<home>/mlflow.db",
         )
     if new.execute(text("SELECT count(*) FROM runs")).scalar():
         raise ServiceError("the server has runs of its own, with which the old ones could collide", fix="migrate first")

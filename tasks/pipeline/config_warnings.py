@@ -33,7 +33,7 @@ def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
         for key, largest in TYPICAL_MAXIMUM.items():
             value = _value(stage.settings, key)
             if value is not None and value > largest:
-                found.append(f"warning: {path}.{key} = {value!r}: recipes have at most {largest!r}; is it meant?")
+                found.append(f"warning: {path}.{key} = {value!r}: recipes have at most {largest!r}; is this intended?")
         found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
     return found
 
@@ -50,7 +50,7 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
     if scale in ("group", "group_sample"):
         yield (
             f"warning: {path}.kl.apply_to = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "
-            "group of equal scores is trained on its KL alone, scaled up; is 'loss' meant?"
+            "group of equal scores is trained on its KL alone, scaled up; is 'loss' intended?"
         )
 
 

@@ -60,7 +60,7 @@ GPUS: Mapping[str, Gpu] = MappingProxyType(
     }
 )
 EFFICIENCY = MappingProxyType({"update": 0.4, "pass": 0.5, "decoding": 0.6, "traffic": 0.7})
-"""What part of the data sheet is taken to be reached."""
+"""Assumed fraction of the data-sheet rates."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ def layout_line(work: IterationShape, name: str, count: int) -> str:
     synchronous, ahead = found.seconds(0), found.seconds(1)
     faster = f", {ahead:.3g} s with sampling.staleness = 1" if ahead < synchronous else ""
     return (
-        f"{count} {name}: {dealt}; a card that learns holds {format_bytes(int(found.held))} of "
+        f"{count} {name}: {dealt}; a learner GPU needs {format_bytes(int(found.held))} of "
         f"{format_bytes(int(GPUS[name].memory))}; an iteration takes {synchronous:.3g} s (update {found.update:.3g}, "
         f"rollouts {found.rollouts:.3g}, sync {found.sync:.3g}){faster}"
     )

@@ -240,7 +240,7 @@ def _without_none(value: Any) -> Any:
 
 def _unknown(home: Home, what: str) -> ModelError:
     return ModelError(
-        f"this home has no record of how {what} was made",
+        f"this state directory has no record of how {what} was made",
         where=str(home.cache),
-        fix="set RLCORE_HOME to the home that trained it",
+        fix="set RLCORE_HOME to the state directory that trained it",
     )

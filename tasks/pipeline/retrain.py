@@ -104,7 +104,7 @@ def remember(home: Home, model: str) -> tuple[str, ...]:
             raise DataError(
                 f"the data that {model} was trained on are gone: {', '.join(f'{name} {sha}' for name, sha in gone)}",
                 where=str(home.artifacts / "dataset"),
-                fix="bring these folders back from a backup or another home, then say it again",
+                fix="restore these folders from a backup or another state directory, then rerun the command",
             )
         add_past(tracker, version, folder, digest)
     return tuple(kept)

@@ -157,7 +157,7 @@ def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: Arti
             raise StorageError(
                 f"the rows of {name} are not those of their digest any more: {errors[0]}",
                 where=str(store.root / ref.uri),
-                fix="start the same command again: what was changed is made anew",
+                fix="rerun the command, which recreates it",
             )
 
 

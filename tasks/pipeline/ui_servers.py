@@ -44,7 +44,7 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
     known = passwords(_folder(home) / "passwords.json", (WEB, SESSIONS))
     sys.stdout.write(
         f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\n"
-        f"Both ask for user {USER}, password {known[WEB]} (Prefect's page in one field: {USER}:{known[WEB]})\n"
+        f"Both require user {USER}, password {known[WEB]} (Prefect's page in one field: {USER}:{known[WEB]})\n"
         "Ctrl-C ends both.\n"
     )
     sys.stdout.flush()
@@ -112,7 +112,7 @@ def _require_results(home: Home) -> None:
         raise StorageError(
             "nothing was run here yet, so there is nothing to look at",
             where=str(home.root),
-            fix="run make demo (or: rlcore run), or set RLCORE_HOME to where it was run",
+            fix="run make demo (or: rlcore run), or set RLCORE_HOME to its state directory",
         )
 
 

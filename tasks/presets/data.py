@@ -83,7 +83,7 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         if self.eval_path and (not self.path or self.adapter == POLICY):
-            raise ConfigError("eval_path names the held-out rows of a data set whose path names the others: name both")
+            raise ConfigError("eval_path names the held-out rows of a dataset whose path names the others: name both")
 
     @property
     def has_prompts(self) -> bool:

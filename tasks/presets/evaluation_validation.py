@@ -22,18 +22,18 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
     known = prompt_data(config)
     for name in config.evaluation.data:
         if name not in known:
-            yield f"evaluation.data = {name!r}: no data set of prompts; choose among {listed(known)}"
+            yield f"evaluation.data = {name!r}: no dataset of prompts; choose among {listed(known)}"
     if not known:
-        yield "data: no data set has prompts, so nothing can be evaluated; add one with contract = 'prompts'"
+        yield "data: no dataset has prompts, so nothing can be evaluated; add one with contract = 'prompts'"
     for place, verifier in enumerate(config.evaluation.verifiers):
         for name in verifier.data:
             if name not in known:
                 at = f"evaluation.verifiers.{place}.data"
-                yield f"{at} = {name!r}: no data set of prompts; choose among {listed(known)}"
+                yield f"{at} = {name!r}: no dataset of prompts; choose among {listed(known)}"
     for name in evaluated_data(config):
         deciding = [each for each in config.evaluation.verifiers if not each.data or name in each.data]
         if len(deciding) != 1:
-            yield f"evaluation.verifiers: {len(deciding)} decide on the data set {name!r}; give each data set one"
+            yield f"evaluation.verifiers: {len(deciding)} decide on the dataset {name!r}; give each dataset one"
 
 
 def promotion_errors(config: RunConfig) -> Iterator[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
 
 REGISTRY = "models:/"
-"""What the URI of a registered model begins with, where a stage names one as its start."""
+"""Prefix of the URI of a registered model."""
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TAKEN = (
     *(BASE, "policy", "critic", "reference", "import_sft", "compare"),

@@ -67,7 +67,7 @@ def _names(config: RunConfig) -> Iterator[str]:
             if not is_name(name):
                 yield f"{section}.{name}: not a name; take small letters, digits and _, and none that the pipeline uses"
     for name in config.data.keys() & config.stages.keys():
-        yield f"stages.{name}: a data set has this name too; call one of them otherwise"
+        yield f"stages.{name}: a dataset has this name too; rename one of them"
 
 
 def _data(config: RunConfig) -> Iterator[str]:
@@ -81,7 +81,7 @@ def _data(config: RunConfig) -> Iterator[str]:
             yield f"{path}.policy = {data.policy!r}: neither adapter nor fallback is 'policy'; leave it out"
         elif data.is_sampled and (players := _players(config)):
             yield (
-                f"{path}.adapter = 'policy': a pair holds two answers and no calls of tools, and "
+                f"{path}.adapter = 'policy': a pair has two answers and no tool calls, and "
                 f"stages.{players[0]}.sampling.episodes names tools; name a file of pairs"
             )
         elif data.policy and data.policy not in _policies(config):
@@ -130,13 +130,13 @@ def _reads(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         if name not in config.data and name not in config.stages:
             yield f"{at}: no such data; choose among {listed(known)}"
         elif name not in known:
-            yield f"{at}: holds no {stage.consumes}; choose among {listed(known)}"
+            yield f"{at}: has no {stage.consumes}; choose among {listed(known)}"
     for name in gold_pairs_of(stage):
         at = f"{path}.gold_pairs = {name!r}"
         if name in data_of(stage):
             yield f"{at}: is in {key} too; training pairs test nothing"
         elif name not in known:
-            yield f"{at}: holds no {stage.consumes}; choose among {listed(known)}"
+            yield f"{at}: has no {stage.consumes}; choose among {listed(known)}"
 
 
 def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     if terms:
         for name in data_of(stage):
             if not any(not term.data or name in term.data for term in terms):
-                yield f"{path}.rewards: no reward is on the data set {name!r}; add one, or draw no prompts from it"
+                yield f"{path}.rewards: no reward is on the dataset {name!r}; add one, or draw no prompts from it"
 
 
 def _shares(path: str, stage: StageConfig) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _draw(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         return
     for name in data_of(stage):
         if name not in data_of(measured):
-            yield f"{key}: it asks no prompts of {name!r}; add it to stages.{draw.pass_rates}.data"
+            yield f"{key}: it samples no prompts of {name!r}; add it to stages.{draw.pass_rates}.data"
 
 
 def _critic(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:

@@ -11,14 +11,14 @@ _HEAD = """# Settings
 
 Every key of a preset.
 
-- `rlcore config mine.toml` prints a preset whole, and says where each key was set.
+- `rlcore config mine.toml` prints a complete preset with the source of each key.
 - `rlcore config --schema > preset.schema.json` writes a JSON Schema for editors. The first line of a preset names it:
   `#:schema ./preset.schema.json`.
 - A file with `extends = "tiny"` holds only what differs from that preset. Tables are merged key by key, lists are
   replaced. `without = ["stages.ppo", "promotion"]` leaves out what that one has.
 - Any key can be set for one run: `rlcore run mine.toml --set stages.grpo.learning_rate=2e-6`.
 
-What a graph of data sets and stages can say: [Recipes](recipes.md).
+What a graph of datasets and stages can say: [Recipes](recipes.md).
 """
 
 

@@ -34,9 +34,9 @@ CURVES = (
     ("kl/ref", "KL to the reference", "nats per token"),
     ("completion/length", "completion length", "tokens"),
     ("entropy", "entropy", "nats per token"),
-    ("completion/truncated", "truncated", "share of completions that reached the limit of tokens"),
-    ("clip/fraction", "clipped", "share of tokens"),
-    ("groups/zero_signal", "groups without signal", "share of groups"),
+    ("completion/truncated", "truncated", "fraction of completions that reached the token limit"),
+    ("clip/fraction", "clipped", "fraction of tokens"),
+    ("groups/zero_signal", "groups without signal", "fraction of groups"),
     ("value/explained_variance", "explained variance", "of the critic; at most 1"),
 )
 _PART, _DATA = "reward/term/", ("reward/data/", "eval/data/")
@@ -76,7 +76,7 @@ def data_curves(histories: Mapping[str, History], *, confidence: float) -> list[
             ]
             if series:
                 shown = ", ".join(each.label for each in series)
-                note = f"by data set: {shown}"
+                note = f"by dataset: {shown}"
                 found.append({"title": f"{label}: {title}", "note": note, "svg": line_chart(series, title=title)})
     return found
 

@@ -106,7 +106,7 @@ def _reward(term: Mapping[str, Any]) -> str:
     named = f"{term['weight']:g} × {term['kind']}"
     details = [f"{name} = {value}" for name, value in term["options"].items()]
     details += [f"of {term['stage']}"] if term["stage"] and term["stage"] != term["kind"] else []
-    details += [f"{term['below_gate']:g} in all where it is below {term['gate']:g}"] if term["gate"] is not None else []
+    details += [f"{term['below_gate']:g} in total if it is below {term['gate']:g}"] if term["gate"] is not None else []
     details += [f"on {', '.join(term['data'])} alone"] if term["data"] else []
     return f"{named} ({', '.join(details)})" if details else named
 

@@ -45,7 +45,7 @@ def show_model(home: Home, model: str) -> str:
     record = next((each for each in read_records(home) if each.key == tags.get("stage_key")), None)
     lines = [f"{tags['name']} version {tags['version']}"]
     lines += [f"  {name + ':':<15}{tags[name]}" for name in _OF_VERSIONS if tags.get(name)]
-    return "\n".join([*lines, *(_record_lines(home, record) if record else ["  made in another home"])]) + "\n"
+    return "\n".join([*lines, *(_record_lines(home, record) if record else ["  made elsewhere"])]) + "\n"
 
 
 def _record_lines(home: Home, record: Record) -> Iterator[str]:

@@ -151,7 +151,7 @@ class _Front:
 
     def _enter(self) -> None:
         if self._running >= self._limits.concurrent:
-            what = f"{self._running} requests are being answered, which is the limit; ask again later"
+            what = f"{self._running} requests are active, which is the limit; retry later"
             raise ApiError(429, what, code="too_many_requests")
         self._running += 1
 

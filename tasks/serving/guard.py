@@ -115,7 +115,7 @@ class _Body:
 
 def _length(value: bytes) -> int:
     if not (value.isdigit() and len(value) < 20):
-        raise ApiError(400, "the header content-length is no length")
+        raise ApiError(400, "the header content-length is invalid")
     return int(value)
 
 

@@ -69,7 +69,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is no valid JSON: {str(error)[:200]}") from None
+        raise ApiError(400, f"the body is invalid JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise ApiError(400, "the body has to be a JSON object")
     _check_plain(value)
@@ -179,7 +179,7 @@ def _check_plain(value: Any) -> None:
         if depth > _MAX_DEPTH:
             raise ApiError(400, f"the body is nested more than {_MAX_DEPTH} levels deep")
         if isinstance(each, float) and not math.isfinite(each):
-            raise ApiError(400, "the body holds a number that is too large")
+            raise ApiError(400, "the body has a number that is too large")
         if isinstance(each, str):
             _check_text(each)
         elif isinstance(each, dict):
@@ -192,7 +192,7 @@ def _check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ApiError(400, "the body holds half of a surrogate pair, which is no character") from None
+        raise ApiError(400, "the body has a lone surrogate, which is no character") from None
 
 
 def _text(value: Any) -> str:

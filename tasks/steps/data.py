@@ -121,7 +121,7 @@ def prepare_source(
 
 
 def is_exact(config: DatasetConfig) -> bool:
-    """Return True if every character counts when texts of a data set are compared."""
+    """Return True if every character counts when texts of a dataset are compared."""
     adapter = resolve_adapter(config)
     return config.comparison.compare == "exact" or (adapter != POLICY and convert.is_exact(adapter))
 

@@ -62,6 +62,6 @@ def read_gold_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[Tok
         raise DataError(
             "gold_pairs have no pair, so nothing shows which side the reward model prefers",
             where=f"stages.{context.stage}.gold_pairs",
-            fix="name data sets with pairs whose winners are known, or leave gold_pairs out",
+            fix="name datasets with pairs whose winners are known, or leave gold_pairs out",
         )
     return found

@@ -68,5 +68,5 @@ def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int
             f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
             f"{needed} in all, the model reads {positions}",
             where=key,
-            fix="lower max_new_tokens, or max_tokens of the data set so that the gate leaves long prompts out",
+            fix="lower max_new_tokens, or max_tokens of the dataset so that the gate leaves long prompts out",
         )

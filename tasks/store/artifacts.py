@@ -196,7 +196,7 @@ def _is_folder(path: Path) -> bool:
 def _describe(folder: Path, path: Path) -> dict[str, Any]:
     if path.is_symlink() or not path.is_file():
         raise StorageError(
-            "an artifact holds plain files alone, and this is a link or a special file",
+            "an artifact may contain only plain files, and this is a link or a special file",
             where=str(path),
             fix="copy the file instead of linking to it",
         )

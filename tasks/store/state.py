@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rlcore.tasks.store.settings import Home
 
 STATE = 1
-"""Of everything in a home that is rlcore's own; raised when an older version could not read it any more."""
+"""Version of rlcore's own state; increased if older versions cannot read it."""
 _NOTE = "versions.json"
 _REVISION = re.compile(r"^(down_)?revision(?:\s*:[^=\n]+)?\s*=\s*(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"""["']([^"']+)["']""")
@@ -62,7 +62,7 @@ class Database:
                 return ""
             except sqlite3.DatabaseError as error:
                 raise StorageError(
-                    f"not a database: {error}", where=str(self.path), fix="bring it back from a backup"
+                    f"not a database: {error}", where=str(self.path), fix="restore it from a backup"
                 ) from error
         return str(row[0]) if row else ""
 
@@ -88,7 +88,7 @@ def require_readable(home: Home) -> None:
     known = _read(note)
     if known.get("state", STATE) > STATE:
         raise StorageError(
-            f"the home was written by a newer rlcore (state {known['state']}, this one knows {STATE})",
+            f"the state directory was written by a newer rlcore (state {known['state']}, this one knows {STATE})",
             where=str(home.root),
             fix="install that version again, or set RLCORE_HOME to another folder",
         )
@@ -101,7 +101,7 @@ def require_readable(home: Home) -> None:
     if older:
         names = ", ".join(f"{each.path.name} ({each.tool} {each.installed})" for each in older)
         raise StorageError(
-            f"the home's databases have the schema of an older version: {names}",
+            f"the state directory's databases have an older schema: {names}",
             where=str(home.root),
             fix="run `rlcore upgrade`, which copies them first; or install the versions again that wrote them",
         )
@@ -141,7 +141,7 @@ def upgrade(home: Home) -> tuple[str, ...]:
         StorageError: a run is active, a newer version wrote a database, or its upgrade failed and was undone.
     """
     if any(map(is_held, home.leases.glob("*.json"))):
-        raise StorageError("a run is under way in this home", where=str(home.leases), fix="wait until it has ended")
+        raise StorageError("a run is active here", where=str(home.leases), fix="wait until it has ended")
     known, lines = _read(home.root / _NOTE), []
     for each in databases(home):
         before = each.schema
@@ -156,7 +156,7 @@ def upgrade(home: Home) -> tuple[str, ...]:
                 _copy(copy, each.path)
                 last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
                 raise StorageError(
-                    f"{each.tool} could not bring its database up, which is as it was: {last}",
+                    f"{each.tool} could not upgrade its database, which is unchanged: {last}",
                     where=str(each.path),
                     fix="install the version again that wrote it",
                 )
@@ -198,7 +198,7 @@ def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
         raise StorageError(
             f"the database was written by a newer {each.tool}{other}; {each.installed} is installed and cannot read it",
             where=str(each.path),
-            fix=f"install that version of {each.tool} again, or bring back a copy from the home's folder backups",
+            fix=f"install that version of {each.tool} again, or restore a copy from its folder backups",
         )
     return each.schema not in newest and before.get("version") != each.installed
 

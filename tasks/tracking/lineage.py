@@ -40,9 +40,9 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
     record = next((each for each in records if each.key == tags.get("stage_key")), None)
     if record is None:
         raise ModelError(
-            f"no stage of this home made version {tags['version']} of {tags['name']}",
+            f"no stage of this state directory made version {tags['version']} of {tags['name']}",
             where=str(home.cache),
-            fix="set RLCORE_HOME to the home that trained it",
+            fix="set RLCORE_HOME to the state directory that trained it",
         )
     return tags, ancestry(home, records, record)
 
@@ -69,7 +69,7 @@ def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancesto
             and each.ref.sha256 == sha256
             and each.created <= record.created
         ]
-        unknown = Ancestor(stage=stage, sha256=sha256, facts=("no record in this home",), parents=())
+        unknown = Ancestor(stage=stage, sha256=sha256, facts=("no record in this state directory",), parents=())
         parents.append(ancestry(home, records, made[0]) if made else unknown)
     stage = record.ingredients["stage"]["name"]
     return Ancestor(stage=stage, sha256=record.ref.sha256, facts=_facts(home, record), parents=tuple(parents))

@@ -124,7 +124,7 @@ def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path, uri: str) 
         raise ModelError(
             f"its files cannot be compared with the digest {sha256[:12]} that was registered: {error.what}",
             where=f"{uri}: {error.where}",
-            fix="bring the folder of that artifact back, or set RLCORE_HOME to the home that trained it",
+            fix="restore the folder of that artifact, or set RLCORE_HOME to the state directory that trained it",
         ) from error
     prefix = f"{_CHECKPOINT}/"
     own = {name.removeprefix(prefix): digest for name, digest in listed.items() if name.startswith(prefix)}

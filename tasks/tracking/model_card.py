@@ -43,7 +43,7 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
         "How to load it": _loading(name, record),
         "Results": _results(records, record),
         "Decision": _decision(tags),
-        "Training data": _data_table(data) + "\n\nMore of each data set is in `data_card.md`.",
+        "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md`.",
         "License": _license(license_id),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
@@ -118,9 +118,9 @@ def _results(records: Sequence[Record], record: Record) -> str:
 def _decision(tags: Mapping[str, str]) -> str:
     lines = [plain(tags.get("verdict") or _NOT_YET)]
     if over := tags.get("promoted_over"):
-        lines.append("It became champion" + (f" in the place of version {plain(over)}." if over != "none" else "."))
+        lines.append("It became champion" + (f" instead of version {plain(over)}." if over != "none" else "."))
     if reason := tags.get("rolled_back"):
-        lines.append(f"It was taken down again: {plain(reason)}")
+        lines.append(f"It was rolled back: {plain(reason)}")
     return " ".join(lines)
 
 
@@ -131,9 +131,7 @@ def _license(name: str) -> str:
 def _loading(name: str, record: Record) -> str:
     uri = json.dumps(f"models:/{name}@champion")
     if _is_reward_model(record):
-        return (
-            f"Where rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = mlflow.pyfunc.load_model({uri})\n```"
-        )
+        return f"If rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = mlflow.pyfunc.load_model({uri})\n```"
     return f"""```python
 import mlflow
 
@@ -156,7 +154,7 @@ def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
         f"{code_cell(str(each.get('digest', ''))[:_DIGITS])} |"
         for each in data
     ]
-    head = "| data set | contract | source | for training | held out | digest of the rows |"
+    head = "| dataset | contract | source | for training | held out | digest of the rows |"
     return "\n".join([head, "|---|---|---|---|---|---|", *rows])
 
 

@@ -151,7 +151,7 @@ def test_the_graph_has_the_stage_before_the_run_that_draws_by_it_and_makes_no_ch
     ("override", "fault"),
     [
         ("stages.grpo.curriculum.pass_rates=sft", "no stage of the kind difficulty; choose one of difficulty"),
-        ("stages.grpo.prompts={other=1.0}", "it asks no prompts of 'other'; add it to stages.difficulty.data"),
+        ("stages.grpo.prompts={other=1.0}", "it samples no prompts of 'other'; add it to stages.difficulty.data"),
         ("stages.grpo.curriculum.min_pass_rate=0.95", "min_pass_rate must not be above max_pass_rate"),
     ],
 )

@@ -117,7 +117,7 @@ def test_an_adapter_is_merged_into_the_checkpoint_and_lies_beside_it(
 @pytest.mark.parametrize(
     ("override", "fault"),
     [
-        ("stages.dpo.data=['prompts']", "stages.dpo.data = 'prompts': holds no preference pairs"),
+        ("stages.dpo.data=['prompts']", "stages.dpo.data = 'prompts': has no preference pairs"),
         ("stages.dpo.data=[]", "stages.dpo.data: names no data"),
         ("stages.dpo.init_from=sfd", "stages.dpo.init_from = 'sfd': no such checkpoint"),
         ("stages.dpo.beta=0.0", "stages.dpo.beta"),

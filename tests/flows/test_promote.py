@@ -323,7 +323,7 @@ def test_a_promotion_by_a_stage_that_is_no_win_rate_is_refused() -> None:
 def test_a_least_accuracy_without_references_is_refused() -> None:
     frame = answers([True], ["a"])
     frame["has_reference"] = False
-    assert [each.name for each in limits_of(frame, [], PromotionConfig(challenger="sft"))] == ["share of answers cut"]
+    assert [each.name for each in limits_of(frame, [], PromotionConfig(challenger="sft"))] == ["answers truncated"]
     with pytest.raises(ConfigError, match="min_accuracy"):
         limits_of(frame, [], PromotionConfig(challenger="sft", min_accuracy=0.1))
 

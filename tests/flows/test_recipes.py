@@ -161,7 +161,7 @@ def test_curves_and_evaluations_tell_the_data_sets_apart(mixed_home: Path) -> No
     assert {"eval/data/sums", "eval/data/programs"} <= set(summary)
     check_names(summary)
     (report,) = mixed_home.glob("reports/*/report.html")
-    assert "By data set" in report.read_text()
+    assert "By dataset" in report.read_text()
 
 
 def test_sft_copies_both_data_sets_of_demonstrations(mixed_home: Path) -> None:

@@ -101,7 +101,7 @@ def test_an_answer_that_holds_the_words_of_an_evaluation_prompt_is_told_quaranti
     (refused,) = [json.loads(line) for line in (made / "quarantine.jsonl").read_text().splitlines()]
     assert refused["line"] == 3
     assert refused["reason"].startswith("shares 13 words in a row")
-    assert "in another data set" in refused["excerpt"]
+    assert "in another dataset" in refused["excerpt"]
     assert RUN[:40] in refused["excerpt"]
     assert len(read_table(made / "train.parquet")) == 19
 

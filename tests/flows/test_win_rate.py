@@ -154,7 +154,7 @@ def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:
     ("override", "fault"),
     [
         ("stages.win_rate.baseline=sfd", "stages.win_rate.baseline = 'sfd': no such checkpoint"),
-        ("stages.win_rate.data=['preferences']", "stages.win_rate.data = 'preferences': holds no prompts"),
+        ("stages.win_rate.data=['preferences']", "stages.win_rate.data = 'preferences': has no prompts"),
         (
             "stages.win_rate.human_pairs=['prompts']",
             "stages.win_rate.human_pairs = 'prompts': no dataset of human",

@@ -73,7 +73,7 @@ def write_sampled_pairs(
         raise DataError(
             f"the policy gave no pair: on {len(asked)} prompts its answers were all right or all wrong",
             where=f"the adapter 'policy' with policy = {config.policy!r}",
-            fix="train the policy longer, choose other prompts, or name a file of pairs in the data set's path",
+            fix="train the policy longer, choose other prompts, or name a file of pairs in the dataset's path",
         )
     write_table(pd.DataFrame(pairs), path)
 

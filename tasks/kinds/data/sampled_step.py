@@ -12,7 +12,7 @@ from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 def run_prepare_sampled(
     context: StageContext, *, name: str, policy: str, prompts: tuple[str, ...], held_out: tuple[str, ...]
 ) -> StageResult:
-    """Gate pairs of answers of the stage ``policy`` to the training prompts of the data sets ``prompts``."""
+    """Gate pairs of answers of the stage ``policy`` to the training prompts of the datasets ``prompts``."""
     path = context.work / "pairs.parquet"
     config = context.config.data[name]
     write_sampled_pairs(context, config, path, policy=policy, prompts=prompts)

@@ -20,7 +20,7 @@ from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
 
-LATER = "take other rows for one of the two, or name this data set before the other"
+LATER = "use other rows for one of the two, or name this dataset before the other"
 DATASET_KINDS: Mapping[str, DatasetKind] = {
     "prompts": "prompts",
     "code_tasks": "prompts",
@@ -84,7 +84,7 @@ def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> No
         train = _prompts(context.inputs[stage] / "train.parquet")
         if shared := kept & {prompt_key(messages, is_exact=exactly) for messages in train}:
             raise DataError(
-                f"{len(shared)} evaluation prompts are training prompts of another data set ({stage}); "
+                f"{len(shared)} evaluation prompts are training prompts of another dataset ({stage}); "
                 f"the first is {min(shared)[:120]!r}",
                 where=f"data.{name}",
                 fix=LATER,
@@ -102,7 +102,7 @@ def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Se
         if overlap.num_touched:
             raise DataError(
                 f"{overlap.num_touched} evaluation prompts share {size} words in a row, or all if fewer, with "
-                f"training prompts of another data set ({stage})",
+                f"training prompts of another dataset ({stage})",
                 where=f"data.{name}",
                 fix=LATER,
             )

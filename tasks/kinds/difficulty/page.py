@@ -37,7 +37,7 @@ def render(summary: Mapping[str, Any], *, confidence: float) -> str:
         "|---|---|---|",
         *(f"| {plain(task)} | {count} | {mean:.3f} |" for task, (count, mean) in summary["tasks"].items()),
         "",
-        "| pass rate | prompts | share |",
+        "| pass rate | prompts | fraction |",
         "|---|---|---|",
         *(f"| {value:.3f} | {count} | {count / prompts:.3f} |" for value, count in summary["histogram"]),
     ]

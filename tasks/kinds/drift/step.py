@@ -78,7 +78,7 @@ def run_drift(context: StageContext, *, accepted: Mapping[str, str]) -> StageRes
             "the new data drift from the last accepted, or cannot be compared with them: "
             + "; ".join(map(sentence_of, refused)),
             where=str(context.work / "drift.md"),
-            fix="look at the page; where the change is meant, accept these rows: retrain.drift.accepted="
+            fix="check the page; if the change is intended, accept these rows: retrain.drift.accepted="
             + str([one.new[:_DIGITS] for one in refused]),
         )
     return StageResult(metrics=metrics)

@@ -32,7 +32,7 @@ def greedy_rows(folder: Path) -> pd.DataFrame:
     found = table[table["mode"] == "greedy"].sort_values("prompt_id").reset_index(drop=True)
     if found.empty:
         raise DataError(
-            "the evaluation has no answer, so there is nothing to judge by",
+            "the evaluation has no answers to compare",
             where=str(folder),
             fix="evaluate on data with held-out prompts (num_eval)",
         )
@@ -158,7 +158,7 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
         )
     limits = [check_min("accuracy by itself", correct, settings.min_accuracy)] if correct else []
     cut = float((answers["finish_reason"] == "length").mean())
-    limits.append(check_max("share of answers cut", cut, settings.max_truncated))
+    limits.append(check_max("answers truncated", cut, settings.max_truncated))
     if settings.max_ref_kl is not None:
         # An update whose steps were all skipped has no KL, and did not change the policy.
         kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
@@ -173,7 +173,7 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
 
 def _same_problems(champion: pd.DataFrame, challenger: pd.DataFrame) -> None:
     if champion["prompt_id"].tolist() != challenger["prompt_id"].tolist():
-        raise DataError("champion and challenger did not answer the same problems", fix="evaluate both anew")
+        raise DataError("champion and challenger did not answer the same problems", fix="evaluate both again")
 
 
 def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:

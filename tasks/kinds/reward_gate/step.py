@@ -150,10 +150,10 @@ def _champions_own(registered: str, sha256: str, work: Path) -> Path:
     version = find_by_sha256(open_tracker(find_home()), registered, sha256)
     if version is None:
         raise DataError(
-            f"the champion's reward model is neither in this home nor a version of {registered}, so the new one cannot "
+            f"its reward model is neither in this state directory nor a version of {registered}, so the new one cannot "
             "be compared with it",
             where=str(store.root / ref.uri),
-            fix="bring that folder back from a backup, or from the home that trained it",
+            fix="restore that folder from a backup, or from the state directory that trained it",
         )
     return download_model(f"models:/{version.name}/{version.version}", work / "registry")
 

@@ -45,7 +45,7 @@ def render(metrics: Mapping[str, float], rows: Sequence[ReliabilityBin], *, conf
         "correlation of reward and ln length": "rm/length_correlation_overall",
         "the same within a prompt": "rm/length_correlation_within",
     }
-    figures |= {f"accuracy where the chosen answer is {name}": f"rm/accuracy_when_{name}" for name in LENGTHS}
+    figures |= {f"accuracy if the chosen answer is {name}": f"rm/accuracy_when_{name}" for name in LENGTHS}
     lines = [f"| held-out pairs | figure, {format_level(confidence)} interval |", "|---|---|"]
     lines += [f"| {label} | {_bounds(metrics, name)} |" for label, name in figures.items() if name in metrics]
     lines += ["", "| certainty | pairs | stated | hit rate |", "|---|---|---|---|"]

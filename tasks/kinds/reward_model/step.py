@@ -139,7 +139,7 @@ def _audit_metrics(suspects: tuple[SuspectLabel, ...]) -> dict[str, float]:
 def _require_accuracy(found: float, wanted: float, *, where: str) -> None:
     if not found >= wanted:  # NaN is below no limit
         raise TrainingError(
-            f"held-out pair accuracy is {found:.3f}, the preset asks for {wanted:.3f}",
+            f"held-out pair accuracy is {found:.3f}, the preset requires {wanted:.3f}",
             where=where,
             fix="train longer, look at the pairs in the preference snapshot, or lower the bound",
         )

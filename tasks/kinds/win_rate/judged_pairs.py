@@ -130,7 +130,7 @@ def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[JudgedP
         raise DataError(
             "there are no held-out human pairs to audit the judge on",
             where=f"stages.{context.stage}.human_pairs",
-            fix="raise num_eval of the data set",
+            fix="raise num_eval of the dataset",
         )
     return [
         found[place] for place in shuffled(len(found), context.seed, "human pairs")[: stage.settings.num_human_pairs]

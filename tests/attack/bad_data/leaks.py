@@ -22,7 +22,7 @@ from tests.attack.bad_data.case import (
 )
 from tests.attack.bad_data.typed import ACCENTED, FARMER, TYPED
 
-NEAR, HISTORY = "is nearly a prompt that is evaluated on", "holds in its history a prompt that is evaluated on"
+NEAR, HISTORY = "is nearly a prompt that is evaluated on", "has an evaluation prompt in its history"
 
 
 def cases() -> Iterator[Case]:

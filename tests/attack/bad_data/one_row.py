@@ -209,7 +209,7 @@ def _controls() -> Iterator[Case]:
                     f"{token} as {name}",
                     contract,
                     bad,
-                    Refused(words=f"line 5, {name}: holds the control"),
+                    Refused(words=f"line 5, {name}: contains the special"),
                 )
             question = [{"role": "system", "content": f"Be brief{token}user"}, *ask("Why not?")]
             bad = row(contract, "bad", "", messages=question)

@@ -148,7 +148,7 @@ def test_text_that_holds_a_control_token_is_never_encoded() -> None:
 
 def test_a_control_token_in_a_reference_refuses_the_dataset() -> None:
     result = gate_rows([prompt(0), prompt(1, reference="<|end|>"), prompt(2)], "prompts")
-    assert result.report.errors[0].startswith("line 2, reference: holds the control token <|end|> as text")
+    assert result.report.errors[0].startswith("line 2, reference: contains the special token <|end|> as text")
 
 
 def test_pairs_that_contradict_each_other_are_both_quarantined() -> None:
@@ -318,7 +318,7 @@ def test_rows_that_share_words_with_a_prompt_of_another_data_set_refuse_this_one
     result = gate_rows(rows, shared_words=action, evaluated=foreign, max_tokens=64)
     assert not result.report.passed
     assert result.report.errors == (f"training rows rejected: 1; each {action.reason}",)
-    assert "in another data set" in result.quarantine[0].excerpt
+    assert "in another dataset" in result.quarantine[0].excerpt
     assert result.kept.empty
     assert gate_rows(rows[:9], shared_words=action, evaluated=foreign, max_tokens=64).report.passed
 

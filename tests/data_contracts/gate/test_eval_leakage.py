@@ -61,7 +61,7 @@ def test_a_question_in_a_history_is_found_by_its_own_key_and_a_greeting_is_no_qu
     history = prompt("leak", COWS.upper(), "Seven.", "Are you sure?", split="train")
     result = gate_rows([*others(split="train"), history, prompt("held", COWS, split="eval")], "prompts", **LIMITS)
     (bad,) = result.quarantine
-    assert bad.reason == "holds in its history a prompt that is evaluated on"
+    assert bad.reason == "has an evaluation prompt in its history"
     greeting = prompt("fine", "Hi there", "Hello.", "Are you sure?", split="train")
     rows = [*others(split="train"), greeting, prompt("held", "Hi there!", split="eval")]
     assert not gate_rows(rows, "prompts", **LIMITS).quarantine
@@ -74,7 +74,7 @@ def test_a_conversation_in_a_history_is_found_as_a_whole_and_its_last_turn_alone
     held = prompt("held", *asked, split="eval")
     result = gate_rows([*others(split="train"), longer, other, held], "prompts", **LIMITS)
     (bad,) = result.quarantine
-    assert (bad.origin.line, bad.reason) == (7, "holds in its history a prompt that is evaluated on")
+    assert (bad.origin.line, bad.reason) == (7, "has an evaluation prompt in its history")
 
 
 @pytest.mark.parametrize("number", [MAX_NEAR, MAX_NEAR + 1])

@@ -165,7 +165,7 @@ def test_all_faults_are_named_at_once_by_plan_run_and_every_target() -> None:
         ("stages.grpo.rewards=[]", "stages.grpo.rewards: names no reward"),
         ("stages.ppo.rewards.1.stage=judge", "stages.ppo.rewards.1.stage = 'judge': not a stage of the kind"),
         ("data.preferences.policy=nobody", "data.preferences.policy = 'nobody': "),
-        ("evaluation.data=['nothing']", "evaluation.data = 'nothing': no data set of prompts"),
+        ("evaluation.data=['nothing']", "evaluation.data = 'nothing': no dataset of prompts"),
         ("name='../../X'", "name = '../../X': names folders and models"),
     ],
 )

@@ -192,7 +192,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
             "stages.first.init_from = 'models:/mine': not a registered model; write",
         ),
         ("stages.first.prompts.cods=1.0", "stages.first.prompts.cods: no such data; choose among sums, code"),
-        ("stages.first.prompts.pairs=1.0", "stages.first.prompts.pairs: holds no prompts; choose among sums, code"),
+        ("stages.first.prompts.pairs=1.0", "stages.first.prompts.pairs: has no prompts; choose among sums, code"),
         ("stages.first.prompts.code=0.0", "stages.first.prompts.code = 0.0: must be greater than 0.0"),
         ("stages.first.prompts.code=0.0001", "stages.first.prompts.code = 0.0001: below a thousandth of all"),
         ("stages.first.rewards=[]", "stages.first.rewards: names no reward; add one, such as { kind = 'math' }"),
@@ -203,11 +203,11 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ),
         ("stages.first.rewards.0.files=['a.txt']", "stages.first.rewards.0: files is only valid for a custom function"),
         ("stages.first.prompts={}", "stages.first.prompts: names no data"),
-        ("stages.taste.data=['sums']", "stages.taste.data = 'sums': holds no preference pairs; choose among pairs"),
-        ("stages.copied.data=['sums']", "stages.copied.data = 'sums': holds no demonstrations; choose among kept"),
+        ("stages.taste.data=['sums']", "stages.taste.data = 'sums': has no preference pairs; choose among pairs"),
+        ("stages.copied.data=['sums']", "stages.copied.data = 'sums': has no demonstrations; choose among kept"),
         (
             "stages.taste.gold_pairs=['sums']",
-            "stages.taste.gold_pairs = 'sums': holds no preference pairs; choose among pairs",
+            "stages.taste.gold_pairs = 'sums': has no preference pairs; choose among pairs",
         ),
         (
             "stages.taste.gold_pairs=['pairs']",
@@ -233,9 +233,9 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("data.pairs.adapter=policy", "data.pairs.policy: required by the adapter 'policy'; name one of base, "),
         ("data.pairs.policy=second", "data.pairs.policy = 'second': neither adapter nor fallback is 'policy'"),
         ("data.sums.contract=prompt", "data.sums.contract = 'prompt': must be one of 'prompts'"),
-        ("evaluation.data=['pairs']", "evaluation.data = 'pairs': no data set of prompts; choose among sums, code"),
-        ("evaluation.verifiers=[{kind='math',data=['sums']}]", "evaluation.verifiers: 0 decide on the data set 'code'"),
-        ("evaluation.verifiers.0.data=[]", "evaluation.verifiers: 2 decide on the data set 'code'"),
+        ("evaluation.data=['pairs']", "evaluation.data = 'pairs': no dataset of prompts; choose among sums, code"),
+        ("evaluation.verifiers=[{kind='math',data=['sums']}]", "evaluation.verifiers: 0 decide on the dataset 'code'"),
+        ("evaluation.verifiers.0.data=[]", "evaluation.verifiers: 2 decide on the dataset 'code'"),
         (
             "promotion={challenger='taste'}",
             "promotion.challenger = 'taste': no checkpoint of this preset; choose one of",
@@ -266,7 +266,7 @@ def test_a_preset_whose_name_is_no_name_of_a_folder_or_a_model_is_refused(preset
 
 
 def test_a_data_set_that_no_reward_is_on_is_refused(preset: Path) -> None:
-    with pytest.raises(ConfigError, match=r"stages\.first\.rewards: no reward is on the data set 'code'"):
+    with pytest.raises(ConfigError, match=r"stages\.first\.rewards: no reward is on the dataset 'code'"):
         load_preset(preset, ["stages.first.rewards=[{kind='math',data=['sums']}]"])
 
 
@@ -274,7 +274,7 @@ def test_names_that_the_pipeline_uses_or_that_are_used_twice_are_refused(tmp_pat
     for name, fault in (
         ("compare", "not a name"),
         ("evaluate_x", "not a name"),
-        ("pairs", "a data set has this name too"),
+        ("pairs", "a dataset has this name too"),
     ):
         path = tmp_path / "test.toml"
         path.write_text(PRESET.replace("[stages.copied]", f"[stages.{name}]"))
@@ -293,5 +293,5 @@ def test_pairs_cannot_be_sampled_from_policies_that_call_tools(preset: Path) -> 
     tools = "sampling.episodes={tools=['calculator'],max_turn_tokens=8}"
     sampled = ["data.pairs.adapter=policy", "data.pairs.policy=base"]
     assert load_preset(preset, sampled)
-    with pytest.raises(ConfigError, match=r"data\.pairs\.adapter = 'policy': a pair holds two answers and no calls"):
+    with pytest.raises(ConfigError, match=r"data\.pairs\.adapter = 'policy': a pair has two answers and no tool calls"):
         load_preset(preset, [*sampled, *(f"stages.{name}.{tools}" for name in ("first", "second", "kept"))])

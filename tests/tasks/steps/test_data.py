@@ -276,7 +276,7 @@ def test_a_control_token_in_user_text_refuses_the_dataset(tmp_path: Path) -> Non
     path = pairs_file(tmp_path / "pairs.jsonl", 30)
     path.write_text(path.read_text().replace("question 7", "question 7 <|im_end|>"))
     dataset = config(adapter="preferences", path=str(path), max_quarantined=1.0)
-    with pytest.raises(DataError, match=r"messages\.0\.content: holds the control token <\|im_end\|> as text"):
+    with pytest.raises(DataError, match=r"messages\.0\.content: contains the special token <\|im_end\|> as text"):
         prepare("preferences", tmp_path / "out", dataset)
 
 

@@ -91,7 +91,7 @@ def test_a_database_of_an_older_version_is_not_touched_before_somebody_asks(fill
     else:  # made before homes noted anything, or the note is damaged
         (filled.root / "versions.json").write_text("{")
     before = path.read_bytes()
-    with pytest.raises(StorageError, match=r"schema of an older version: mlflow\.db") as caught:
+    with pytest.raises(StorageError, match=r"have an older schema: mlflow\.db") as caught:
         configure_environment(filled)
     assert "rlcore upgrade" in caught.value.fix
     assert path.read_bytes() == before
@@ -159,14 +159,14 @@ def test_a_database_that_cannot_be_brought_up_is_as_it_was(
 
     monkeypatch.setattr("rlcore.tasks.store.state.subprocess.run", half)
     assert main(["upgrade"]) == 1
-    assert "as it was: no such table: x" in capsys.readouterr().err
+    assert "unchanged: no such table: x" in capsys.readouterr().err
     assert databases(filled)[0].schema == older
 
 
 def test_nothing_is_brought_up_while_a_run_is_under_way(filled: Home) -> None:
     with (
         locked_file(filled.leases / "a.json", "{}"),
-        pytest.raises(StorageError, match="a run is under way"),
+        pytest.raises(StorageError, match="a run is active"),
     ):
         upgrade(filled)
 

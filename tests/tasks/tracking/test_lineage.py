@@ -89,7 +89,7 @@ def test_a_result_without_a_record_stands_by_its_digest(tracked_home: Home, refs
     (record,) = (tracked_home.cache / "sft").glob("*.json")
     record.unlink()
     _, root = find_lineage(tracked_home, "toy-2/1")
-    assert root.parents[0].facts == ("no record in this home",)
+    assert root.parents[0].facts == ("no record in this state directory",)
     assert root.parents[0].sha256 == refs["sft"].sha256
 
 
@@ -99,5 +99,5 @@ def test_a_model_that_is_not_there_or_not_ours_is_an_error(tracked_home: Home, r
             find_lineage(tracked_home, name)
     (record,) = (tracked_home.cache / "grpo").glob("*.json")
     record.unlink()
-    with pytest.raises(ModelError, match="no stage of this home"):
+    with pytest.raises(ModelError, match="no stage of this state directory"):
         find_lineage(tracked_home, "toy-2/1")

@@ -50,7 +50,7 @@ def test_a_verdict_and_a_roll_back_are_added_and_a_repeated_call_writes_nothing(
     version = version_of(tracker)
     set_tags(tracker, version, {"verdict": "Better by *0.2* <b>", "promoted_over": "none", "rolled_back": "too rude"})
     refresh_cards(tracked_home, tracker, [version])
-    expected = r"Better by \*0.2\* &lt;b&gt; It became champion. It was taken down again: too rude"
+    expected = r"Better by \*0.2\* &lt;b&gt; It became champion. It was rolled back: too rude"
     assert expected in description(tracker)
     assert expected in card_file(tracked_home)
     (path,) = tracked_home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")

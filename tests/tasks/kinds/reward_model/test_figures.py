@@ -43,7 +43,7 @@ def test_the_figures_of_six_pairs() -> None:
     assert [row["num_pairs"] for row in found.reliability] == [6]
     page = render(metrics, [build(ReliabilityBin, row) for row in found.reliability], confidence=0.9)
     assert "0.833 [" in page.splitlines()[0]
-    assert "| accuracy where the chosen answer is shorter | 1.000 [" in page
+    assert "| accuracy if the chosen answer is shorter | 1.000 [" in page
 
 
 def test_suspects_are_written_with_their_row_margin_and_an_excerpt() -> None:

@@ -22,5 +22,5 @@ def test_a_start_that_is_not_the_sealed_one_is_not_trained_on(tmp_path: Path) ->
 @pytest.mark.parametrize("found", [0.59, float("nan")])
 def test_an_accuracy_below_the_bound_or_that_is_no_number_fails_the_stage(found: float) -> None:
     _require_accuracy(0.6, 0.6, where="")
-    with pytest.raises(TrainingError, match=r"the preset asks for 0\.600"):
+    with pytest.raises(TrainingError, match=r"the preset requires 0\.600"):
         _require_accuracy(found, 0.6, where="")
