@@ -25,8 +25,7 @@ def render(report: GateReport) -> str:
     parts = [
         f"**{report.summary}**",
         f"{report.lines_read:,} lines of {code(report.source)}, as {report.contract}; {report.merged:,} rows were "
-        "equal to another row and merged. Unused rows passed the gate: `num_train` and "
-        "`num_eval` ask for fewer.",
+        "equal to another row and merged. Unused rows passed the gate but exceed `num_train` and `num_eval`.",
         *(f"**Warning**: {plain(warning)}." for warning in report.warnings),
     ]
     if report.reasons:

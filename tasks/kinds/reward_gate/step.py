@@ -150,8 +150,8 @@ def _champions_own(registered: str, sha256: str, work: Path) -> Path:
     version = find_by_sha256(open_tracker(find_home()), registered, sha256)
     if version is None:
         raise DataError(
-            f"its reward model is neither in this state directory nor a version of {registered}, so the new one cannot "
-            "be compared with it",
+            "the champion's reward model, which the new one is compared with, is neither in this state directory nor a "
+            f"version of {registered}",
             where=str(store.root / ref.uri),
             fix="restore that folder from a backup, or from the state directory that trained it",
         )
