@@ -24,7 +24,7 @@ BENCHMARKS = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List the benchmarks, or become the one that is named."""
+    """List the benchmarks, or run the named one in this process."""
     if not arguments:
         print("python -m benchmarks NAME [--help | options]\n")
         print("\n".join(f"  {name:<10} {text}" for name, text in BENCHMARKS.items()))

@@ -1,4 +1,4 @@
-"""The floor: FLOP that no exact computation on groups can do without, and the machine's best speed at such."""
+"""Floor of an update: FLOP of an exact computation on groups, and the machine's best matrix product."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 
 def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, lengths: torch.Tensor) -> float:
-    """One forward pass of a Llama over P prompts, each once, and G completions of each, ``lengths`` [P, G].
+    """Return the FLOP of one forward pass of a Llama over P prompts, each once, and G completions of each.
 
-    Two per weight and token, the head on completion tokens alone, attention on visible pairs alone. A backward pass
-    costs twice as much. ``shape``: the fields of a ``LlamaConfig``.
+    ``lengths`` [P, G]. Two FLOP per weight and token, the head on completion tokens only, attention on visible pairs
+    only. A backward pass costs twice as much. ``shape``: the fields of a ``LlamaConfig``.
     """
     hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
     width = heads * shape.get("head_dim", hidden // heads)  # of all queries of a token
@@ -26,7 +26,7 @@ def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, length
 
 
 def peak_flops(size: int = 1024, repeats: int = 60) -> float:
-    """The best of several matrix products, in FLOP per CPU second, so that other work beside it counts little."""
+    """Return the best of several matrix products, in FLOP per CPU second, so that concurrent work counts little."""
     left, right = torch.randn(size, size), torch.randn(size, size)
     seconds = []
     for _ in range(repeats):

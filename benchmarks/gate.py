@@ -1,11 +1,11 @@
-"""Rows per processor second and memory of the data gate, from a file to a snapshot. Prints a Markdown table.
+"""Throughput and memory of the data gate, from a file to a snapshot. Prints a Markdown table.
 
     python -m benchmarks.gate [--rows 200000 1000000] [--contracts prompts preference_pairs]
         [--shared-words warn quarantine]
 
-The file is made of seeded words, as long as the rows of GSM8K; every row is kept, which is the most that the gate can
-have to do. The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is a process of
-its own, whose peak of resident memory is the system's figure; ``base`` is what it held before it read a row.
+The file has seeded words, with rows as long as those of GSM8K; every row is kept, which is the most work for the gate.
+The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is its own process, whose peak
+of resident memory the system reports; ``base`` is its memory before it reads a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ARMS = ("prompts", "preference_pairs")
 
 
 def main() -> None:
-    """Measure each size and contract in a process of its own, and print."""
+    """Measure each size and contract in its own process, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000])
     parser.add_argument("--contracts", nargs="+", default=list(ARMS), choices=ARMS)
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
-    """Processor seconds and memory of one gate over ``rows`` rows."""
+    """Measure processor seconds and memory of one gate over ``rows`` rows."""
     from rlcore.tasks.kinds.data.step import DATASET_KINDS, token_view
     from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
     from rlcore.tasks.steps.data import prepare_dataset
@@ -77,16 +77,16 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
 
 
 def write_rows(path: Path, contract: str, rows: int) -> None:
-    """A JSONL file of ``rows`` rows, all different."""
+    """Write a JSONL file of ``rows`` different rows."""
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in make_rows(contract, rows))
 
 
 def make_rows(contract: str, rows: int) -> Iterator[dict[str, object]]:
-    """Rows in the columns of a contract, of seeded words."""
+    """Generate rows in the columns of a contract, of seeded words."""
     rng = random.Random(0)
     words = make_words(rng)
-    ranks = [1 / (place + 5) for place in range(len(words))]  # Zipf, as words are
+    ranks = [1 / (place + 5) for place in range(len(words))]  # Zipf's law, as in text
     totals = list(accumulate(ranks))
 
     def text(length: int) -> str:
@@ -102,14 +102,14 @@ def make_rows(contract: str, rows: int) -> Iterator[dict[str, object]]:
 
 
 def make_words(rng: random.Random) -> list[str]:
-    """Different made-up words of English letters and lengths."""
+    """Generate different words of English letters and lengths."""
     letters = "etaoinshrdlucmfwypvbgk"
     found = {"".join(rng.choices(letters, weights=range(22, 0, -1), k=rng.randint(2, 9))) for _ in range(NUM_WORDS * 2)}
     return sorted(found)[:NUM_WORDS]
 
 
 def make_tokenizer(folder: Path) -> None:
-    """A BPE tokenizer of 8,000 tokens with the template of ChatML."""
+    """Make a BPE tokenizer of 8,000 tokens with the template of ChatML."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

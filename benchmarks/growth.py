@@ -1,10 +1,10 @@
-"""What does one update cost as the work grows? CPU seconds against group size, prompt, completion, vocabulary, model.
+"""Cost of one update: CPU seconds against group size, prompt, completion, vocabulary, and model.
 
     python -m benchmarks growth [--repeats 3] [--out .rlcore/bench-growth.json]
 
-One size grows, the others stay at the base; the sizes take turns, and the median of the repeats counts. Beside each
-curve stands its floor: the FLOP that no exact update can do without, at the machine's best matrix product. The exponent
-is the slope of a line through the logarithms.
+One size grows, the others stay at the base; the sizes alternate, and the median of the repeats counts. Each curve has a
+floor: the minimal FLOP of an exact update, at the machine's best matrix product. The exponent is the slope of a line
+through the logarithms.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FLOPS_PER_FORWARD = 3  # forward, and twice that backward
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """One update of two groups on a random Llama of ``layers`` layers."""
+    """Update of two groups on a random Llama of ``layers`` layers."""
 
     group_size: int = 8
     prompt_tokens: int = 128
@@ -48,7 +48,7 @@ class Work:
 
     @property
     def shape(self) -> dict[str, int]:
-        """The fields of a ``LlamaConfig``."""
+        """Return the fields of a ``LlamaConfig``."""
         return {
             "vocab_size": self.vocabulary,
             "hidden_size": self.hidden,
@@ -61,7 +61,7 @@ class Work:
 
     @property
     def floor_flops(self) -> float:
-        """FLOP of the update that cannot be spared."""
+        """Return the minimal FLOP of the update."""
         prompts = torch.full((NUM_PROMPTS,), self.prompt_tokens)
         lengths = torch.full((NUM_PROMPTS, self.group_size), self.completion_tokens)
         return FLOPS_PER_FORWARD * forward_flops(self.shape, prompts, lengths)
@@ -104,7 +104,7 @@ def main() -> int:
 
 
 def time_update(work: Work) -> float:
-    """CPU seconds of the second update of a fresh learner: the first one makes the optimizer's state."""
+    """Return CPU seconds of the second update of a fresh learner: the first one makes the optimizer's state."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**work.shape, tie_word_embeddings=True, attn_implementation="sdpa")).eval()
     model.set_attn_implementation(TREE_ATTENTION)
@@ -127,7 +127,7 @@ def time_update(work: Work) -> float:
 
 
 def sample(work: Work, prompt: int, number: int) -> TrainingSample:
-    """A random completion of one of the prompts, with an advantage."""
+    """Make a random completion of one of the prompts, with an advantage."""
     of_prompt = torch.Generator().manual_seed(prompt)
     of_completion = torch.Generator().manual_seed(1000 * (prompt + 1) + number)
     count = work.completion_tokens
@@ -146,7 +146,7 @@ def sample(work: Work, prompt: int, number: int) -> TrainingSample:
 
 
 def curve(name: str, seconds: dict[int, list[float]], peak: float) -> dict[str, Any]:
-    """Sizes, median seconds, floor seconds, and the exponents of both."""
+    """Return sizes, median seconds, floor seconds, and the exponents of both."""
     sizes = list(seconds)
     measured = [statistics.median(seconds[size]) for size in sizes]
     floor = [replace(Work(), **{name: size}).floor_flops / peak for size in sizes]
@@ -161,12 +161,12 @@ def curve(name: str, seconds: dict[int, list[float]], peak: float) -> dict[str, 
 
 
 def exponent(sizes: list[int], seconds: list[float]) -> float:
-    """Slope of ln(seconds) over ln(size), by least squares."""
+    """Return the slope of ln(seconds) over ln(size), by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
 def render(report: dict[str, Any]) -> str:
-    """A Markdown table of the sweeps."""
+    """Render a Markdown table of the sweeps."""
     lines = [
         f"{report['machine']} Best product {report['peak_gflops']:.0f} GFLOP a CPU second; base {report['base']}.",
         "",

@@ -1,10 +1,9 @@
-"""Does it learn? The tiny preset over several seeds: held-out greedy accuracy before SFT, after SFT, GRPO and PPO.
+"""Learning of the tiny preset over several seeds: held-out greedy accuracy before SFT, after SFT, GRPO and PPO.
 
     python -m benchmarks.learning [--preset tiny] [--seeds 0 1 2]
 
 Prints a Markdown table for docs/benchmarks/learning.md, with the 95 % interval of each figure and the gain over SFT of
-each RL run. The stages run inline and are cached in the home like those of any other run, so an interrupted measurement
-goes on where it was.
+each RL run. The stages run inline and are cached as in any other run, so an interrupted measurement resumes.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def _row(seed: int, folders: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def render(rows: list[dict[str, Any]]) -> str:
-    """The table, with the machine that it was measured on."""
+    """Render the table, with the machine that it was measured on."""
     names = [name for name in COLUMNS if name in rows[0]["summaries"]]
     lines = [
         f"Machine: {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}.",

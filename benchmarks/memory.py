@@ -1,11 +1,11 @@
-"""What online RL holds in memory: recipes x full weights or adapters x where the critic is.
+"""Memory of online RL: recipes x full weights or LoRA x architecture of the critic.
 
     python -m benchmarks.memory [--shapes tiny smollm2] [--rank 8]
 
-Each row is one iteration (sample, score, reference, update) of a model with random weights, in a process of its own. By
-part: weights, gradients and optimizer as they stand, activations as autograd keeps them, keys and values worked out
-from shapes; beside it the peak of the process's resident memory during the iteration, which has the temporaries too,
-above what the process held before any model. Prints Markdown tables for docs/benchmarks/cost.md. One thread.
+Each row is one iteration (sample, score, reference, update) of a model with random weights, in its own process. By part:
+measured weights, gradients and optimizer, activations kept by autograd, keys and values computed from shapes. In addition
+the peak of the process's resident memory during the iteration, including temporaries, above its memory before any model.
+Prints Markdown tables for docs/benchmarks/cost.md. One thread.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NUM_PROMPTS, GROUP_SIZE, PROMPT_TOKENS, NEW_TOKENS, BUDGET = 4, 4, 64, 32, 512
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One measurement. ``judge``: how a reward model is held (``""``: the reward is verifiable)."""
+    """One measurement. ``judge``: placement of a reward model (``""``: the reward is verifiable)."""
 
     recipe: str
     critic: str = ""  # placement
@@ -72,14 +72,14 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The first cells of the table's row."""
+        """Return the first cells of the table's row."""
         trained = f"LoRA r{self.rank}" if self.rank else "full"
         reference = ("the base" if self.rank else "model") if self.reference else "–"
         return f"{self.recipe} | {trained} | {self.critic or '–'} | {self.judge or '–'} | {reference}"
 
 
 def rows(rank: int) -> list[Row]:
-    """The table's rows; every adapted run has its reference for nothing."""
+    """Return the table's rows; runs with a LoRA have their reference policy for free."""
     return [
         Row(recipe="PPO", critic="separate", judge="model"),
         Row(recipe="PPO", critic="shared", judge="model"),
@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def make_checkpoint(shape: str, folder: Path) -> None:
-    """Random weights of a shape, with the tokenizer of models from scratch."""
+    """Write random weights of a shape, with the tokenizer of models from scratch."""
     tokenizer = make_tokenizer(max_positions=256)
     config = LlamaConfig(**SHAPES[shape], max_position_embeddings=256, tie_word_embeddings=True)
     torch.manual_seed(0)
@@ -127,7 +127,7 @@ def make_checkpoint(shape: str, folder: Path) -> None:
 
 
 def measurements(folder: Path, chosen: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row from a process of its own: what an earlier one freed does not lower a later one's peak."""
+    """Measure each row in its own process: freed memory of an earlier one would lower a later peak."""
     for row in chosen:
         command = [sys.executable, "-m", "benchmarks.memory", "--measure", str(folder), json.dumps(asdict(row))]
         done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
@@ -137,7 +137,7 @@ def measurements(folder: Path, chosen: Sequence[Row]) -> Iterator[tuple[Row, dic
 
 
 def measure(folder: Path, row: Row) -> dict[str, Any]:
-    """One iteration; what it held by part, and the peak of the process above its size before any model."""
+    """Run one iteration; return its memory by part, and the process's peak above its size before any model."""
     before = resident_kib("VmRSS")
     run = _Run(folder, row)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak counts from here on
@@ -149,13 +149,13 @@ def measure(folder: Path, row: Row) -> dict[str, Any]:
 
 
 def resident_kib(name: str) -> int:
-    """A figure of this process's status: resident memory now (VmRSS) or at its peak (VmHWM)."""
+    """Return an entry of this process's status: resident memory now (VmRSS) or at its peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 class _Run:
-    """The live objects of one row, as an online-RL run holds them."""
+    """Live objects of one row, as in an online-RL run."""
 
     def __init__(self, folder: Path, row: Row) -> None:
         self.row = row
@@ -196,7 +196,7 @@ class _Run:
         )
 
     def iterate(self) -> Footprint:
-        """Sample, score, update, sync; the parts at their peak."""
+        """Sample, score, update, sync; return the parts at their peak."""
         groups = self._scored()
         judges = ScoringModels(
             policy=self.policy,
@@ -255,7 +255,7 @@ class _Run:
         ]
 
     def _scores(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """Even and odd completions differ, so that every group has a signal, whatever random weights say."""
+        """Score even and odd completions differently, so that every group has a signal with random weights."""
         if self.judge is not None:
             sequences = [
                 TokenSequence(prompt_ids=item.prompt.token_ids, completion_ids=item.completion_ids) for item in rollouts
@@ -264,14 +264,14 @@ class _Run:
         return [float(number % 2) for number in range(len(rollouts))]
 
     def in_half_precision(self, footprint: Footprint) -> int:
-        """Bytes without activations and cache if all that is frozen were in bfloat16: worked out, not measured."""
+        """Compute the bytes without activations and cache if all frozen weights were in bfloat16."""
         learning = sum(p.numel() for o in self.learner.optimizers for g in o.param_groups for p in g["params"])
         frozen = footprint.weights - FLOAT32 * learning
         held = FLOAT32 * learning + footprint.gradients + footprint.optimizer
         return held + frozen * BFLOAT16 // FLOAT32
 
     def plan(self) -> MemoryPlan:
-        """The same run for :func:`rlcore.hardware.memory.expected`."""
+        """Estimate the same run with :func:`rlcore.hardware.memory.expected`."""
         recipe = {"PPO": "ppo", "RLVR-PPO": "rlvr_ppo", "GRPO": "grpo", "RLVR-GRPO": "rlvr_grpo"}[self.row.recipe]
         adapter = sum(p.numel() for p in self.policy.parameters()) if self.row.rank else 0
         plan = MemoryPlan(recipe=recipe, num_parameters=num_parameters(self.policy), num_adapter=adapter)
@@ -287,7 +287,7 @@ def _load(folder: Path) -> PreTrainedModel:
 
 
 def table(shape: str, measured: Sequence[tuple[Row, dict[str, Any]]]) -> list[str]:
-    """The Markdown table of one shape: figures in multiples of P, a float32 copy of the policy."""
+    """Render the Markdown table of one shape, in multiples of P, a float32 copy of the policy."""
     size = measured[0][1]["num_parameters"]
     one = FLOAT32 * size
     lines = [

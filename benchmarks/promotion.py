@@ -1,8 +1,8 @@
-"""How often the promotion gate promotes a model that is no better, and how often one that is. Prints tables.
+"""Rates at which the promotion gate promotes models that are not better, and models that are. Prints tables.
 
-Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it right with that
-chance, by itself. A challenger that is better is right with ``gain`` more on every problem, on average. Task slices
-and lengths are simulated beside it, so that a comparison passes through every kind of check.
+Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it correctly with that
+probability, independently. A better challenger is correct with ``gain`` more on every problem, on average. Task slices
+and lengths are simulated too, so that a comparison includes every kind of check.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def make_world(generator: np.random.Generator, n: int) -> World:
-    """Problems from 0 to 1 in difficulty, 70 % of the first task; answers of 5 to 40 tokens."""
+    """Make problems with difficulties from 0 to 1, 70 % of the first task; answers of 5 to 40 tokens."""
     chance = generator.random(n)
     return World(
         chance=chance,
@@ -68,7 +68,7 @@ def make_world(generator: np.random.Generator, n: int) -> World:
 
 
 def _decisions(n: int, count: int, *, gain: float = 0.0, look: int = 1, is_whole: bool = False) -> list[bool]:
-    """Return whether each comparison promotes, by the gain alone or by all checks; it draws its own numbers."""
+    """Return a mask of promoting comparisons, by the gain alone or by all checks; it draws its own numbers."""
     found: list[bool] = []
     for place in range(count):
         generator = np.random.default_rng([SEED, n, place])
@@ -87,7 +87,7 @@ def _is_better(world: World, challenger: np.ndarray, *, look: int = 1) -> bool:
 
 
 def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator) -> bool:
-    """True if no guard is broken."""
+    """Return True if all guards hold."""
     guards = _guards(world, challenger, generator)
     sure = PairedMetric(name="sure", champion=np.zeros(100), challenger=np.ones(100))
     rule = PromotionRule(alpha=ALPHA, min_gain=MIN_GAIN)
@@ -99,7 +99,7 @@ def _answers(world: World, generator: np.random.Generator, gain: float) -> np.nd
 
 
 def raised(chance: np.ndarray, gain: float) -> np.ndarray:
-    """Chances whose mean is higher by ``gain``: each moves the same part of its way to 1."""
+    """Raise the mean of probabilities by ``gain``: each moves the same fraction of its distance to 1."""
     return chance + (1.0 - chance) * gain / max(1.0 - float(chance.mean()), gain)
 
 

@@ -1,9 +1,9 @@
-"""How often the sync canary stops a sound run, and how often it finds a fault: by learning rate, precision and engine.
+"""Rates of the sync canary: stops of correct syncs, and detected faults, by learning rate, precision and engine.
 
 A small model learns arithmetic, then takes optimizer steps at each learning rate in each precision. After every step
-the engine gets the weights and the canary is asked: sound engines, and engines with a planted fault. A step that
-changes nothing in the engine's precision leaves nothing to be found, and is not counted. ``--python`` names the
-interpreter of vLLM's environment; without it the native engine alone is measured.
+the engine receives the weights and the canary checks it, with healthy engines and with injected faults. A step that
+changes nothing in the engine's precision leaves nothing to detect, and is not counted. ``--python`` names the
+interpreter of vLLM's environment; without it only the native engine is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlcore.sampling.native import NativeSampler
 SYNCS, TRIALS = 100, 10
 VLLM_SYNCS, VLLM_TRIALS = 10, 3
 RANK = 4
-FIRST_VERSION = 10_000  # it seeds draws: not those on which the bounds were chosen
+FIRST_VERSION = 10_000  # seeds draws different from those that set the bounds
 
 
 def main() -> None:
@@ -73,9 +73,9 @@ def _native(work: Work, name: str, cells: Cells, *, syncs: int, trials: int) -> 
 def _faulty(
     work: Work, dtype: torch.dtype, broken: type[NativeSampler], *, rank: int, version: int
 ) -> tuple[Session, Callable[[], bool]]:
-    """A session that began with a sound engine and goes on with a broken one; whether it serves anything else now."""
+    """Break a healthy session's engine; return it, and True if the engine serves other weights now."""
     whole, engine = native(work.model, work.tokenizer, dtype), native(work.model, work.tokenizer, dtype, broken)
-    whole.policy_version = engine.policy_version = version  # other draws in each trial
+    whole.policy_version = engine.policy_version = version  # different draws in each trial
     session = Session(work.model, whole, work.prompts, dtype, rank=rank, params=PARAMS)
     session.begin()
     session.engine = engine

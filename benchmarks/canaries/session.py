@@ -1,4 +1,4 @@
-"""A learner and a rollout engine, sound or with a planted fault, and the canary between them, sync after sync."""
+"""Learner and rollout engine, healthy or with an injected fault, with the canary after each sync."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ MAX_GRADIENT = 1.0
 
 
 class Stale(NativeSampler):
-    """Takes the version and keeps its weights."""
+    """Engine that takes the version and keeps its weights."""
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         self.policy_version = policy_version
 
 
 class LosesALayer(NativeSampler):
-    """Keeps the old weights of layer 1."""
+    """Engine that keeps the old weights of layer 1."""
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         kept = {name: tensor.clone() for name, tensor in self._model.state_dict().items() if "layers.1." in name}
@@ -49,7 +49,7 @@ class LosesALayer(NativeSampler):
 
 
 class LosesTheHead(NativeSampler):
-    """Multiplies by a copy of the tied head that no sync renews, as vLLM does on a CPU."""
+    """Engine that multiplies by a copy of the tied head that no sync updates, as vLLM does on a CPU."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any) -> None:
         super().__init__(model, tokenizer)
@@ -62,7 +62,7 @@ class LosesTheHead(NativeSampler):
 
 
 class ServesTheBase(NativeSampler):
-    """Never applies the adapter."""
+    """Engine that never applies the LoRA."""
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         whole = MergedState(AdaptedModel(state.adapted.base, "")) if isinstance(state, MergedState) else state
@@ -70,7 +70,7 @@ class ServesTheBase(NativeSampler):
 
 
 class Warmer(NativeSampler):
-    """Samples at a temperature that is 0.1 too high."""
+    """Engine that samples at a temperature that is 0.1 too high."""
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
@@ -92,14 +92,14 @@ FAULTS: Mapping[str, type[NativeSampler]] = MappingProxyType(
 def native(
     model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype, kind: Callable[..., NativeSampler] = NativeSampler
 ) -> NativeSampler:
-    """An engine of that kind on its own copy of ``model`` in ``dtype``."""
+    """Open an engine of that kind on its own copy of ``model`` in ``dtype``."""
     return kind(copy.deepcopy(model).to(dtype), tokenizer)
 
 
 class Session:
-    """A learner of ``model``'s weights in ``dtype`` beside an engine that serves them.
+    """Learner of ``model``'s weights in ``dtype`` with an engine that serves them.
 
-    ``rank``: of an adapter on a frozen base in ``dtype``; 0: all weights learn.
+    ``rank``: of a LoRA on a frozen base in ``dtype``; 0: all weights are trained.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Session:
 
     @property
     def truth(self) -> ExpectedWeights:
-        """What the engine has to agree with now."""
+        """Return the weights that the engine must serve now."""
         temperature = self.params.temperature
         return ExpectedWeights(
             state=merged_state(self.policy),
@@ -134,16 +134,16 @@ class Session:
         )
 
     def probes(self) -> list[Rollout]:
-        """Completions that the engine samples now."""
+        """Sample completions from the engine."""
         return sample_probes(self.engine, self.prompts, self.params, seed=self.version)
 
     def begin(self) -> EngineCalibration:
-        """The canary before any update."""
+        """Run the canary before any update."""
         self.baseline = calibrate_engine(self.engine, self.probes(), self.truth)
         return self.baseline
 
     def learn(self, learning_rate: float) -> None:
-        """A policy-gradient step on completions of the policy, with advantages that are drawn."""
+        """Take a policy-gradient step on completions of the policy, with random advantages."""
         draws = torch.Generator().manual_seed(self.version)
         texts = [
             TokenSequence(prompt_ids=prompt.token_ids, completion_ids=tuple(_text(prompt, draws)))
@@ -160,21 +160,21 @@ class Session:
         self.version += 1
 
     def push(self) -> None:
-        """Hand the weights to the engine."""
+        """Send the weights to the engine."""
         self.engine.load_weights(merged_state(self.policy), policy_version=self.version)
 
     def prove(self) -> dict[str, float]:
-        """The canary after a sync."""
+        """Run the canary after a sync."""
         return sync_canary(self.engine, self.probes(), self.truth, self.baseline)
 
     def step(self, learning_rate: float) -> dict[str, float]:
-        """Learn, push, prove."""
+        """Train a step, sync, and check."""
         self.learn(learning_rate)
         self.push()
         return self.prove()
 
 
 def _text(prompt: Prompt, draws: torch.Generator) -> list[int]:
-    """Some tokens to learn from: those of the prompt in another order, which are of the model's vocabulary."""
+    """Return tokens to train on: those of the prompt in another order, which are in the model's vocabulary."""
     order = torch.randperm(len(prompt.token_ids), generator=draws).tolist()
     return [prompt.token_ids[place] for place in order]

@@ -1,4 +1,4 @@
-"""The canary's experiment through a real vLLM server, whose worker can be told to lose weights."""
+"""Canary experiment with a real vLLM server, whose worker can be made to lose weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Cells = dict[tuple[str, str, str, float], Cell]  # by engine, precision, fault (
 
 
 class WarmServer:
-    """A server that is asked for a temperature that is 0.1 too high."""
+    """Server that receives a temperature that is 0.1 too high."""
 
     def __init__(self, server: VllmSampler) -> None:
         self._server = server
@@ -47,7 +47,7 @@ class WarmServer:
 
 
 def measure_vllm(work: Work, python: str, cells: Cells, *, syncs: int, trials: int) -> None:
-    """Sound syncs and faults in each precision: all weights through one server, adapters through another."""
+    """Run correct syncs and faults in each precision: all weights through one server, LoRAs through another."""
     for name, dtype in DTYPES.items():
         with _server(work, python, name, rank=0) as server:
             _whole(work, server, cells, dtype, syncs=syncs, trials=trials)
@@ -62,7 +62,7 @@ def _whole(work: Work, server: VllmSampler, cells: Cells, dtype: torch.dtype, *,
         sound(session, cells.setdefault(("vllm", name, "", rate), Cell()), rate, syncs=syncs)
         for fault, lost in LOST.items():
             if lost == "head" and dtype == torch.float16:
-                continue  # on a CPU vLLM packs no head in float16: there is nothing to forget
+                continue  # on a CPU vLLM has no separate head in float16 to lose
             for _ in range(trials):
                 session = _restarted(work, server, dtype)
                 session.begin()
@@ -72,17 +72,17 @@ def _whole(work: Work, server: VllmSampler, cells: Cells, dtype: torch.dtype, *,
         for _ in range(trials):
             session = _restarted(work, server, dtype)
             session.begin()
-            session.engine = WarmServer(server)  # type: ignore[assignment]  # it hands everything else on
+            session.engine = WarmServer(server)  # type: ignore[assignment]  # it forwards all other attributes
             detect(session, cells.setdefault(("vllm", name, "temperature + 0.1", rate), Cell()), rate)
 
 
 def _adapters(work: Work, server: VllmSampler, cells: Cells, dtype: torch.dtype, *, syncs: int, trials: int) -> None:
-    """The fault: the server is given the adapter of before, or requests are for its base, in turn."""
+    """Inject the fault: the server gets the previous LoRA, or requests name its base, alternating."""
     name = str(dtype).removeprefix("torch.")
     for rate in LEARNING_RATES:
         session = Session(work.model, server, work.prompts, dtype, rank=RANK, params=PARAMS)
         session.version = server.policy_version
-        if server.served.is_adapter:  # of the rate before: a fresh one takes its place
+        if server.served.is_adapter:  # of the previous rate: a fresh one replaces it
             session.version += 1
             session.push()
         sound(session, cells.setdefault(("vllm, adapter", name, "", rate), Cell()), rate, syncs=syncs)
@@ -95,7 +95,7 @@ def _adapters(work: Work, server: VllmSampler, cells: Cells, dtype: torch.dtype,
 
 
 def _restarted(work: Work, server: VllmSampler, dtype: torch.dtype) -> Session:
-    """A learner at its start, and the server with its weights."""
+    """Reset the learner, and the server with its weights."""
     session = Session(work.model, server, work.prompts, dtype, params=PARAMS)
     session.version = server.policy_version + 1
     session.push()
@@ -104,7 +104,7 @@ def _restarted(work: Work, server: VllmSampler, dtype: torch.dtype) -> Session:
 
 @contextmanager
 def _deaf(server: VllmSampler, folder: Path) -> Iterator[None]:
-    """Inside, every adapter that is sent is the one of now."""
+    """Inside the context, each LoRA that is sent is the current one."""
     kept = replace(server.served, path=Path(shutil.copytree(server.served.path, folder / "kept")))
     with patch.object(syncing, "publish", lambda group, _, version, send: publish(group, kept, version, send)):
         yield

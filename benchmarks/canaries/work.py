@@ -1,4 +1,4 @@
-"""What the canary's experiment works on, and its two questions: is a sound sync stopped, is a fault found?"""
+"""Workload of the canary experiment, and its two measurements: stopped correct syncs, and detected faults."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SFT_STEPS, BATCH = 300, 32
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A model that has learned some arithmetic, with its checkpoint."""
+    """Model that has learned some arithmetic, with its checkpoint."""
 
     folder: Path
     model: PreTrainedModel
@@ -43,7 +43,7 @@ class Work:
 
 @dataclass
 class Cell:
-    """Syncs of one kind: how many there were, how many the canary stopped, and what it saw of the sound ones.
+    """Syncs of one kind: their number, how many the canary stopped, and its readings of the correct ones.
 
     ``by_logprobs``: how many it would have stopped if no weight could be compared.
     """
@@ -58,7 +58,7 @@ class Cell:
 
 
 def make_work(folder: Path) -> Work:
-    """A model with a tied head, trained for a minute at most: some tokens are sure to it, some are not."""
+    """Train a model with a tied head for a minute at most: it is sure of some tokens, not of others."""
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder / "start", seed=0)
     tokenizer = ChatTokenizer.load(folder / "start")
     model = load_policy(folder / "start", device=torch.device("cpu"), dtype=torch.float32)
@@ -80,7 +80,7 @@ def make_work(folder: Path) -> Work:
 
 
 def sound(session: Session, cell: Cell, learning_rate: float, *, syncs: int) -> None:
-    """So many steps with their syncs, one after another, and the canary before the first."""
+    """Take a number of steps with their syncs, and run the canary before the first."""
     cell.hidden |= session.begin().unverified
     for _ in range(syncs):
         cell.syncs += 1
@@ -95,7 +95,7 @@ def sound(session: Session, cell: Cell, learning_rate: float, *, syncs: int) -> 
 
 
 def detect(session: Session, cell: Cell, learning_rate: float, *, is_there: Callable[[], bool] = lambda: True) -> None:
-    """Steps up to the first whose sync the fault of the session's engine changes; is that sync stopped?"""
+    """Step until the fault changes a sync; return True if the canary stops that sync."""
     session.learn(learning_rate)
     session.push()
     while not is_there():

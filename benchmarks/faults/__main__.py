@@ -1,8 +1,7 @@
-"""The table of faults: ``python -m benchmarks.faults [--only WORD] [--results FILE]``.
+"""Table of faults: ``python -m benchmarks.faults [--only WORD] [--results FILE]``.
 
-Or, with ``--sound ITERATIONS [--dtype NAME]``, false alarms in runs without a fault.
-
-Each result is a line of the file as soon as it is known; what stands there is not done again.
+With ``--sound ITERATIONS [--dtype NAME]``: false alarms in runs without a fault. Each result is appended to the file
+immediately; existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def play(name: str) -> Verdict:
         if name in OUTSIDE:
             return OUTSIDE[name](patch)
         scene, inject = IN_RUNS[name]
-        # Made before anything is wrong: an error of its own would count as a stop.
+        # Made before the fault: an error here would count as a detection.
         start(calling=scene == CALCULATOR, untied=scene == UNTIED)
         prompts()
         inject(patch)
@@ -58,7 +57,7 @@ def play(name: str) -> Verdict:
 
 
 def sound_runs(total: int, dtype: str) -> Iterator[tuple[str, str, int]]:
-    """Runs without a fault until so many iterations are done: a name, the scene, and the seed of each."""
+    """Yield runs without a fault for a number of iterations: a name, the scene, and the seed of each."""
     done = seed = 0
     while done < total:
         seed += 1
@@ -69,13 +68,13 @@ def sound_runs(total: int, dtype: str) -> Iterator[tuple[str, str, int]]:
 
 
 def written(results: Path) -> dict[str, Verdict]:
-    """What a file of results holds, by names."""
+    """Read a file of results, by name."""
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
     return {row.pop("name"): Verdict(**row) for row in map(json.loads, lines)}
 
 
 def found(name: str, work: Callable[[], Verdict], results: Path) -> Verdict:
-    """The verdict that stands in the file, or that of ``work``, which is written to it."""
+    """Return the recorded result, or run ``work`` and record its result."""
     known = written(results)
     if name in known:
         return known[name]
@@ -86,7 +85,7 @@ def found(name: str, work: Callable[[], Verdict], results: Path) -> Verdict:
 
 
 def show_faults(only: str, results: Path) -> None:
-    """Print the table of the faults whose names have the word ``only``."""
+    """Print the table of the faults whose names contain the word ``only``."""
     counts = Counter[str]()
     print("| fault | | after | by |\n|---|---|---|---|")
     for name in [*IN_RUNS, *OUTSIDE]:
@@ -99,7 +98,7 @@ def show_faults(only: str, results: Path) -> None:
 
 
 def show_sound(total: int, dtype: str, results: Path) -> None:
-    """Print how many of at least so many sound iterations were stopped or warned of."""
+    """Print how many of at least this number of healthy iterations were stopped or warned about."""
     steps = alarms = 0
     works: list[tuple[str, Callable[[], Verdict]]] = [
         (name, partial(played, partial(components_of, scene, seed=seed, dtype=PRECISIONS[dtype])))

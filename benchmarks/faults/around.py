@@ -1,4 +1,4 @@
-"""Faults around a run: resume, saving, evaluation and foreign code."""
+"""Faults around a run: resume, saving, evaluation and custom code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 def after_resume(
     scene: str, inject: Callable[[Patches], None], change: Callable[[Components], Components] | None = None
 ) -> Play:
-    """Kill a run, put the fault in, and go on."""
+    """Kill a run, inject the fault, and resume."""
 
     def play(patch: Patches) -> Verdict:
         (folder,) = resumed(scene)
@@ -48,7 +48,7 @@ def after_resume(
 
 
 def lost(*names: str) -> Callable[[Patches], None]:
-    """Functions of the checkpoint that do nothing."""
+    """Make functions of the checkpoint do nothing."""
 
     def inject(patch: Patches) -> None:
         for name in names:
@@ -58,7 +58,7 @@ def lost(*names: str) -> Callable[[Patches], None]:
 
 
 def scalars_lost(name: str, value: Any) -> Callable[[Patches], None]:
-    """A number of the checkpoint is another."""
+    """Change a number of the checkpoint."""
 
     def inject(patch: Patches) -> None:
         old = checkpoint._restore
@@ -68,13 +68,13 @@ def scalars_lost(name: str, value: Any) -> Callable[[Patches], None]:
 
 
 def position_lost(patch: Patches) -> None:
-    """The run goes on as if one iteration had been done."""
+    """Resume as if one iteration more were done."""
     old = Run.restore
     patch.set(Run, "restore", lambda self, state: old(self, {**state, "iteration": 1}))
 
 
 def reanchored(components: Components) -> Components:
-    """The reference is what the policy was when the run was interrupted."""
+    """Replace the reference policy by the interrupted policy."""
     learner: Any = components.learner
     load = learner.load
 
@@ -88,7 +88,7 @@ def reanchored(components: Components) -> Components:
 
 
 def other_prompts(components: Components) -> Components:
-    """References of the prompts that were changed between two starts."""
+    """Change the reference answers of the prompts between two starts."""
     changed = [dataclasses.replace(prompt, reference=prompt.reference + "0") for prompt in components.prompts]
     return dataclasses.replace(components, prompts=changed)
 
@@ -97,14 +97,14 @@ def other_prompts(components: Components) -> Components:
 
 
 def trained() -> Components:
-    """The components of a run of two iterations, done."""
+    """Train the components of a run of two iterations."""
     components = components_of("grpo", num_iterations=2)
     train(components, Diary())
     return components
 
 
 def saving(inject: Callable[[Patches, Components], None]) -> Play:
-    """Train a little, put the fault in, and save."""
+    """Train, inject the fault, and save."""
 
     def play(patch: Patches) -> Verdict:
         components = trained()
@@ -115,13 +115,13 @@ def saving(inject: Callable[[Patches, Components], None]) -> Play:
 
 
 def saves_the_start(patch: Patches, components: Components) -> None:
-    """What is written is the model that training began with."""
+    """Write the starting model instead of the trained one."""
     first = load_policy(start(), **CPU)
     patch.set(local_module, "save_model", lambda policy, *rest, **more: save_model(first, *rest, **more))
 
 
 def saves_half(patch: Patches, components: Components) -> None:
-    """One layer of what was trained is written, and the rest of the start."""
+    """Write one trained layer, and the rest of the start."""
     mixed = load_policy(start(), **CPU)
     state = {n: v for n, v in components.learner.weights().items() if "layers.0" in n}
     mixed.load_state_dict(state, strict=False)
@@ -129,7 +129,7 @@ def saves_half(patch: Patches, components: Components) -> None:
 
 
 def saves_rounded(patch: Patches, components: Components) -> None:
-    """What is written has six bits after the point."""
+    """Round the written weights to six bits after the point."""
     learned = components.learner.learner.policy  # type: ignore[attr-defined]
     rounded = load_policy(start(), **CPU)
     rounded.load_state_dict({n: (64.0 * v).round() / 64.0 for n, v in learned.state_dict().items()})
@@ -137,7 +137,7 @@ def saves_rounded(patch: Patches, components: Components) -> None:
 
 
 def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", engine: bool = False) -> Play:
-    """Seal a trained model, change something, and take it up as an evaluation does."""
+    """Seal a trained model, change it, and load it for an evaluation."""
 
     def play(patch: Patches) -> Verdict:
         components, folder = trained(), new_folder()
@@ -158,13 +158,13 @@ def evaluation(change: Callable[[Path, Path], None], *, stage: str = "grpo", eng
 
 
 def template_changed(folder: Path, _: Path) -> None:
-    """Another beginning of each prompt, in the folder's template."""
+    """Change the beginning of each prompt in the folder's template."""
     path = folder / "model/chat_template.jinja"
     path.write_text("Be brief. " + path.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def weights_exchanged(folder: Path, first: Path) -> None:
-    """The weights of the start, in the folder of the trained model."""
+    """Put the starting weights into the folder of the trained model."""
     (folder / "model/model.safetensors").write_bytes((first / "model.safetensors").read_bytes())
 
 
@@ -172,7 +172,7 @@ def weights_exchanged(folder: Path, first: Path) -> None:
 
 
 def own_reward(function: Callable[..., Any], *, minutes: float = 60.0) -> Play:
-    """A run with a function as its reward."""
+    """Run with a function as the reward."""
 
     def play(patch: Patches) -> Verdict:
         reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", timeout_minutes=minutes), 1.0)])
@@ -182,40 +182,40 @@ def own_reward(function: Callable[..., Any], *, minutes: float = 60.0) -> Play:
 
 
 def brief(rollouts: Sequence[Rollout]) -> list[Any]:
-    """A reward for few tokens."""
+    """Reward short completions."""
     return [-float(len(rollout.completion_ids)) for rollout in rollouts]
 
 
 def hangs(rollouts: Sequence[Rollout]) -> list[Any]:
-    """Comes back no more from the third iteration on."""
+    """Hang from the third iteration on."""
     if rollouts[0].policy_version >= 2:
         threading.Event().wait(600.0)
     return brief(rollouts)
 
 
 def other_order(rollouts: Sequence[Rollout]) -> list[Any]:
-    """The values of the rollouts after, from the third iteration on."""
+    """Return the values of other rollouts from the third iteration on."""
     values = brief(rollouts)
     return [*values[1:], values[0]] if rollouts[0].policy_version >= 2 else values
 
 
 def at_random(rollouts: Sequence[Rollout]) -> list[Any]:
-    """Another value each time."""
+    """Return random values."""
     return [random.random() for _ in rollouts]
 
 
 def not_finite(rollouts: Sequence[Rollout]) -> list[Any]:
-    """Infinity, from the third iteration on."""
+    """Return infinity from the third iteration on."""
     return [float("inf") if rollout.policy_version >= 2 else 1.0 for rollout in rollouts]
 
 
 def raises_later(rollouts: Sequence[Rollout]) -> list[Any]:
-    """Divides by zero in the third iteration."""
+    """Divide by zero in the third iteration."""
     return [1.0 / (2 - rollout.policy_version) for rollout in rollouts]
 
 
 def scores_few(rollouts: Sequence[Rollout]) -> list[Any]:
-    """No score for each fourth rollout."""
+    """Return no score for every fourth rollout."""
     return [None if place % 4 == 0 else 1.0 for place, _ in enumerate(rollouts)]
 
 

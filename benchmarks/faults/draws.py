@@ -1,4 +1,4 @@
-"""Faults of the engine that are small, or of parts of it: what it draws, and which weights it has."""
+"""Small or partial faults of the engine: its samples and its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcore.types import Score
 
 
 def min_p(share: float) -> Any:
-    """Tokens that are not far less likely than the likeliest."""
+    """Drop tokens that are far less likely than the most likely one."""
 
     def cut(logits: torch.Tensor) -> torch.Tensor:
         chances = logits.softmax(-1)
@@ -26,7 +26,7 @@ def min_p(share: float) -> Any:
 
 
 def penalised(patch: Patches) -> None:
-    """Tokens that have come before count less, in what is drawn alone."""
+    """Penalize repeated tokens in sampling only."""
     seen: list[torch.Tensor] = []
 
     def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
@@ -42,7 +42,7 @@ def penalised(patch: Patches) -> None:
 
 
 def greedy_at_first(patch: Patches) -> None:
-    """The first token of each completion is the likeliest."""
+    """Sample the first token of each completion greedily."""
     decode = native.decode
 
     def decoding(*given: Any, choose: Any, **more: Any) -> Any:
@@ -61,7 +61,7 @@ def greedy_at_first(patch: Patches) -> None:
 
 
 def ends(by: float) -> Any:
-    """Ends are likelier, by so many nats."""
+    """Raise the log-odds of EOS by this number of nats."""
 
     def lifted(logits: torch.Tensor) -> torch.Tensor:
         found = logits.clone()
@@ -72,7 +72,7 @@ def ends(by: float) -> Any:
 
 
 def paired_draws(patch: Patches) -> None:
-    """Two completions of a group have the same random numbers each."""
+    """Give each pair of completions of a group the same random numbers."""
     import dataclasses
 
     def uniforms(block: Any, num_tokens: int, *, seed: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ def paired_draws(patch: Patches) -> None:
 
 
 def without(word: str) -> Inject:
-    """Tensors of a name stay what they first were in the engine."""
+    """Keep the first values of some tensors in the engine."""
     first: dict[str, torch.Tensor] = {}
 
     def load(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
@@ -95,7 +95,7 @@ def without(word: str) -> Inject:
 
 
 def one_behind() -> Inject:
-    """The engine takes the weights of the update before."""
+    """Load the weights of the previous update."""
     kept: list[dict[str, torch.Tensor]] = []
 
     def load(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
@@ -106,12 +106,12 @@ def one_behind() -> Inject:
 
 
 def now_and_then(them: list[Score]) -> Scores:
-    """One score in eight is that of the rollout before."""
+    """Replace one score in eight by the previous rollout's."""
     return [them[place - 1] if place % 8 == 3 else one for place, one in enumerate(them)]
 
 
 class Remembered:
-    """Each rollout gets the score that its place had first."""
+    """Reward that repeats the first score of each index."""
 
     def __init__(self) -> None:
         self.first: list[Score] = []

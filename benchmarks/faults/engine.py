@@ -1,4 +1,4 @@
-"""Faults of the engine: what it draws, what it reports, which weights it has."""
+"""Faults of the engine: its samples, its logprobs, its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlcore.text.tokenization import ChatTokenizer
 
 
 def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
-    """The engine draws from other logits than it reports log-probabilities of."""
+    """Sample from other logits than the reported logprobs."""
 
     def inject(patch: Patches) -> None:
         def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
@@ -29,12 +29,12 @@ def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
 
 
 def top_k(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The likeliest tokens alone."""
+    """Keep the most likely tokens only."""
     return lambda logits: logits.masked_fill(logits < logits.topk(count).values[:, -1:], -torch.inf)
 
 
 def top_p(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The likeliest tokens, up to a share of the mass."""
+    """Keep the most likely tokens up to a fraction of the mass."""
 
     def cut(logits: torch.Tensor) -> torch.Tensor:
         chances, order = logits.softmax(-1).sort(descending=True)
@@ -45,12 +45,12 @@ def top_p(share: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def without_end(logits: torch.Tensor) -> torch.Tensor:
-    """All tokens but those that end a completion."""
+    """Drop the tokens that end a completion."""
     return logits.index_fill(1, torch.tensor(ChatTokenizer.load(scratch()).eos_ids), -torch.inf)
 
 
 def likelier(text: str, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The token of ``text`` more often, by so many nats."""
+    """Raise the log-odds of the token of ``text`` by this number of nats."""
 
     def lifted(logits: torch.Tensor) -> torch.Tensor:
         (token,) = ChatTokenizer.load(scratch()).encode(text)
@@ -62,7 +62,7 @@ def likelier(text: str, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def reporting(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Inject:
-    """The engine draws as it should, and reports other log-probabilities."""
+    """Sample correctly, and report other logprobs."""
 
     def inject(patch: Patches) -> None:
         def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
@@ -75,7 +75,7 @@ def reporting(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Inject:
 
 
 def loading(change: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor] | None]) -> Inject:
-    """Change what arrives of new weights; None: nothing does, but for the version."""
+    """Change the received weights; None: ignore them, except for the version."""
 
     def inject(patch: Patches) -> None:
         def load(self: NativeSampler, state: Any, *, policy_version: int) -> None:
@@ -91,7 +91,7 @@ def loading(change: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Ten
 
 
 def half_of_it(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
-    """The second layer stays what it first was."""
+    """Keep the first values of the second layer."""
     first = _FIRST.setdefault("state", {name: value.clone() for name, value in state.items()})
     return {name: first[name] if "layers.1" in name else value for name, value in state.items()}
 
@@ -100,7 +100,7 @@ _FIRST: dict[str, dict[str, torch.Tensor]] = {}
 
 
 def prompts_moved_on(patch: Patches) -> None:
-    """The engine completes each prompt's neighbour."""
+    """Complete the next prompt instead of each prompt."""
 
     def decode(model: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
         return old(model, [*prompts[4:], *prompts[:4]], *rest, **more)
@@ -109,7 +109,7 @@ def prompts_moved_on(patch: Patches) -> None:
 
 
 def same_draws(patch: Patches) -> None:
-    """Every completion of a group has the same random numbers."""
+    """Use the same random numbers for all completions of a group."""
 
     def uniforms(block: Any, num_tokens: int, *, seed: int) -> torch.Tensor:
         return old([dataclasses.replace(request, sample_index=0) for request in block], num_tokens, seed=seed)
@@ -118,7 +118,7 @@ def same_draws(patch: Patches) -> None:
 
 
 def same_seed(patch: Patches) -> None:
-    """Every iteration has the same random numbers."""
+    """Use the same random numbers in all iterations."""
     old = patch.set(native, "_uniforms", lambda block, num_tokens, *, seed: old(block, num_tokens, seed=7))
 
 

@@ -1,4 +1,4 @@
-"""Faults between a completion's text and the samples that are trained on: rewards, advantages, masks, tokens."""
+"""Faults between completions and training samples: rewards, advantages, masks, tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Samples = Sequence[TrainingSample]
 
 
 def scores(change: Callable[[list[Score]], Scores], *, since: int = 1) -> Inject:
-    """Change what comes out of the training reward, from a batch of a run's on."""
+    """Change the scores of the training reward from a batch on."""
 
     def inject(patch: Patches) -> None:
         calls: list[int] = []
@@ -43,12 +43,12 @@ def scores(change: Callable[[list[Score]], Scores], *, since: int = 1) -> Inject
 
 
 def valued(turn: Callable[[float], float]) -> Callable[[list[Score]], Scores]:
-    """Another total of each score."""
+    """Change the total of each score."""
     return lambda them: [dataclasses.replace(s, value=None if s.value is None else turn(s.value)) for s in them]
 
 
 def whole(turn: Callable[[float], float]) -> Callable[[list[Score]], Scores]:
-    """Another total and other parts of each score."""
+    """Change the total and the terms of each score."""
     return lambda them: [
         dataclasses.replace(
             s, value=None if s.value is None else turn(s.value), terms={n: turn(v) for n, v in s.terms.items()}
@@ -58,7 +58,7 @@ def whole(turn: Callable[[float], float]) -> Callable[[list[Score]], Scores]:
 
 
 def term(owner: type, change: Callable[[Scores], Scores], *, since: int = 1) -> Inject:
-    """Change what one term of the reward says, whoever asks it, from a call on."""
+    """Change the values of one reward term from a call on."""
 
     def inject(patch: Patches) -> None:
         calls: list[int] = []
@@ -74,17 +74,17 @@ def term(owner: type, change: Callable[[Scores], Scores], *, since: int = 1) -> 
 
 
 def shuffled(them: list[Any]) -> list[Any]:
-    """In an order that is drawn."""
+    """Shuffle the values."""
     return random.Random(len(them)).sample(them, len(them))
 
 
 def moved_on(them: list[Any]) -> list[Any]:
-    """Each is the one before."""
+    """Replace each value by the previous one."""
     return [them[-1], *them[:-1]]
 
 
 def without_gate(patch: Patches) -> None:
-    """The total is made with other weights than the terms have."""
+    """Compute the total with wrong weights."""
 
     def total(self: WeightedReward, row: Any) -> Score:
         made = old(self, row)
@@ -95,7 +95,7 @@ def without_gate(patch: Patches) -> None:
 
 
 def samples(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
-    """Change the training samples that are built of an iteration."""
+    """Change the training samples of an iteration."""
 
     def inject(patch: Patches) -> None:
         def build(*arguments: Any, **settings: Any) -> Any:
@@ -108,14 +108,14 @@ def samples(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
 
 
 def each(**turns: Callable[[Any], Any]) -> Callable[[list[TrainingSample]], Samples]:
-    """Another value of some fields of every sample."""
+    """Change some fields of every sample."""
     return lambda them: [
         dataclasses.replace(s, **{name: turn(getattr(s, name)) for name, turn in turns.items()}) for s in them
     ]
 
 
 def of_the_one_before(name: str) -> Callable[[list[TrainingSample]], Samples]:
-    """The field of the sample before, its first number for every token."""
+    """Use the field of the previous sample, its first number for every token."""
 
     def change(them: list[TrainingSample]) -> Samples:
         firsts = [float(getattr(one, name)[0]) for one in them]
@@ -128,7 +128,7 @@ def of_the_one_before(name: str) -> Callable[[list[TrainingSample]], Samples]:
 
 
 def mask_at(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A mask that leaves one token out, where another is left."""
+    """Mask one token that is trained, and train one that is masked."""
 
     def change(mask: torch.Tensor) -> torch.Tensor:
         return mask if len(mask) < 2 else mask.index_fill(0, torch.tensor([place % len(mask)]), False)
@@ -137,7 +137,7 @@ def mask_at(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def rollouts(change: Callable[[list[Rollout]], Sequence[Rollout]]) -> Inject:
-    """Change what the engine's completions are said to be."""
+    """Change the rollouts that the engine returns."""
 
     def inject(patch: Patches) -> None:
         def made(self: Any, block: Any, decoded: Any) -> Iterator[Rollout]:
@@ -149,12 +149,12 @@ def rollouts(change: Callable[[list[Rollout]], Sequence[Rollout]]) -> Inject:
 
 
 def mapped(change: Callable[[Rollout], Rollout]) -> Callable[[list[Rollout]], list[Rollout]]:
-    """The same change of each rollout."""
+    """Apply the same change to each rollout."""
     return lambda them: [change(one) for one in them]
 
 
 def without_end(one: Rollout) -> Rollout:
-    """A completion that ended, without its end, said to be cut."""
+    """Return a finished completion without its EOS as truncated."""
     if one.finish_reason != "stop" or len(one.completion_ids) < 2:
         return one
     cut = {name: getattr(one, name)[:-1] for name in ("completion_ids", "sampler_logprobs", "loss_mask")}
@@ -162,13 +162,13 @@ def without_end(one: Rollout) -> Rollout:
 
 
 def texts_moved_on(them: list[Rollout]) -> list[Rollout]:
-    """Each rollout has the text of the one before."""
+    """Give each rollout the text of the previous one."""
     return [dataclasses.replace(one, text=them[place - 1].text) for place, one in enumerate(them)]
 
 
 def another_template(patch: Patches) -> None:
-    """The template renders otherwise than when the prompts were made."""
-    start()  # which renders too, when it is made
+    """Render with another template than the one that rendered the prompts."""
+    start()  # which also renders when it is made
     calls: list[int] = []
 
     def render(self: ChatTokenizer, messages: Any, *, tools: str = "") -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Faults of what belongs together: groups and their prompts, and samples on their way from the audit to a gradient."""
+"""Faults of grouping and transfer: groups and their prompts, and samples between the audit and the gradient."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Groups = list[list[Any]]
 
 
 def engine_groups(change: Callable[[Groups], Groups]) -> Inject:
-    """Change the groups that the engine gives, where it gives several to a group."""
+    """Change the groups of the engine, if it samples several completions per group."""
 
     def inject(patch: Patches) -> None:
         def sample(self: Any, prompts: Any, params: Any, **more: Any) -> Groups:
@@ -36,7 +36,7 @@ def engine_groups(change: Callable[[Groups], Groups]) -> Inject:
 
 
 def scored_groups(change: Callable[[Groups], Groups]) -> Inject:
-    """Change the groups after they were scored."""
+    """Change the groups after scoring."""
 
     def inject(patch: Patches) -> None:
         old = patch.set(rollouts_module, "score_groups", lambda *given: change(old(*given)))
@@ -45,17 +45,17 @@ def scored_groups(change: Callable[[Groups], Groups]) -> Inject:
 
 
 def turned_over(groups: Groups) -> Groups:
-    """The first of each group, the second of each, and so on."""
+    """Return the first of each group, then the second of each, and so on."""
     return [list(column) for column in zip(*groups, strict=True)]
 
 
 def one_moved_on(groups: Groups) -> Groups:
-    """The last of each group stands in the next one."""
+    """Move the last completion of each group to the next one."""
     return [[*group[:-1], groups[place - 1][-1]] for place, group in enumerate(groups)]
 
 
 def group_numbers_moved_on(patch: Patches) -> None:
-    """Advantages are relative to groups that begin one completion later."""
+    """Compute advantages within groups that begin one completion later."""
 
     def lay_out(rewards: Any, group: Sequence[int], *rest: Any) -> Any:
         return old(rewards, [group[-1], *group[:-1]], *rest)
@@ -64,7 +64,7 @@ def group_numbers_moved_on(patch: Patches) -> None:
 
 
 def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
-    """Change the prompts of an iteration: of the turns, its number, and what would be right."""
+    """Change the prompts of an iteration, given the schedule, its number, and the correct prompts."""
 
     def inject(patch: Patches) -> None:
         old = patch.set(PromptSchedule, "prompts_for", lambda self, number: choose(self, number, old(self, number)))
@@ -73,19 +73,19 @@ def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
 
 
 def at_most_half(them: Any, number: int, right: list[Any]) -> list[Any]:
-    """Prompts of the first half of the file alone."""
+    """Draw prompts from the first half of the file only."""
     half, count = them._prompts[: len(them._prompts) // 2], len(right)
     return [half[(count * number + place) % len(half)] for place in range(count)]
 
 
 def as_in_the_file(them: Any, number: int, right: list[Any]) -> list[Any]:
-    """Prompts in the order of the file, again and again."""
+    """Draw prompts in the order of the file, repeatedly."""
     count = len(right)
     return [them._prompts[(count * (number - 1) + place) % len(them._prompts)] for place in range(count)]
 
 
 def learner_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
-    """Change the samples after the audit has seen them: when the learner's side is asked."""
+    """Change the samples after the audit has checked them, on the learner's side."""
 
     def inject(patch: Patches) -> None:
         def update(self: LocalLearner, samples: Any, **more: Any) -> Any:
@@ -97,7 +97,7 @@ def learner_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
 
 
 def update_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
-    """Change the samples where an update begins."""
+    """Change the samples at the start of an update."""
 
     def inject(patch: Patches) -> None:
         old = patch.set(Learner, "update", lambda self, samples, *, seed: old(self, change(list(samples)), seed=seed))
@@ -106,7 +106,7 @@ def update_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
 
 
 def minibatches(change: Callable[[list[Any]], list[Any]]) -> Inject:
-    """Change what the samples are split into."""
+    """Change the minibatches of the samples."""
 
     def inject(patch: Patches) -> None:
         old = patch.set(learner, "split_by_prompt", lambda *given, **more: change(old(*given, **more)))
@@ -115,7 +115,7 @@ def minibatches(change: Callable[[list[Any]], list[Any]]) -> Inject:
 
 
 def tokens_of_the_one_before(them: list[TrainingSample]) -> Samples:
-    """Each sample has the tokens and the mask of the one before, where it is as long."""
+    """Give each sample the tokens and the mask of the previous one if it is as long."""
     pairs = zip(them, [them[-1], *them[:-1]], strict=True)
     return [
         dataclasses.replace(one, completion_ids=other.completion_ids)
@@ -126,12 +126,12 @@ def tokens_of_the_one_before(them: list[TrainingSample]) -> Samples:
 
 
 def last_masked(mask: torch.Tensor) -> torch.Tensor:
-    """One token less at the end."""
+    """Drop the last token."""
     return torch.cat([mask[:-1], torch.zeros(1, dtype=torch.bool)])
 
 
 class Late:
-    """Gives the samples of the call before."""
+    """Learner that trains on the samples of the previous call."""
 
     def __init__(self) -> None:
         self.kept: list[TrainingSample] = []
@@ -142,12 +142,12 @@ class Late:
 
 
 def late(patch: Patches) -> None:
-    """Each update is of the samples of the one before."""
+    """Delay the samples of each update by one."""
     learner_gets(Late())(patch)
 
 
 def wire(change: Callable[[list[TrainingSample]], Samples], *, of_the_second: bool = False) -> Inject:
-    """Change the samples on their way to the ranks, or to the second of them alone."""
+    """Change the samples on their way to the ranks, or only to the second one."""
 
     def inject(patch: Patches) -> None:
         def encode(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The small runs that faults are injected into, and what comes of them."""
+"""Small runs for fault injection, and their results."""
 
 from __future__ import annotations
 
@@ -50,26 +50,26 @@ _WARNINGS = ("health", "audit", "updates follow", "was not checked")
 
 
 class Patches:
-    """Attributes that are replaced for a while, and put back in the reverse order."""
+    """Attributes that are replaced temporarily, and restored in reverse order."""
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Put ``value`` in the place of ``owner.name``; returns what was there."""
+        """Replace ``owner.name`` by ``value``; return the old value."""
         old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
         self._stack.callback(setattr, owner, name, old)
         setattr(owner, name, value)
         return old
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         self._stack.close()
 
 
 @dataclass
 class Diary:
-    """A recorder that keeps notes and figures, and ends a run where it is to be killed."""
+    """Recorder that collects messages and metrics, and kills a run at an iteration."""
 
     killed_after: int = 0
     notes: list[tuple[int, str]] = field(default_factory=list)  # after how many iterations, and what
@@ -89,16 +89,16 @@ class Diary:
         self.log(str(stop))
 
     def flush(self) -> None:
-        """Nothing is kept elsewhere."""
+        """Do nothing: all records are in memory."""
 
 
 class KilledError(Exception):
-    """What a run is ended with that is to be resumed."""
+    """Error that kills a run which is to be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came of a run: the error or the warning that told of a fault, and after how many iterations or steps."""
+    """Result of a run: the error or warning that reported a fault, and the number of iterations or steps before it."""
 
     caught: str  # "stopped", "warned" or "silent"
     steps: int
@@ -110,7 +110,7 @@ Play = Callable[[Patches], Verdict]
 
 
 def stopped_by(work: Callable[[], object], steps: int = 0) -> Verdict:
-    """The verdict on work that has no iterations."""
+    """Return the result of work without iterations."""
     try:
         work()
     except RlcoreError as error:
@@ -224,7 +224,7 @@ def components_of(
 
 
 def played(make: Callable[[], Components]) -> Verdict:
-    """Do a whole run, and say what it was told."""
+    """Do a whole run, and return its result."""
     diary = Diary()
     try:
         with contextlib.ExitStack() as stack:
@@ -241,13 +241,13 @@ def played(make: Callable[[], Components]) -> Verdict:
 
 
 def course_of(rows: list[dict[str, float]]) -> str:
-    """Course of the reward, as means of five iterations: what a silent fault has cost."""
+    """Return the reward as means of five iterations: the cost of a silent fault."""
     first, last = (sum(row["reward/mean"] for row in part) / 5.0 for part in (rows[:5], rows[-5:]))
     return f"the reward went from {first:.2f} to {last:.2f}"
 
 
 def resumed(scene: str, *, killed_after: int = 3, **settings: Any) -> Iterator[Path]:
-    """Do a run up to a kill, then give its folder to who goes on with it."""
+    """Run up to a kill, then pass the folder to the function that resumes."""
     folder = new_folder()
     often = {"checkpoints": CheckpointConfig(every_iterations=1), **settings}
     components = components_of(scene, folder=folder, **often)

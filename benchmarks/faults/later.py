@@ -1,4 +1,4 @@
-"""Faults that were written down after the audit was, and before it was asked: how many that nobody thought of pass?"""
+"""Faults written after the audit was complete, and before it was run on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlcore.types import Score
 
 
 def every_second_step(patch: Patches) -> None:
-    """Every second step is left out, and nothing says so."""
+    """Skip every second step silently."""
     count = [0]
 
     def take(optimizer: torch.optim.Optimizer) -> None:
@@ -37,7 +37,7 @@ def every_second_step(patch: Patches) -> None:
 
 
 def states_moved(patch: Patches) -> None:
-    """The loss reads the state of the token after."""
+    """Read the states of the next token in the loss."""
     old = patch.set(
         losses,
         "completion_states",
@@ -46,19 +46,19 @@ def states_moved(patch: Patches) -> None:
 
 
 def head_alone(patch: Patches) -> None:
-    """The gradient ends before the backbone."""
+    """Stop the gradient before the backbone."""
     old = patch.set(losses, "completion_states", lambda *given: old(*given).detach().requires_grad_())
 
 
 def best_alone(patch: Patches) -> None:
-    """Samples with a negative advantage are left out of the gradient."""
+    """Drop samples with a negative advantage from the gradient."""
     old = patch.set(
         Learner, "_has_gradient", lambda self, sample: old(self, sample) and float(sample.advantages.sum()) >= 0.0
     )
 
 
 def reference_of_yesterday(patch: Patches) -> None:
-    """The reference is the policy of the update before."""
+    """Use the policy of the previous update as reference policy."""
 
     def update(self: LocalLearner, *given: Any, **more: Any) -> Any:
         if self.reference is not None:
@@ -69,7 +69,7 @@ def reference_of_yesterday(patch: Patches) -> None:
 
 
 def remembered_by_text(patch: Patches) -> None:
-    """The verifier gives a text the score that it had first, whatever the prompt."""
+    """Repeat the first score of a text for all prompts."""
     known: dict[str, Score] = {}
 
     def call(self: Any, rollouts: Any) -> Any:
@@ -80,7 +80,7 @@ def remembered_by_text(patch: Patches) -> None:
 
 
 def shorter(patch: Patches) -> None:
-    """The engine ends completions at half of the limit."""
+    """End completions at half of the limit."""
 
     def sample(self: Any, prompts: Any, params: Any, **more: Any) -> Any:
         return old(self, prompts, dataclasses.replace(params, max_new_tokens=params.max_new_tokens // 2), **more)
@@ -89,7 +89,7 @@ def shorter(patch: Patches) -> None:
 
 
 def another_temperature(patch: Patches) -> None:
-    """The engine draws and reports at 0.98 of the temperature that was asked for."""
+    """Sample and report at 0.98 of the requested temperature."""
     old = patch.set(
         native,
         "sample_tokens",
@@ -98,7 +98,7 @@ def another_temperature(patch: Patches) -> None:
 
 
 def doubled_start(patch: Patches) -> None:
-    """The engine sees the first token of a prompt twice."""
+    """Repeat the first token of a prompt for the engine."""
     old = patch.set(
         native,
         "decode",
@@ -107,7 +107,7 @@ def doubled_start(patch: Patches) -> None:
 
 
 def averaged(patch: Patches) -> None:
-    """After each update weights are the mean of those before and after it."""
+    """Average the weights before and after each update."""
 
     def update(self: Learner, samples: Any, *, seed: int) -> Any:
         before = [parameter.detach().clone() for parameter in self.policy.parameters()]
@@ -121,13 +121,13 @@ def averaged(patch: Patches) -> None:
 
 
 def noisy(them: list[torch.nn.Parameter]) -> None:
-    """A hundredth of noise in every gradient."""
+    """Add a hundredth of noise to each gradient."""
     for parameter in them:
         parameter.grad.mul_(1.0 + 0.01 * torch.randn_like(parameter.grad))  # type: ignore[union-attr]
 
 
 def forgets_at_checkpoints(patch: Patches) -> None:
-    """Writing a checkpoint empties the optimizer."""
+    """Clear the optimizer when a checkpoint is written."""
 
     def save(self: LocalLearner, *given: Any, **more: Any) -> None:
         old(self, *given, **more)
@@ -138,7 +138,7 @@ def forgets_at_checkpoints(patch: Patches) -> None:
 
 
 def first_baseline(patch: Patches) -> None:
-    """A group's rewards are compared with those of its first completion."""
+    """Compare a group's rewards with the first completion's."""
 
     def relative(episodes: Any, normalise: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         return old(episodes, lambda rewards: normalise(rewards) + (rewards.mean() - rewards[0]))
@@ -147,12 +147,12 @@ def first_baseline(patch: Patches) -> None:
 
 
 def values_of_reference(patch: Patches) -> None:
-    """Values are half of what the critic says."""
+    """Halve the critic's values."""
     old = patch.set(scoring_models, "score_values", lambda *given, **more: [0.5 * each for each in old(*given, **more)])
 
 
 def gradient_accumulates(patch: Patches) -> None:
-    """Gradients of the update before are not cleared."""
+    """Do not clear the gradients of the previous update."""
     patch.set(learner, "zero_grad", lambda *models: None)
 
 

@@ -1,4 +1,4 @@
-"""Faults of the losses: their inputs, their terms, their weights, and the models that judge."""
+"""Faults of the losses: inputs, terms, weights, and scoring models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlcore.training.learner import Learner
 
 
 def inputs(**turns: Callable[[Any], Any]) -> Inject:
-    """Change what the policy's loss is made of."""
+    """Change the inputs of the policy's loss."""
 
     def inject(patch: Patches) -> None:
         def made(given: Any, *rest: Any) -> Any:
@@ -32,7 +32,7 @@ def inputs(**turns: Callable[[Any], Any]) -> Inject:
 
 
 def coefficients(**values: Any) -> Inject:
-    """Other coefficients of the loss's terms than the run asks for."""
+    """Change the coefficients of the loss's terms."""
 
     def inject(patch: Patches) -> None:
         made = Learner.__dict__["_coefficients"].fget
@@ -42,7 +42,7 @@ def coefficients(**values: Any) -> Inject:
 
 
 def weights_of_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
-    """Change what each token counts."""
+    """Change the weight of each token."""
 
     def inject(patch: Patches) -> None:
         old = patch.set(learner, "token_weights", lambda *given: [change(each) for each in old(*given)])
@@ -51,14 +51,14 @@ def weights_of_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
 
 
 def temperature_ignored(patch: Patches) -> None:
-    """Trainer and canary score at temperature 1, whatever is asked for."""
+    """Score at temperature 1 in trainer and canary, whatever is requested."""
     for name in ("state_logprobs", "state_scores"):
         old = getattr(policy_module, name)
         patch.set(policy_module, name, lambda *given, _old=old, temperature=1.0, **more: _old(*given, **more))
 
 
 def visible_neighbours(patch: Patches) -> None:
-    """Completions of one row see each other."""
+    """Let the completions of one row attend to each other."""
 
     def layout(segment: torch.Tensor) -> Any:
         return old(segment.masked_fill(segment > 0, 1))
@@ -68,7 +68,7 @@ def visible_neighbours(patch: Patches) -> None:
 
 
 def reference_learns(patch: Patches) -> None:
-    """The reference is the policy's own weights."""
+    """Use the policy's current weights as reference policy."""
 
     def others(plan: Any, policy: Any, runtime: Any) -> Any:
         critic, reference = old(plan, policy, runtime)
@@ -78,12 +78,12 @@ def reference_learns(patch: Patches) -> None:
 
 
 def critic_idle(patch: Patches) -> None:
-    """The critic's loss has no gradient."""
+    """Remove the gradient of the critic's loss."""
     old = patch.set(losses, "critic_loss", lambda *given: 0.0 * old(*given))
 
 
 def critic_wrong(patch: Patches) -> None:
-    """The critic's loss is of its values one token on."""
+    """Shift the values of the critic's loss by one token."""
 
     def loss(columns: Any, predicted: torch.Tensor, *rest: Any) -> torch.Tensor:
         return old(columns, predicted.roll(1), *rest)
@@ -92,14 +92,14 @@ def critic_wrong(patch: Patches) -> None:
 
 
 def values_shifted(patch: Patches) -> None:
-    """Each value is that of the token before."""
+    """Shift each value by one token."""
     old = patch.set(
         scoring_models, "score_values", lambda *given, **more: [each.roll(1) for each in old(*given, **more)]
     )
 
 
 def kl_turned(patch: Patches) -> None:
-    """The KL's loss pushes away from the reference."""
+    """Negate the KL loss."""
     losses_of = dict(kl_module.KL_LOSSES)
     patch.set(objective, "KL_LOSSES", {n: (lambda d, r, f=f: -f(d, r)) for n, f in losses_of.items()})
 
@@ -119,12 +119,12 @@ def surrogate(change: Callable[[Any, torch.Tensor], Any]) -> Inject:
 
 
 def microbatches_lost(patch: Patches) -> None:
-    """All but the first are."""
+    """Drop all but the first micro-batch."""
     old = patch.set(learner, "pack_for", lambda *given, **more: old(*given, **more)[:1])
 
 
 def columns_moved(patch: Patches) -> None:
-    """A micro-batch's fields are of the sequences before."""
+    """Use the fields of the previous sequences in a micro-batch."""
 
     def get(self: minibatches.Columns, name: str) -> torch.Tensor:
         found = old(self, name)

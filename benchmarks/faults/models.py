@@ -1,4 +1,4 @@
-"""The micro models that faulty runs begin with, the sums that they answer, and a place for everything written."""
+"""Tiny models for faulty runs, their sums, and a folder for all files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CPU: Mapping[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 @functools.cache
 def home() -> Path:
-    """A folder for everything that is written, which ends with the process."""
+    """Return a folder for all files, which is removed with the process."""
     kept = tempfile.TemporaryDirectory(prefix="rlcore-faults-")
     _KEPT.append(kept)
     return Path(kept.name)
@@ -42,19 +42,19 @@ _numbers = itertools.count()
 
 
 def new_folder() -> Path:
-    """A folder that does not exist yet."""
+    """Return a folder that does not exist yet."""
     return home() / f"run-{next(_numbers)}"
 
 
 @functools.cache
 def scratch() -> Path:
-    """The model before it has learned anything."""
+    """Make the untrained model."""
     import_model(ModelConfig(source="scratch", shape=SHAPE), home() / "scratch", seed=0)
     return home() / "scratch"
 
 
 def rows_of(split: str) -> list[tuple[tuple[Message, ...], str]]:
-    """Questions with answers in a few words, of which half are wrong."""
+    """Return questions with short answers, half of them wrong."""
     draws, rows = random.Random(0), []
     for question, total in SUMS.items():
         said = total if draws.random() < 0.5 else max(0, total + draws.choice((-2, -1, 1, 2)))
@@ -64,13 +64,13 @@ def rows_of(split: str) -> list[tuple[tuple[Message, ...], str]]:
 
 
 def demonstrations(split: str) -> list[Demonstration]:
-    """The rows as tokens."""
+    """Tokenize the rows."""
     tokenizer = ChatTokenizer.load(scratch())
     return [render_conversation(tokenizer, messages, answer) for messages, answer in rows_of(split)]
 
 
 def calls(split: str) -> list[Demonstration]:
-    """The rows as tokens, where the calculator is called before the answer."""
+    """Tokenize the rows with a calculator call before the answer."""
     tokenizer = ChatTokenizer.load(scratch())
 
     def turns(question: str) -> tuple[Message, ...]:
@@ -82,9 +82,9 @@ def calls(split: str) -> list[Demonstration]:
 
 
 def start(*, calling: bool = False, untied: bool = False) -> Path:
-    """A policy that answers in form, and is right now and then.
+    """Train a policy that answers in the format and is sometimes right.
 
-    ``calling``: it asks the calculator first. ``untied``: its head is a tensor of its own.
+    ``calling``: it calls the calculator first. ``untied``: its head is a separate tensor.
     """
     return _untied() if untied else _start(calling)
 
@@ -110,5 +110,5 @@ def _start(calling: bool) -> Path:
 
 
 def prompts() -> list[Prompt]:
-    """Sums with their answers as references."""
+    """Return sums with their reference answers."""
     return chat_prompts(ChatTokenizer.load(start()), {question: str(total) for question, total in SUMS.items()})

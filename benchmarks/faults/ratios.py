@@ -1,4 +1,4 @@
-"""Faults of the losses that show where the ratio is not 1, in values beyond an end, or in a gradient alone."""
+"""Faults of the losses that show only if the ratio is not 1, in values beyond an end, or in a gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CUT = "ppo, values beyond the end"
 
 
 def algorithm(**changes: Callable[[Any], Any]) -> Inject:
-    """Another ratio or surrogate in the loss than the algorithm has."""
+    """Change the ratio or surrogate of the algorithm's loss."""
 
     def inject(patch: Patches) -> None:
         def made(given: Any, row: Any, *rest: Any) -> Any:
@@ -41,47 +41,47 @@ def algorithm(**changes: Callable[[Any], Any]) -> Inject:
 
 
 def surrogate(change: Callable[..., Surrogate]) -> Inject:
-    """Another surrogate: of the right one, log-ratios, log-probabilities and advantages."""
+    """Change the surrogate, given the right one, log-ratios, logprobs and advantages."""
     return algorithm(surrogate=lambda right: lambda *given: change(right, *given))
 
 
 def unclipped(right: Any, log_ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
-    """The ratio as it is."""
+    """Do not clip the ratio."""
     return dataclasses.replace(right(log_ratio, logprobs, advantages), loss=-log_ratio.exp() * advantages)
 
 
 def bounds_exchanged(
     right: Any, log_ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor
 ) -> Surrogate:
-    """The upper bound below, and the lower one above."""
+    """Exchange the clip bounds."""
     low, high = right.keywords["clip_low"], right.keywords["clip_high"]
     return right.func(log_ratio, logprobs, advantages, clip_low=high, clip_high=low)
 
 
 def always_cut(right: Any, log_ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
-    """The ratio is cut whatever the advantage is."""
+    """Clip the ratio for every advantage."""
     cut = log_ratio.exp().clamp(0.8, 1.28)
     return dataclasses.replace(right(log_ratio, logprobs, advantages), loss=-cut * advantages)
 
 
 def turned_ratio(right: Any, log_ratio: torch.Tensor, logprobs: torch.Tensor, advantages: torch.Tensor) -> Surrogate:
-    """Old over new, with the gradient of new over old."""
+    """Compute old over new, with the gradient of new over old."""
     return cast(Surrogate, right(-log_ratio + 2.0 * (log_ratio - log_ratio.detach()), logprobs, advantages))
 
 
 def always_at_one(patch: Patches) -> None:
-    """Every step takes its own log-probabilities for the old ones."""
+    """Use each step's own logprobs as the old ones."""
     old = Learner._losses
     patch.set(Learner, "_losses", lambda self: dataclasses.replace(old(self), starts_at_one=True))
 
 
 def forward_kl(patch: Patches) -> None:
-    """The KL's estimator without its ratio: the same value at first, another gradient."""
+    """Estimate the KL without its ratio: the same value at first, another gradient."""
     patch.set(objective, "KL_LOSSES", {**kl_module.KL_LOSSES, "k3_ratio": kl_module.k3_plain_loss})
 
 
 def correction_turned(patch: Patches) -> None:
-    """The engine's probability over the trainer's."""
+    """Compute the engine's probability over the trainer's."""
 
     def turned(given: Any, config: Any) -> Any:
         return old(
@@ -92,17 +92,17 @@ def correction_turned(patch: Patches) -> None:
 
 
 def value_clip_lost(patch: Patches) -> None:
-    """The critic may move as far as it will."""
+    """Do not clip the critic's values."""
     old = patch.set(losses, "value_loss", lambda *given, clip_range, **more: old(*given, clip_range=0.0, **more))
 
 
 def dropped_out(patch: Patches) -> None:
-    """A tenth of the states is dropped while the policy learns."""
+    """Drop a tenth of the states during training."""
     old = patch.set(losses, "completion_states", lambda *given: torch.nn.functional.dropout(old(*given), 0.1))
 
 
 def next_values(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Inject:
-    """Change the values beyond the ends; of these, and of the last values of all completions."""
+    """Change the values beyond the ends, given these and the last values of all completions."""
 
     def inject(patch: Patches) -> None:
         def passes(self: Any, sequences: Any, **more: Any) -> Any:
@@ -116,7 +116,7 @@ def next_values(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) ->
 
 
 def lam_of_one(patch: Patches) -> None:
-    """The whole return, whatever lambda is asked for."""
+    """Use lambda 1, whatever is requested."""
     old = patch.set(advantages_module, "gae", lambda episodes, *, gamma, lam: old(episodes, gamma=gamma, lam=1.0))
 
 
@@ -126,12 +126,12 @@ def frozen_backbone(patch: Patches) -> None:
 
 
 def controller_idle(patch: Patches) -> None:
-    """The coefficient of the KL never adapts."""
+    """Keep the KL coefficient constant."""
     patch.set(local_learner.LocalLearner, "observe_kl", lambda self, mean_kl, num_samples: None)
 
 
 def whitened_by_sample(them: list[TrainingSample]) -> list[TrainingSample]:
-    """Mean 0 and variance 1 within each completion."""
+    """Normalize to mean 0 and variance 1 within each completion."""
     return [
         dataclasses.replace(
             one, advantages=(one.advantages - one.advantages.mean()) / (one.advantages.std(unbiased=False) + 1e-6)

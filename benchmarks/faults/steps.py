@@ -1,4 +1,4 @@
-"""Faults of the optimizer's steps: gradients, rates, and weights that move otherwise."""
+"""Faults of optimizer steps: gradients, rates, and other changes of weights."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def gradients(change: Callable[[list[torch.nn.Parameter]], None]) -> Inject:
 
 
 def negated(them: list[torch.nn.Parameter]) -> None:
-    """Uphill."""
+    """Negate the gradient."""
     for parameter in them:
         parameter.grad.neg_()  # type: ignore[union-attr]
 
 
 def zeroed(them: list[torch.nn.Parameter]) -> None:
-    """No gradient at all."""
+    """Zero the gradient."""
     for parameter in them:
         parameter.grad.zero_()  # type: ignore[union-attr]
 
 
 def first_half_zeroed(them: list[torch.nn.Parameter]) -> None:
-    """No gradient for the first half of the tensors."""
+    """Zero the gradient of the first half of the tensors."""
     zeroed(them[: len(them) // 2])
 
 
 def not_clipped(patch: Patches) -> None:
-    """Norms are told, and none is bounded."""
+    """Report norms without clipping."""
     old = patch.set(
         learner,
         "clip_gradient",
@@ -70,7 +70,7 @@ def stepping(change: Callable[[torch.optim.Optimizer], None], *, after: bool = F
 
 
 def groups(**values: Any) -> Callable[[torch.optim.Optimizer], None]:
-    """Other settings of the optimizer."""
+    """Change settings of the optimizer."""
 
     def change(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -80,26 +80,26 @@ def groups(**values: Any) -> Callable[[torch.optim.Optimizer], None]:
 
 
 def decayed(optimizer: torch.optim.Optimizer) -> None:
-    """Weights decay, where none was asked for."""
+    """Decay weights although no decay is set."""
     for group in optimizer.param_groups:
         group["weight_decay"] = 5.0
 
 
 def forgets_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Each step is the first."""
+    """Make each step the first."""
     optimizer.state.clear()
 
 
 @torch.no_grad()
 def disturbed(optimizer: torch.optim.Optimizer) -> None:
-    """All weights move by a little beside each step."""
+    """Perturb all weights slightly at each step."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.add_(1e-3 * torch.ones_like(parameter))
 
 
 def last_layer_alone(patch: Patches) -> None:
-    """The other layers are frozen."""
+    """Freeze all layers but the last."""
 
     def make(pairs: Any, config: Any) -> Any:
         for module, _ in pairs:
@@ -111,14 +111,14 @@ def last_layer_alone(patch: Patches) -> None:
 
 
 def stuck_schedule(patch: Patches) -> None:
-    """Forty steps further on."""
+    """Advance the schedule by forty steps."""
     patch.set(
         learner, "set_schedule_step", lambda scheduler, step: optim_module.set_schedule_step(scheduler, step + 40)
     )
 
 
 def twice(patch: Patches) -> None:
-    """Each update is done twice."""
+    """Do each update twice."""
 
     def update(self: Learner, samples: Any, *, seed: int) -> Any:
         old(self, samples, seed=seed)
@@ -128,7 +128,7 @@ def twice(patch: Patches) -> None:
 
 
 def no_update(patch: Patches) -> None:
-    """The version is counted on, and nothing is learned."""
+    """Increase the version without training."""
     patch.set(Learner, "_step", lambda self, samples, totals: totals)
 
 

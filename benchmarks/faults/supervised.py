@@ -1,4 +1,4 @@
-"""Faults of the supervised stages: demonstrations, pairs, and how a reward is read."""
+"""Faults of the supervised stages: demonstrations, pairs, and scores."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ Made = list[Demonstration]
 
 
 def same(them: Any) -> Any:
-    """As they are."""
+    """Return the rows unchanged."""
     return them
 
 
 def stories(count: int) -> Rows:
-    """Questions about three names each, with answers that repeat them."""
+    """Return questions about three names each, with answers that repeat them."""
     rows: Rows = []
     for number in range(0, 3 * count, 3):
         names = ", ".join(f"name{number + place}" for place in range(3))
@@ -57,14 +57,14 @@ def stories(count: int) -> Rows:
 
 
 def moved_on(rows: Rows) -> Rows:
-    """Each answer stands seven prompts further on."""
+    """Move each answer to the seventh next prompt."""
     return [(messages, rows[place - 7][1]) for place, (messages, _) in enumerate(rows)]
 
 
 def sft(
     *, tokens: Callable[[Made], Made] = same, rows: Callable[[Rows], Rows] = same, given: Callable[[], Rows]
 ) -> Play:
-    """Train on demonstrations as the stage does; the fault is in the rows, or in the tokens that are made of them."""
+    """Train on demonstrations as the stage does, with the fault in the rows or their tokens."""
 
     def play(patch: Patches) -> Verdict:
         tokenizer, model = ChatTokenizer.load(scratch()), load_policy(scratch(), **CPU)
@@ -84,12 +84,12 @@ def sft(
 
 
 def sums() -> Rows:
-    """Sums with answers in a few words, of which half are wrong."""
+    """Return sums with short answers, half of them wrong."""
     return models.rows_of("train")
 
 
 def without_end(them: Made) -> Made:
-    """The last token of each is left out."""
+    """Drop the last token of each row."""
     return [
         Demonstration(
             sequence=dataclasses.replace(one.sequence, completion_ids=one.sequence.completion_ids[:-1]),
@@ -100,12 +100,12 @@ def without_end(them: Made) -> Made:
 
 
 def mask_to_the_left(them: Made) -> Made:
-    """What is trained on begins and ends a token too early."""
+    """Shift the loss mask one token to the left."""
     return [dataclasses.replace(one, loss_mask=(*one.loss_mask[1:], False)) for one in them]
 
 
 def rotated(them: Made) -> Made:
-    """Tokens of another answer, seven rows before."""
+    """Use tokens of the answer seven rows before."""
     return [
         Demonstration(
             sequence=dataclasses.replace(one.sequence, completion_ids=them[place - 7].sequence.completion_ids),
@@ -116,7 +116,7 @@ def rotated(them: Made) -> Made:
 
 
 def pairs(swapped: float, *, first: int = 0) -> list[TokenPair]:
-    """Right answers against wrong ones of the same length, a share of them the wrong way round."""
+    """Return right answers against wrong ones of the same length, a fraction of them swapped."""
     tokenizer, draws, found = ChatTokenizer.load(start()), random.Random(1), []
     for number in range(first, first + 400):
         question, total = f"{number // 20}+{number % 20}", number // 20 + number % 20
@@ -131,14 +131,14 @@ def pairs(swapped: float, *, first: int = 0) -> list[TokenPair]:
 
 
 def fitted(them: list[TokenPair]) -> Fitted:
-    """A reward model and the doubts of its labels."""
+    """Fit a reward model and audit its labels."""
     config = RewardModelConfig(num_epochs=1, batch_size=16, learning_rate=1e-3, head_learning_rate=1e-3)
     learner = RewardLearner(reward_members(load_policy(start(), **CPU), config, seed=0), config)
     return fit_reward_model(learner, them, config, seed=0, report=lambda *_: None)
 
 
 def reward_model(swapped: float, bound: float = RewardModelConfig.max_label_noise) -> Play:
-    """Fit a reward model on pairs, a share of them swapped, and ask for its labels as the stage does."""
+    """Fit a reward model on pairs, a fraction of them swapped, and check its labels as the stage does."""
 
     def play(patch: Patches) -> Verdict:
         noise = label_noise([each.margin for each in fitted(pairs(swapped)).suspects])
@@ -151,7 +151,7 @@ def reward_model(swapped: float, bound: float = RewardModelConfig.max_label_nois
 
 
 def anchored(swapped: float) -> Play:
-    """Fit a reward model on pairs, a share of them swapped, and ask it for others whose winners are known."""
+    """Fit a reward model on pairs, a fraction of them swapped, and test it on gold pairs."""
 
     def play(patch: Patches) -> Verdict:
         known = pairs(0.0, first=400)[:50]
@@ -163,7 +163,7 @@ def anchored(swapped: float) -> Play:
 
 
 def read_early(patch: Patches) -> Verdict:
-    """Scores are those of the token before the last."""
+    """Read scores at the token before the last."""
     model = ScalarHeadModel.with_random_head(load_policy(start(), **CPU), torch.Generator().manual_seed(0))
     scores = ScalarHeadModel._scalars
     patch.set(ScalarHeadModel, "_scalars", lambda self, batch, places: scores(self, batch, (places - 1).clamp(min=0)))
@@ -174,7 +174,7 @@ def read_early(patch: Patches) -> Verdict:
 
 
 def whole(them: Made) -> Made:
-    """Prompts are trained on too."""
+    """Train on prompts too."""
     return [
         Demonstration(
             sequence=dataclasses.replace(

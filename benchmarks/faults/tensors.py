@@ -1,4 +1,4 @@
-"""Faults of single tensors, and of steps after the first: what moves, by how much, and when."""
+"""Faults of single tensors, and of steps after the first."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ADAPTER = "grpo, an adapter"
 
 
 def named(self: Learner, word: str) -> list[torch.nn.Parameter]:
-    """The policy's tensors whose names have a word."""
+    """Return the policy's tensors whose names contain a word."""
     return [parameter for name, parameter in self.policy.named_parameters() if word in name]
 
 
 def around_steps(change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> Inject:
-    """Change weights after each step, by what they were before it."""
+    """Change weights after each step, given their values before it."""
 
     def inject(patch: Patches) -> None:
         def take(self: Learner, totals: Any) -> None:
@@ -38,7 +38,7 @@ def around_steps(change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> 
 
 
 def still(word: str) -> Inject:
-    """Tensors of a name are put back after each step."""
+    """Restore tensors of a name after each step."""
 
     def back(self: Learner, before: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.policy.named_parameters():
@@ -49,7 +49,7 @@ def still(word: str) -> Inject:
 
 
 def slower(word: str, factor: float) -> Inject:
-    """Tensors of a name move by a part of their step."""
+    """Reduce the steps of tensors of a name."""
 
     def part(self: Learner, before: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.policy.named_parameters():
@@ -60,13 +60,13 @@ def slower(word: str, factor: float) -> Inject:
 
 
 def rounded(self: Learner, before: dict[str, torch.Tensor]) -> None:
-    """Weights live in bfloat16."""
+    """Round weights to bfloat16."""
     for parameter in self.policy.parameters():
         parameter.copy_(parameter.bfloat16().float())
 
 
 def pulled_back(self: Learner, before: dict[str, torch.Tensor]) -> None:
-    """The first layer goes back by a hundredth of itself."""
+    """Move the first layer back by a hundredth of itself."""
     for parameter in named(self, "layers.0.self_attn.q_proj"):
         parameter.mul_(0.99)
 
@@ -89,13 +89,13 @@ def later_steps(change: Callable[[torch.optim.Optimizer], None]) -> Inject:
 
 
 def doubled(optimizer: torch.optim.Optimizer) -> None:
-    """Twice the rate."""
+    """Double the learning rate."""
     for group in optimizer.param_groups:
         group["lr"] = 2.0 * group["lr"]
 
 
 def vectors_decay(patch: Patches) -> None:
-    """Every tensor decays as matrices do."""
+    """Decay all tensors as matrices."""
 
     def make(pairs: Any, config: Any) -> Any:
         made = old(pairs, config)
@@ -107,7 +107,7 @@ def vectors_decay(patch: Patches) -> None:
 
 
 def other_betas(patch: Patches) -> None:
-    """Second moments forget as fast as first ones."""
+    """Use the first beta for second moments."""
 
     def make(pairs: Any, config: Any) -> Any:
         made = old(pairs, config)
@@ -119,27 +119,27 @@ def other_betas(patch: Patches) -> None:
 
 
 def schedule_stands(patch: Patches) -> None:
-    """The rate stays that of the first step."""
+    """Keep the learning rate of the first step."""
     patch.set(learner, "set_schedule_step", lambda scheduler, step: None)
 
 
 def schedule_by_update(patch: Patches) -> None:
-    """The rate moves once an update, in place of once a step."""
+    """Advance the schedule once per update instead of once per step."""
     old = patch.set(learner, "set_schedule_step", lambda scheduler, step: old(scheduler, step - step % 4))
 
 
 def halved(them: list[torch.nn.Parameter]) -> None:
-    """The gradient of the first tensor counts half."""
+    """Halve the gradient of the first tensor."""
     them[0].grad.mul_(0.5)  # type: ignore[union-attr]
 
 
 def forgets_one(optimizer: torch.optim.Optimizer) -> None:
-    """The moments of the first matrix are those of a first step."""
+    """Reset the moments of the first matrix."""
     optimizer.state.pop(optimizer.param_groups[0]["params"][1], None)
 
 
 def divided(patch: Patches) -> None:
-    """Each micro-batch's gradient is divided by their number."""
+    """Divide each micro-batch's gradient by their number."""
 
     def accumulate(self: Learner, *given: Any) -> Any:
         counts: list[int] = []
@@ -161,7 +161,7 @@ def divided(patch: Patches) -> None:
 
 
 def clipped_too_early(patch: Patches) -> None:
-    """The gradient is clipped after each micro-batch, and not at the end alone."""
+    """Clip the gradient after each micro-batch, not only at the end."""
 
     def accumulate(self: Learner, *given: Any) -> Any:
         add = learner.add_gradient
@@ -180,7 +180,7 @@ def clipped_too_early(patch: Patches) -> None:
 
 
 def gradient_kept(patch: Patches) -> None:
-    """A step's gradient is added to the next one's."""
+    """Add a step's gradient to the next one's."""
     kept: dict[int, torch.Tensor] = {}
 
     def clip(parameters: Any, **settings: Any) -> float:
@@ -196,7 +196,7 @@ def gradient_kept(patch: Patches) -> None:
 
 
 def merged_twice(patch: Patches) -> None:
-    """The engine gets the adapter at twice its scale."""
+    """Send the LoRA to the engine at twice its scale."""
 
     def merged(policy: Any) -> dict[str, torch.Tensor]:
         own, layers = old(policy), dict(policy.base.named_modules())

@@ -1,4 +1,4 @@
-"""A GRPO step of TRL and of ours: ``python -m benchmarks peers``."""
+"""A GRPO step of TRL and of rlcore: ``python -m benchmarks peers``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that comparisons share: an arm in a process of its own that prints one line of JSON, the machine, tables."""
+"""Common parts of comparisons: arms as processes that print one line of JSON, the machine, tables."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-QUIET_LOAD = 1.5  # one-minute load average above which wall times say little
+QUIET_LOAD = 1.5  # one-minute load average above which wall times are unreliable
 LIBRARIES = ("torch", "transformers", "trl")
 Timing = Mapping[str, Any]
 
 
 def run_arm(arm: str, arguments: Sequence[str], threads: int) -> Timing:
-    """One run of an arm, the arguments after ``python -m``, in a process of its own."""
+    """Run an arm once in its own process; the arguments follow ``python -m``."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-m", *arguments]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -30,7 +30,7 @@ def run_arm(arm: str, arguments: Sequence[str], threads: int) -> Timing:
 
 
 def describe(threads: int, loads: Sequence[float]) -> str:
-    """The machine in a sentence. Loads: at the start and after each arm; our own process adds one per thread."""
+    """Describe the machine in a sentence. Loads: at the start and after each arm; this process adds one per thread."""
     versions = ", ".join(filter(None, map(_version, LIBRARIES)))
     quiet = loads[0] < QUIET_LOAD and max(loads) < threads + QUIET_LOAD
     state = "quiet machine" if quiet else "BUSY machine: compare CPU seconds, not wall seconds"
@@ -48,7 +48,7 @@ def _version(name: str) -> str:
 
 
 def write(path: Path, report: Mapping[str, Any]) -> None:
-    """The report as JSON, whole or not at all."""
+    """Write the report as JSON, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(report, indent=1), encoding="utf-8")
@@ -56,5 +56,5 @@ def write(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Render a Markdown table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))

@@ -1,4 +1,4 @@
-"""One step of ours: the native engine's decoding, experience, one update by the learner, and the weight sync."""
+"""One step of rlcore: the native engine's decoding, experience, one update by the learner, and the weight sync."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS_PER_MICROBATCH = 2048
 
 
 def sample(engine: LlamaForCausalLM) -> list[list[ScoredRollout]]:
-    """Groups of scored completions of the forced lengths."""
+    """Return groups of scored completions of the forced lengths."""
     prompts, lengths = work.prompts(), work.completion_lengths()
     repeated = [prompt for prompt in prompts for _ in range(work.GROUP_SIZE)]
     made = decode_forced(engine, repeated, lengths)
@@ -51,7 +51,7 @@ def main(name: str) -> None:
     model = work.make_model(name)
     engine = copy.deepcopy(model).requires_grad_(False).eval()
     engine.set_attn_implementation(GROUPED_ATTENTION)
-    model.set_attn_implementation(TREE_ATTENTION)  # as load_policy does
+    model.set_attn_implementation(TREE_ATTENTION)  # as in load_policy
     algorithm = replace(ALGORITHMS["grpo"], weighting=token_mean)
     config = RlConfig(
         algorithm="grpo",

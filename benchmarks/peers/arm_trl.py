@@ -16,7 +16,7 @@ from benchmarks.peers import work
 from benchmarks.peers.forced import ForcedLengths
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # A CPU without bfloat16 units is several times slower in it, and memory is not short.
+    # A CPU without bfloat16 units is several times slower in it, and memory is sufficient.
     "trl-tuned": {
         "bf16": False,
         "gradient_checkpointing": False,
@@ -28,7 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def forced(generate: Callable[..., torch.Tensor], clock: list[work.Clock]) -> Callable[..., torch.Tensor]:
-    """``generate`` of a model with forced lengths, counted as generation by the clock."""
+    """Return ``generate`` of a model with forced lengths, timed as generation by the clock."""
 
     def forced_generate(**inputs: Any) -> torch.Tensor:
         processor = ForcedLengths(inputs["input_ids"].shape[1], work.completion_lengths())
@@ -39,7 +39,7 @@ def forced(generate: Callable[..., torch.Tensor], clock: list[work.Clock]) -> Ca
 
 
 def rewards(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """0 and 1 in turn; refuses completions that do not have the forced lengths."""
+    """Return 0 and 1 alternating; reject completions without the forced lengths."""
     assert [len(ids) for ids in completion_ids] == work.completion_lengths().tolist()
     return [float(number % 2) for number in range(len(prompts))]
 

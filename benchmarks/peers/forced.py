@@ -1,4 +1,4 @@
-"""Completions of given lengths, ours and transformers': tokens are drawn as ever, the EOS comes at its place alone."""
+"""Completions of given lengths in rlcore and transformers: tokens are sampled normally, with EOS only at the end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from transformers import LlamaForCausalLM, LogitsProcessor
 from benchmarks.peers.work import EOS
 from rlcore.sampling.decoding import Decoded, decode, sample_tokens
 
-_END = 2.0  # beyond every random number: the token at this place is the EOS
+_END = 2.0  # above every random number: the token at this index is EOS
 
 
 def decode_forced(engine: LlamaForCausalLM, prompts: Sequence[tuple[int, ...]], lengths: torch.Tensor) -> Decoded:
-    """The native engine's completion of each prompt by exactly ``lengths`` [S] tokens, the EOS the last."""
+    """Return the native engine's completion of each prompt by exactly ``lengths`` [S] tokens, the last one EOS."""
     draws = torch.Generator().manual_seed(3)
     uniforms = torch.rand(len(lengths), int(lengths.max()), generator=draws)
     uniforms[torch.arange(len(lengths)), lengths - 1] = _END
@@ -23,7 +23,7 @@ def decode_forced(engine: LlamaForCausalLM, prompts: Sequence[tuple[int, ...]], 
 
 
 def _choose(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A draw without EOS, or the EOS where the completion is to end."""
+    """Sample without EOS, or choose EOS at the end of the completion."""
     ends = uniforms >= _END
     allowed = logits.clone()
     allowed[:, EOS] = float("-inf")
@@ -33,7 +33,7 @@ def _choose(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor,
 
 
 class ForcedLengths(LogitsProcessor):
-    """The same for ``generate``: ``lengths`` [S] of the rows, which have ``prompt_width`` positions of prompt."""
+    """Logits processor that forces ``lengths`` [S] of rows with ``prompt_width`` prompt positions in ``generate``."""
 
     def __init__(self, prompt_width: int, lengths: torch.Tensor) -> None:
         self._prompt_width, self._lengths = prompt_width, lengths

@@ -1,10 +1,10 @@
-"""Tokens per second, MFU and memory of an update on a GPU, from 2k to 16k tokens of context, beside TRL.
+"""Tokens per second, MFU and memory of an update on a GPU, from 2k to 16k tokens of context, for rlcore and TRL.
 
     make bench-gpu      (python -m benchmarks.peers.gpu [--contexts 2048 ...] [--shape qwen3-0.6b] [--device cuda])
 
-The work is described in :mod:`benchmarks.peers.gpu_work`. It needs torch and transformers; TRL is measured where it is
+The work is described in :mod:`benchmarks.peers.gpu_work`. It needs torch and transformers; TRL is measured if it is
 installed, as in the environment of infra/install_peers.sh. Without a GPU it prints that and does nothing; with
-``--device cpu --shape small --contexts 256`` the command itself can be tried. MFU is the useful FLOP, of a prompt once
+``--device cpu --shape small --contexts 256`` the command can be tried. MFU is the useful FLOP, of a prompt once
 and no padding, over the device's best matrix product in bfloat16, measured in the same run.
 """
 
@@ -55,13 +55,13 @@ def main() -> int:
 
 
 def present(arms: Mapping[str, str]) -> list[str]:
-    """The arms whose libraries are installed."""
+    """Return the arms whose libraries are installed."""
     has_trl = all(find_spec(name) for name in ("trl", "datasets"))
     return [arm for arm in arms if has_trl or not arm.startswith("TRL")]
 
 
 def render(timings: Sequence[Mapping[str, Any]], peak: float) -> str:
-    """A Markdown table; ``peak``: FLOP a second."""
+    """Render a Markdown table; ``peak``: FLOP per second."""
     header = ("context", "arm", "s a step", "tokens/s", "MFU", "peak GiB")
     return arena.table(header, [_row(timing, peak) for timing in timings])
 

@@ -1,4 +1,4 @@
-"""Updates of ours: ``python -m benchmarks.peers.gpu_ours ours|"ours, recompute" SHAPE CONTEXT DEVICE``."""
+"""Updates of rlcore: ``python -m benchmarks.peers.gpu_ours ours|"ours, recompute" SHAPE CONTEXT DEVICE``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlcore.types import TrainingSample
 
 
 def samples(work: Work) -> list[TrainingSample]:
-    """The group, with advantages -1 and 1 in turn."""
+    """Return the group, with advantages -1 and 1 alternating."""
     made = []
     for number, completion_ids in enumerate(work.completions):
         zeros = torch.zeros(len(completion_ids))
@@ -36,7 +36,7 @@ def samples(work: Work) -> list[TrainingSample]:
 
 
 def run(arm: str, work: Work) -> None:
-    """The steps of one arm."""
+    """Run the steps of one arm."""
     model = set_compute_dtype(work.make_model(), torch.bfloat16 if work.device == "cuda" else torch.float32)
     choose_attention(model)
     if arm == "ours, recompute":

@@ -1,7 +1,7 @@
 """Updates of TRL's GRPO trainer: ``python -m benchmarks.peers.gpu_trl TRL|"TRL, recompute" SHAPE CONTEXT DEVICE``.
 
-The completions come from a ``rollout_func``, so that a step is the update alone; rows in a micro-batch are as many as
-fill ours.
+The completions come from a ``rollout_func``, so that a step is the update only. A micro-batch has as many rows as
+rlcore's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.peers.work import make_tokenizer
 
 
 class MarkSteps(TrainerCallback):
-    """Tells the clock when a step has ended."""
+    """Callback that reports the end of each step to the clock."""
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
@@ -28,12 +28,12 @@ class MarkSteps(TrainerCallback):
 
 
 def rewards(prompts: list[str], **_: Any) -> list[float]:
-    """0 and 1 in turn, so that the group has a signal."""
+    """Return 0 and 1 alternating, so that the group has a signal."""
     return [float(number % 2) for number in range(len(prompts))]
 
 
 def run(arm: str, work: Work) -> None:
-    """The steps of one arm."""
+    """Run the steps of one arm."""
 
     def rollouts(prompts: list[Any], _: GRPOTrainer) -> dict[str, Any]:
         completions = [list(completion) for completion in work.completions]

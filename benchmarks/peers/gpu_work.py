@@ -1,6 +1,6 @@
-"""The work of ``make bench-gpu``: the update of one GRPO step on a random Qwen3, its completions given.
+"""Workload of ``make bench-gpu``: the update of one GRPO step on a random Qwen3 with given completions.
 
-One prompt and 8 completions whose lengths run from a quarter of what the context leaves to all of it. Both sides
+One prompt and 8 completions, whose lengths range from a quarter of what the context leaves to all of it. Both sides
 compute in bfloat16 on a GPU from float32 weights, and step with AdamW. ``qwen3-0.6b`` has that model's shape;
 ``small`` is for trying the command on a machine without a GPU.
 """
@@ -49,7 +49,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A group on a shape: ``context`` tokens are a prompt of a quarter, and its longest completion."""
+    """Group on a shape: ``context`` tokens are a prompt of a quarter, and its longest completion."""
 
     shape: str
     context: int
@@ -57,36 +57,36 @@ class Work:
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt, without EOS."""
+        """Return the prompt, without EOS."""
         generator = torch.Generator().manual_seed(1)
         return tuple(torch.randint(2, self.vocabulary, (self.context // 4,), generator=generator).tolist())
 
     @property
     def completions(self) -> list[tuple[int, ...]]:
-        """The 8 completions, the EOS the last token of each."""
+        """Return the 8 completions, each ending with EOS."""
         generator = torch.Generator().manual_seed(2)
         rows = [torch.randint(2, self.vocabulary, (length,), generator=generator).tolist() for length in self.lengths]
         return [(*row[:-1], EOS) for row in rows]
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each completion: a quarter of what the prompt leaves, to all of it."""
+        """Return the tokens of each completion: from a quarter of what the prompt leaves to all of it."""
         longest = self.context - self.context // 4
         return torch.linspace(longest / 4, longest, GROUP_SIZE).round().long().tolist()
 
     @property
     def vocabulary(self) -> int:
-        """Number of token ids."""
+        """Return the number of token ids."""
         return SHAPES[self.shape]["vocab_size"]
 
     @property
     def useful_flops(self) -> float:
-        """FLOP of the update that cannot be spared: the prompt once, no padding, the head on completions."""
+        """Return the minimal FLOP of the update: the prompt once, no padding, the head on completions."""
         lengths = torch.tensor([self.lengths])
         return FLOPS_PER_FORWARD * forward_flops(SHAPES[self.shape], torch.tensor([self.context // 4]), lengths)
 
     def make_model(self) -> Qwen3ForCausalLM:
-        """Float32 weights on the device, the same in every arm."""
+        """Make float32 weights on the device, the same in every arm."""
         config = Qwen3Config(
             **SHAPES[self.shape],
             tie_word_embeddings=True,
@@ -100,13 +100,13 @@ class Work:
 
 
 class StepClock:
-    """Wall seconds of each step, the device waited for, and what the process held at most."""
+    """Clock of wall seconds per step, with device synchronization, and of peak memory."""
 
     def __init__(self, work: Work) -> None:
         self._work, self._marks = work, [_now(work.device)]
 
     def mark(self) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         self._marks.append(_now(self._work.device))
 
     def report(self, arm: str, **others: Any) -> None:
@@ -125,7 +125,7 @@ class StepClock:
 
 
 def main(run: Callable[[str, Work], None]) -> None:
-    """An arm's program: ``ARM SHAPE CONTEXT DEVICE``. One that does not fit into memory is a row of the table too."""
+    """Run an arm: ``ARM SHAPE CONTEXT DEVICE``. If it does not fit into memory, the table has a row for that too."""
     arm, shape, context, device = sys.argv[1:]
     try:
         run(arm, Work(shape=shape, context=int(context), device=device))
@@ -144,7 +144,7 @@ def _now(device: str) -> float:
 
 
 def best_product(device: str) -> float:
-    """FLOP a second of the device's best matrix product in the precision of the work."""
+    """Return the FLOP per second of the device's best matrix product in the precision of the work."""
     size, dtype = (8192, torch.bfloat16) if device == "cuda" else (1024, torch.float32)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = []

@@ -2,9 +2,9 @@
 
     python -m benchmarks peers [--model tiny smollm2] [--threads 1 2] [--rounds 3] [--arms ours trl-tuned]
 
-Each arm runs in a process of its own, the arms in turn, round by round, so that a disturbance meets all of them, and
-with them the machine's best matrix product, from which the floor is worked out. Prints Markdown tables of medians with
-the machine, the versions and the load, and writes every single timing as JSON.
+Each arm runs in its own process. The arms alternate, round by round, so that a disturbance affects all of them and the
+machine's best matrix product, from which the floor is computed. Prints Markdown tables of medians with the machine, the
+versions and the load, and writes all timings as JSON.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> int:
                     timings.append({**arena.run_arm(arm, (*ARMS[arm], model), threads), **setting})
                     loads.append(os.getloadavg()[0])
                     sys.stderr.write(f"{setting}, {arm}: {timings[-1]['cpu_seconds']:.1f} CPU s\n")
-                    # After each: a long measurement that is stopped keeps what it has.
+                    # after each one, so that an interrupted measurement keeps its results
                     arena.write(options.out, {"loads": loads, "peaks": peaks, "timings": timings})
     where = arena.describe(max(options.threads), loads)
     sys.stdout.write(f"{where}\n\n{tables(timings, peaks)}\n\nEvery timing: {options.out}\n")
@@ -62,7 +62,7 @@ def main() -> int:
 
 
 def tables(timings: Sequence[Timing], peaks: Sequence[Timing]) -> str:
-    """A Markdown table of medians for each model and number of threads."""
+    """Render a Markdown table of medians for each model and number of threads."""
     settings = dict.fromkeys((timing["model"], timing["threads"]) for timing in timings)
     return "\n\n".join(_table(timings, peaks, *setting) for setting in settings)
 

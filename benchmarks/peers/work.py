@@ -1,9 +1,9 @@
-"""The work that is timed, the same for every arm: one GRPO step on a random Llama with forced completion lengths.
+"""Timed workload, the same for every arm: one GRPO step on a random Llama with forced completion lengths.
 
 8 prompts of 66 to 128 tokens, 8 completions each of 8 to 96 tokens (the EOS included), beta 0, AdamW, float32. Models:
 ``tiny`` (hidden size 256, 6 layers, vocabulary 1,024) and ``smollm2`` (the shape of SmolLM2-135M). Lengths are forced
-on both sides, so that both compute the same number of tokens whatever their random numbers are. Rewards are 0 and 1
-in turn, so that every group has a signal.
+on both sides, so that both compute the same number of tokens whatever their random numbers are. Rewards alternate
+between 0 and 1, so that every group has a signal.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ MODELS: dict[str, dict[str, int]] = {
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """8 prompts as token ids."""
+    """Return 8 prompts as token ids."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.linspace(66, 128, NUM_PROMPTS).round().long().tolist()
     return [tuple(torch.randint(2, PROMPT_VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
 
 
 def completion_lengths() -> torch.Tensor:
-    """Length of each of the 64 completions, prompt by prompt: int64 [64]."""
+    """Return the length of each of the 64 completions, prompt by prompt: int64 [64]."""
     generator = torch.Generator().manual_seed(2)
     return torch.randint(8, MAX_NEW_TOKENS + 1, (NUM_PROMPTS * GROUP_SIZE,), generator=generator)
 
 
 def make_model(name: str) -> LlamaForCausalLM:
-    """The policy, the same weights in every arm."""
+    """Make the policy with the same weights in every arm."""
     config = LlamaConfig(
         **MODELS[name],
         tie_word_embeddings=True,
@@ -74,13 +74,13 @@ def make_model(name: str) -> LlamaForCausalLM:
 
 
 def floor_flops(name: str) -> float:
-    """FLOP that no exact step can do without: one forward pass to generate, and one with its backward pass to train."""
+    """Return the FLOP of an exact step: one forward pass to generate, one with its backward pass to train."""
     prompt_lengths = torch.tensor([len(prompt) for prompt in prompts()])
     return 4 * forward_flops(MODELS[name], prompt_lengths, completion_lengths().view(NUM_PROMPTS, GROUP_SIZE))
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """One word per token (``t17``), so that a prompt given as text has exactly its token ids."""
+    """Make a tokenizer with one word per token (``t17``), so that a prompt text has exactly its token ids."""
     words = {f"t{number}": number for number in range(vocabulary)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t2"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -88,7 +88,7 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 class Clock:
-    """Times a step, and the generation inside it."""
+    """Clock of a step, and of the generation in it."""
 
     def __init__(self) -> None:
         self._before = _peak_mib()
@@ -96,7 +96,7 @@ class Clock:
 
     @contextmanager
     def generation(self) -> Iterator[None]:
-        """What happens inside counts as generation."""
+        """Time the block as generation."""
         start = time.process_time()
         yield
         self._generation += time.process_time() - start

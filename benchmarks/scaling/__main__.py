@@ -1,4 +1,4 @@
-"""Fleets of cards, simulated: ``python -m benchmarks scaling``."""
+"""Simulation of GPU fleets: ``python -m benchmarks scaling``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From 8 to 1,024 cards, synchronous and ahead, with and without failures.
+"""Fleets of 8 to 1,024 GPUs, synchronous and with prefetch, with and without failures.
 
-Stage times are those of a model of 7.6 B parameters on H100 by the arithmetic of ``rlcore estimate``. Lengths have a
-long tail. Failures: one in three hours on 16,384 cards is what was published (Llama 3: 419 in 54 days). A run of an
-hour sees none at that rate, so cards fail here a hundred times as often; what fails is drawn ``DRAWS`` times.
+Stage times are those of a model of 7.6 B parameters on H100 by the estimates of ``rlcore estimate``. Lengths have a
+long tail. Failures: one in three hours on 16,384 GPUs was published (Llama 3: 419 in 54 days). A run of an hour has
+none at that rate, so GPUs fail here a hundred times as often; failures are drawn ``DRAWS`` times.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ CARDS = (8, 16, 32, 64, 128, 256, 512, 1024)
 STALENESS = (0, 1, 4)
 ITERATIONS = 40
 DRAWS = 100
-PER_CARD = 64  # completions of a batch: the batch grows with the fleet
-RATE = 1.0 / (3.0 * 3600.0 * 16_384.0)  # of a card, per second
+PER_CARD = 64  # completions of a batch per GPU: the batch grows with the fleet
+RATE = 1.0 / (3.0 * 3600.0 * 16_384.0)  # of a GPU, per second
 FAILING = Failures(rate=100.0 * RATE)
 LENGTHS = Load(sequences=0, prompt_tokens=0.0, median=800.0, spread=0.8, longest=8192)
 
 
 def costs_of(ranks: int) -> Costs:
-    """Stage times of one of ``ranks``, and of a sampler on one card."""
+    """Return stage times of one of ``ranks``, and of a sampler on one GPU."""
     size, card = size_of("7.6 B"), GPUS["h100"]
     work = IterationShape(size=size, rl=RUN, prompt_tokens=512, recompute=True)
     speed = card.bandwidth * EFFICIENCY["decoding"]
@@ -46,7 +46,7 @@ def costs_of(ranks: int) -> Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A fleet: what a run without failures gives, and the same batches with ``DRAWS`` draws of what fails."""
+    """Fleet: results of a run without failures, and of the same batches with ``DRAWS`` draws of failures."""
 
     cards: int
     staleness: int
@@ -54,18 +54,18 @@ class Row:
     failing: list[Course]
 
     def speed(self, course: Course) -> float:
-        """Completion tokens per second and card."""
+        """Return completion tokens per second and GPU."""
         return course.tokens / course.seconds / self.cards
 
     @property
     def failing_speed(self) -> tuple[float, float]:
-        """The mean with failures, and half of its interval at 95 % (normal)."""
+        """Return the mean with failures, and half of its interval at 95 % (normal)."""
         speeds = [self.speed(each) for each in self.failing]
         return statistics.mean(speeds), 1.96 * statistics.stdev(speeds) / math.sqrt(len(speeds))
 
 
 def rows_of(cards: int) -> Iterator[Row]:
-    """Runs on so many cards, half of which learn."""
+    """Simulate runs on these numbers of GPUs, half of which learn."""
     fleet, costs = Fleet(samplers=cards // 2, ranks=cards // 2), costs_of(cards // 2)
     sequences = PER_CARD * cards
     load = replace(LENGTHS, sequences=sequences, prompt_tokens=512.0 * sequences / RUN.group_size)

@@ -1,4 +1,4 @@
-"""The table of layouts in docs/scaling.md: ``python -m benchmarks.scaling.layouts`` prints it."""
+"""Table of layouts in docs/scaling.md: ``python -m benchmarks.scaling.layouts`` prints it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.tasks.pipeline.layouts import GPUS, IterationShape, best_layout
 
 CARD, COUNTS = "h100", (1, 8, 64, 512)
-# Width of the stream, layers, widths of keys and of the feed-forward layer, vocabulary, whether the head is tied.
+# Hidden size, layers, widths of keys and of the feed-forward layer, vocabulary, and True if the head is tied.
 SHAPES: Mapping[str, tuple[int, int, int, int, int, bool]] = MappingProxyType(
     {
         "0.5 B": (896, 24, 128, 4864, 151_936, True),
@@ -34,7 +34,7 @@ RUN = RlConfig(
 
 
 def size_of(name: str) -> ModelSize:
-    """The figures of a model of that many parameters, shaped like Qwen2.5 or Llama 3."""
+    """Return the size of a model of that many parameters, shaped like Qwen2.5 or Llama 3."""
     hidden, layers, keys, feed_forward, vocabulary, tied = SHAPES[name]
     linear = [(hidden, hidden)] * 2 + [(hidden, keys)] * 2 + [(hidden, feed_forward)] * 3
     embeddings = vocabulary * hidden * (1 if tied else 2)
@@ -51,7 +51,7 @@ def size_of(name: str) -> ModelSize:
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """Model, then for each number of cards the layout and the seconds of an iteration."""
+    """Yield each model, with the layout and the seconds of an iteration for each number of GPUs."""
     for name in SHAPES:
         work = IterationShape(size=size_of(name), rl=RUN, prompt_tokens=512, recompute=True)
         cells = []
@@ -68,7 +68,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def table() -> str:
-    """The table in Markdown."""
+    """Render the table as Markdown."""
     head = ("model", *(f"{count} {CARD.upper()}" for count in COUNTS))
     lines = [head, ("---",) * len(head), *rows()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

@@ -1,9 +1,9 @@
-"""A run on many processes as discrete events: who waits for whom, with long-tailed lengths and with failures.
+"""Discrete-event simulation of a run on many processes, with long-tailed lengths and failures.
 
 decoding   a process of ``slots`` decodes n sequences at a time; a step takes ``step + sequence * n`` seconds
-batches    all processes sample their shares of a batch; the next one begins when all are done
+batches    all processes sample their parts of a batch; the next one begins when all are done
 updates    ranks share the tokens of a batch; batch i is sampled with the weights after update i - 1 - k
-failures   come at a rate for each card: a sampler's share is sampled anew, a learner goes back to its checkpoint
+failures   come at a rate for each GPU: a sampler repeats its part, a learner restores its checkpoint
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """``samplers`` of ``sampler_cards`` each, and ``ranks``. ``cores``: where processes share so many, else 0."""
+    """Fleet of ``samplers`` with ``sampler_cards`` each, and ``ranks``. ``cores``: shared by the processes, else 0."""
 
     samplers: int
     ranks: int
@@ -39,17 +39,17 @@ class Fleet:
 
     @property
     def cards(self) -> int:
-        """All of them."""
+        """Total number of GPUs."""
         return self.samplers * self.sampler_cards + self.ranks
 
     def slower(self, processes: int) -> float:
-        """How many times longer each of ``processes`` takes on the cores that there are."""
+        """Return the slowdown of ``processes`` on the shared cores."""
         return max(1.0, processes / self.cores) if self.cores else 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """What a batch is: lengths are exp(N(log ``median``, ``spread``)), up to ``longest``; 0 spread: all the median."""
+    """Batch lengths: exp(N(log ``median``, ``spread``)), up to ``longest``; with spread 0 all are the median."""
 
     sequences: int
     prompt_tokens: float
@@ -58,14 +58,14 @@ class Load:
     longest: int
 
     def draw(self, draws: random.Random) -> list[int]:
-        """The lengths of a batch."""
+        """Draw the lengths of a batch."""
         found = (self.median * math.exp(draws.gauss(0.0, self.spread)) for _ in range(self.sequences))
         return [max(1, min(self.longest, round(length))) for length in found]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failures:
-    """``rate``: of one card, per second. Seconds until a process is there again, and between two checkpoints."""
+    """Failures. ``rate``: of one GPU, per second. Seconds until a process is back, and between two checkpoints."""
 
     rate: float
     restart: float = 300.0
@@ -77,7 +77,7 @@ NONE = Failures(rate=0.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """What a simulated run gave. ``idle``: the share of all cards' time in which they waited for others."""
+    """Simulated run. ``idle``: the fraction of all GPUs' time spent waiting."""
 
     seconds: float
     tokens: int
@@ -86,7 +86,7 @@ class Course:
 
 
 def decode_seconds(lengths: Sequence[int], costs: Costs) -> float:
-    """How long one process takes for these completions, which take the slots in their order as they become free."""
+    """Return the time of one process for these completions, which take free slots in their order."""
     ends: list[int] = []
     seconds, now = 0.0, 0
 
@@ -115,7 +115,7 @@ class Batch:
 
 
 def draw_batches(costs: Costs, fleet: Fleet, load: Load, *, iterations: int, seed: int = 0) -> list[Batch]:
-    """What a run samples; it depends neither on how far the engine is ahead nor on what fails."""
+    """Draw the batches of a run, independent of prefetch and failures."""
     draws, slower = random.Random(seed), fleet.slower(fleet.samplers)
     found = []
     for _ in range(iterations):
@@ -130,7 +130,7 @@ def draw_batches(costs: Costs, fleet: Fleet, load: Load, *, iterations: int, see
 def simulate(
     costs: Costs, fleet: Fleet, load: Load, *, staleness: int, iterations: int, failures: Failures = NONE, seed: int = 0
 ) -> Course:
-    """A run from its first rollouts to its last update."""
+    """Simulate a run from its first rollouts to its last update."""
     batches = draw_batches(costs, fleet, load, iterations=iterations, seed=seed)
     return course_of(batches, costs, fleet, staleness=staleness, failures=failures, seed=seed + 1)
 
@@ -144,9 +144,9 @@ def course_of(
     failures: Failures = NONE,
     seed: int = 0,
 ) -> Course:
-    """A run that samples these batches; ``seed``: of what fails."""
+    """Simulate a run on these batches; ``seed``: of the failures."""
     deaths = random.Random(seed)
-    sampled, learned = [0.0], [0.0]  # when batch, and update, of each iteration is done; the first is before the run
+    sampled, learned = [0.0], [0.0]  # end of batch and update of each iteration; the first is before the run
     busy, count = 0.0, 0
     checkpoint = 0.0
     for iteration, batch in enumerate(batches, 1):
@@ -174,7 +174,7 @@ def course_of(
 
 
 def _lost(seconds: float, cards: int, failures: Failures, draws: random.Random) -> tuple[float, int]:
-    """Seconds that a process loses before it is through ``seconds`` of work without a failure, and its failures."""
+    """Return the seconds that failures add to ``seconds`` of work of a process, and their number."""
     rate, lost, count = failures.rate * cards, 0.0, 0
     while rate and (until := draws.expovariate(rate)) < seconds:
         lost += until + failures.restart
@@ -183,7 +183,7 @@ def _lost(seconds: float, cards: int, failures: Failures, draws: random.Random) 
 
 
 def _poisson(mean: float, draws: random.Random) -> int:
-    """How many failures come, where ``mean`` are expected."""
+    """Draw the number of failures with mean ``mean``."""
     return sum(1 for _ in _arrivals(mean, draws))
 
 

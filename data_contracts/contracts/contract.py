@@ -45,7 +45,7 @@ class Contract:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowViolation:
-    """One broken rule; ``row`` is a position in the frame, or ``WHOLE_FRAME``. A fatal one refuses the dataset."""
+    """Broken rule; ``row`` is an index in the frame, or ``WHOLE_FRAME``. A fatal one rejects the dataset."""
 
     row: int
     field: str
@@ -55,12 +55,12 @@ class RowViolation:
 
 
 def violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
-    """Every row rule that a frame breaks, one entry per row and rule, by row; the frame's index must be 0, 1, 2, ….
+    """Return an entry per row and broken rule, by row; the frame's index must be 0, 1, 2, ….
 
-    Never pandera's ``drop_invalid_rows``: it drops in silence.
+    pandera's ``drop_invalid_rows`` is not used, because it drops silently.
     """
     misfits = _column_violations(frame, contract)
-    if misfits:  # rules over several columns would stumble over a missing one
+    if misfits:  # rules over several columns fail if one is missing
         return misfits
     if frame.columns.is_unique and passes_fast_path(frame, contract.model):
         return []

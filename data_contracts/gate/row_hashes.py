@@ -126,7 +126,7 @@ def _numbers_or_zero(texts: Sequence[str]) -> Numbers:
 
 
 def parts_of(lines: Column) -> Column:
-    """Number the rows of each line from 0: rows of one line are adjacent, and in one batch."""
+    """Return row numbers within each line, from 0: rows of one line are adjacent, and in one batch."""
     starts = np.flatnonzero(np.diff(lines, prepend=-1))
     sizes = np.diff(starts, append=len(lines))
     return (np.arange(len(lines)) - np.repeat(starts, sizes)).astype(np.int32)

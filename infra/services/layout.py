@@ -67,7 +67,7 @@ class Layout:
         return self.root / "clients.env"
 
     def addresses(self) -> dict[str, str]:
-        """Variables that replace the embedded servers by these."""
+        """Return the variables that replace the embedded servers by these."""
         return {"PREFECT_API_URL": f"{self.url('prefect')}/api", "MLFLOW_TRACKING_URI": self.url("mlflow")}
 
 

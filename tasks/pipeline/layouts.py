@@ -89,7 +89,7 @@ class IterationShape:
         return self.rl.prompts_per_iteration * self.prompt_tokens + self.sequences * self.mean_tokens
 
     def is_whole(self, ranks: int) -> bool:
-        """True if each GPU holds all weights; the base of a LoRA is whole everywhere."""
+        """Return True if each GPU has all weights; the base of a LoRA is whole everywhere."""
         return self.rl.update.lora.rank > 0 or (ranks == 1 and not self.offload)
 
 

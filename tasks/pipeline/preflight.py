@@ -118,7 +118,7 @@ def preflight(
 
 
 def _memory(context: PreflightContext, stages: Collection[str]) -> list[str]:
-    """The memory plan; only its first line if the model must still be fetched."""
+    """Return the memory plan; only its first line if the model must still be fetched."""
     known = context.refs if context.model else {}
     return memory_lines(context.config, context.home, known, stages)
 

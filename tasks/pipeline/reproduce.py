@@ -141,7 +141,7 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
 
 
 def machines(origin: Origin, config: RunConfig) -> list[str]:
-    """A line that compares the machine that made the version with this one; empty if no model was computed."""
+    """Compare this machine with the one that made the version, in a line; empty if no model was computed."""
     then, now = origin.record.ingredients.get("machine"), to_dict(find_machine(config.hardware))
     if then == {}:
         return []

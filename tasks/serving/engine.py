@@ -59,5 +59,5 @@ class Engine(Protocol):
         ...
 
     def is_healthy(self) -> bool:
-        """True if it accepts jobs."""
+        """Return True if it accepts jobs."""
         ...

@@ -15,7 +15,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
 
     def body(self) -> dict[str, Any]:
-        """JSON of the reply."""
+        """Return the JSON of the reply."""
         return error_body(self.status, self.message, param=self.param, code=self.code)
 
 

@@ -57,7 +57,7 @@ class NativeEngine:
             waiting.cancel()
 
     def is_healthy(self) -> bool:
-        """True: the engine lives in the server's process."""
+        """Return True: the engine is in the server's process."""
         return True
 
     @torch.inference_mode()

@@ -52,7 +52,7 @@ class VllmEngine:
         await self._client.aclose()
 
     def is_healthy(self) -> bool:
-        """True if the server answered the last request."""
+        """Return True if the server answered the last request."""
         return self._is_healthy
 
     def _question(self, job: Job) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def evaluation_sections(config: RunConfig) -> Sections:
 
 
 def corpus_digest(config: EpisodeConfig) -> str:
-    """SHA-256 of the search tool's corpus, empty without one.
+    """Return the SHA-256 of the search corpus; empty without one.
 
     Raises:
         DataError: the file cannot be read.

@@ -1,6 +1,6 @@
 """Versions that wrote a state directory, and their compatibility with the installed ones.
 
-MLflow and Prefect upgrade an older database without being asked, after which no older version opens it. The file
+MLflow and Prefect silently upgrade an older database, after which no older version opens it. The file
 ``versions.json`` therefore records the writers, and databases must have the installed schema. An older one is copied
 and upgraded on demand (:func:`upgrade`); a newer one is rejected.
 """
