@@ -4,8 +4,8 @@
         [--shared-words warn quarantine]
 
 The file has seeded words, with rows as long as those of GSM8K; every row is kept, which is the most work for the gate.
-The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is its own process, whose peak
-of resident memory the system reports; ``base`` is its memory before it reads a row.
+The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is its own process, whose
+peak of resident memory the system reports; ``base`` is its memory before it reads a row.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python -m benchmarks.memory [--shapes tiny smollm2] [--rank 8]
 
-Each row is one iteration (sample, score, reference, update) of a model with random weights, in its own process. By part:
-measured weights, gradients and optimizer, activations kept by autograd, keys and values computed from shapes. In addition
-the peak of the process's resident memory during the iteration, including temporaries, above its memory before any model.
-Prints Markdown tables for docs/benchmarks/cost.md. One thread.
+Each row is one iteration (sample, score, reference, update) of a model with random weights, in its own process. By
+part: measured weights, gradients and optimizer, activations kept by autograd, keys and values computed from shapes. In
+addition the peak of the process's resident memory during the iteration, including temporaries, above its memory before
+any model. Prints Markdown tables for docs/benchmarks/cost.md. One thread.
 """
 
 from __future__ import annotations

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """Seconds of the stages. ``step``, ``sequence``: of a decoding step; ``update``, ``trained``: of an update by one
-    rank, fixed and for each token; ``sync``: of new weights."""
+    """Seconds of the stages.
+
+    ``step``, ``sequence``: of a decoding step; ``update``, ``trained``: of an update by one rank, fixed and for each
+    token; ``sync``: of new weights.
+    """
 
     step: float
     sequence: float
@@ -106,8 +109,10 @@ def decode_seconds(lengths: Sequence[int], costs: Costs) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """A batch of completions. ``shares``: seconds that each process decodes its share of it; ``trained``: its tokens
-    with those of its prompts."""
+    """Batch of completions.
+
+    ``shares``: decoding seconds of each process; ``trained``: its tokens with those of its prompts.
+    """
 
     shares: Sequence[float]
     tokens: int
