@@ -40,9 +40,7 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
 
 
 def evaluation_sections(config: RunConfig) -> Sections:
-    """Select the sections of an evaluation: its settings, the machine's and its engine's, and the episodes of the RL
-    runs.
-    """
+    """Select the sections of an evaluation: its settings, machine, engine, and the episodes of the RL runs."""
     evaluation, hardware = (section_of(config, name) for name in ("evaluation", "hardware"))
     engine, episodes = config.engine_of(config.evaluation), episodes_of(config)
     return Sections({"evaluation": evaluation, "hardware": hardware, "engine": engine, "episodes": episodes})
