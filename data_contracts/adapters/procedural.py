@@ -19,7 +19,7 @@ from rlcore.data_contracts.text import prompt_hash
 
 WORKED_TASK = "chain_sum"
 _ENTRY_FIELDS = ("question", "answer", "metadata")
-_RUNS_PROGRAMS = ("codeio",)  # a task that evaluates code of the model with all rights of this user
+_RUNS_PROGRAMS = ("codeio",)  # tasks that run programs of the model with all rights of this user
 _MAX_SHARE, _FEW = 0.9, 20  # share that one answer may solve; fewest problems for the check
 _MAX_MISSES = 2_000  # consecutive problems that are known or on the full side of the split
 _MANY = 10_000_000

@@ -139,7 +139,7 @@ def by_chance(before: Floats, after: Floats, chance: float) -> Chance:
         part = slice(start, min(start + chunk, deals))
         dealt = generator.multivariate_hypergeometric(pooled, size, size=part.stop - start).astype(np.float64)
         of_psi[part], of_ks[part] = _psi(dealt, pooled - dealt), _ks(dealt, pooled - dealt)
-    rank = -max(1, math.floor(chance * (deals + 1) + 1e-9))  # the data are one of num + 1 equally likely permutations
+    rank = -max(1, math.floor(chance * (deals + 1) + 1e-9))  # the data are one of deals + 1 equally likely ones
     return Chance(mean_psi=float(of_psi.mean()), psi=float(np.sort(of_psi)[rank]), ks=float(np.sort(of_ks)[rank]))
 
 

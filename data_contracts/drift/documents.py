@@ -15,8 +15,8 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
 _LENGTHS = (4, 16, 64, 256)  # rows per block; four times the largest effect at most
-_MIN_PAIRS = 6  # smallest number of blocks of the largest length
-_MIN_CHANGES = 16  # smallest number of values: fewer are not informative
+_MIN_PAIRS = 6  # smallest number of pairs of blocks of a length
+_MIN_CHANGES = 16  # smallest number of changes of the value: fewer are not informative
 _MAX_EFFECT = 64.0  # largest effect: drift must stay visible in a file whose order has another meaning
 _BEYOND_AVERAGE = 1.6  # bins of few documents vary more than the average bin; measured in the tests
 _DEVIATIONS = 4.0  # standard errors above 1 before an overdispersion counts
