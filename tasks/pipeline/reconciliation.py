@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEAL = "heal"  # tag of runs that resume after a crash
-CRASHES = 3  # attempts before a run stays crashed: a fourth crash has a cause that a restart does not remove
+CRASHES = 3  # a run resumes after as many crashes; a fourth has a cause that a restart does not remove
 LOOK_SECONDS = 10.0
 SETTLED_SECONDS = 20.0  # a worker starts a run's process, or records its end, within this time
 _SUBMITTED_SECONDS = 600.0  # within which a worker of another kind records where it has started a run
