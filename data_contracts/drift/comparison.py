@@ -83,7 +83,7 @@ def compare_columns(
     """Compare all common columns, the worst first; columns with incompatible sketches are left out."""
     limits = limits or DriftLimits()
     shared = [name for name in accepted.keys() & new.keys() if _is_comparable(accepted[name], new[name])]
-    found = [_judge_column(name, accepted[name], new[name], limits) for name in shared]
+    found = [_compare_column(name, accepted[name], new[name], limits) for name in shared]
     return tuple(sorted(found, key=lambda one: (-_LEVELS.index(one.level), -one.psi, one.column)))
 
 
@@ -149,7 +149,7 @@ def num_buckets(before: float, after: float) -> int:
     return int(min(NUM_BUCKETS, max(_MIN_BUCKETS, 2 ** math.floor(math.log2(max(1.0, half**2 / _ROWS_SQUARED))))))
 
 
-def _judge_column(name: str, accepted: Sketch, new: Sketch, limits: DriftLimits) -> ColumnDrift:
+def _compare_column(name: str, accepted: Sketch, new: Sketch, limits: DriftLimits) -> ColumnDrift:
     before, after = _aligned(accepted, new)
     before, after = before / accepted["design_effect"], after / new["design_effect"]
     is_ordered = accepted["kind"] == "histogram"

@@ -80,36 +80,36 @@ def resolve_rows(
     return ResolvedRows(state=chosen(state), flagged=flagged, num_apart=len(close.rows), crowded=close.crowded)
 
 
-def chosen(judged: DatasetState) -> DatasetState:
+def chosen(state: DatasetState) -> DatasetState:
     """Return the rows with the requested number of accepted rows kept."""
-    rows = np.flatnonzero(judged.is_accepted)
-    split, prompts = judged.split[rows], judged.prompts[rows]
-    order = np.where(split == TRAIN, judged.ledger.order[prompts], judged.ledger.spelling[prompts])
-    is_kept = np.zeros(len(judged.ledger), dtype=bool)
-    is_kept[rows] = select(split, prompts, order, num_train=judged.num_train, num_eval=judged.num_eval)
-    return replace(judged, is_kept=is_kept)
+    rows = np.flatnonzero(state.is_accepted)
+    split, prompts = state.split[rows], state.prompts[rows]
+    order = np.where(split == TRAIN, state.ledger.order[prompts], state.ledger.spelling[prompts])
+    is_kept = np.zeros(len(state.ledger), dtype=bool)
+    is_kept[rows] = select(split, prompts, order, num_train=state.num_train, num_eval=state.num_eval)
+    return replace(state, is_kept=is_kept)
 
 
-def drop_overlaps(stream: RowStream, settled: ResolvedRows, evaluated: Evaluated, shared: SharedWords) -> ResolvedRows:
+def drop_overlaps(stream: RowStream, resolved: ResolvedRows, evaluated: Evaluated, shared: SharedWords) -> ResolvedRows:
     """Return the rows without training rows that share an n-gram with an evaluation prompt, here or elsewhere.
 
     The training rows are read once more; held-out rows are unchanged.
     """
-    judged = settled.state
+    state = resolved.state
     places, messages = [-1 - place for place in range(len(evaluated.messages))], list(evaluated.messages)
-    for found in look_up(stream, judged.ledger, kept_evaluations(judged)):
+    for found in look_up(stream, state.ledger, kept_evaluations(state)):
         places += found.places.tolist()
         messages += [row["messages"] for row in found.rows]
     overlap, hits = Overlap(messages, size=shared.size), dict[int, int]()
-    train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
-    for found in look_up(stream, judged.ledger, train):
-        seen = overlap.see([texts_of(row, judged.contract) for row in found.rows])
+    train = np.flatnonzero(state.is_accepted & (state.split == TRAIN))
+    for found in look_up(stream, state.ledger, train):
+        seen = overlap.see([texts_of(row, state.contract) for row in found.rows])
         hits |= {int(found.places[row]): places[owner] for row, owner in seen.items()}
     rows = np.array(sorted(hits), dtype=np.int64)
     others = np.array([hits[row] for row in rows.tolist()], dtype=np.int64)
     flagged = Flagged(rows=rows, others=others, field="messages", reason=shared.reason, describe_match=_two_prompts)
-    judged = chosen(replace(judged, is_accepted=_without(judged.is_accepted, [flagged])))
-    return replace(settled, state=judged, flagged=[*settled.flagged, flagged], num_shared=len(rows))
+    state = chosen(replace(state, is_accepted=_without(state.is_accepted, [flagged])))
+    return replace(resolved, state=state, flagged=[*resolved.flagged, flagged], num_shared=len(rows))
 
 
 def _divided(

@@ -96,13 +96,13 @@ def check(
     Raises:
         ContractError: the source cannot be read or has changed meanwhile, or its rows cannot be checked.
     """
-    state = stream.source.state()
+    source_state = stream.source.state()
     terms = limits.terms(screen)
-    surveyed = scan_rows(stream, contract, terms, meter=meter)
+    scanned = scan_rows(stream, contract, terms, meter=meter)
     evaluated = evaluated_of(limits.evaluated, terms)
-    settled = resolve_rows(
+    resolved = resolve_rows(
         stream,
-        surveyed.ledger,
+        scanned.ledger,
         contract,
         evaluated,
         num_train=limits.num_train,
@@ -110,43 +110,43 @@ def check(
         keeps_apart=limits.keeps_apart,
     )
     if limits.shared_words.action != "warn":
-        settled = drop_overlaps(stream, settled, evaluated, limits.shared_words)
-    judged, fatal = settled.state, [*surveyed.fatal, *_shared_errors(settled, limits)]
-    outcomes = [(rule, rule.check(judged)) for rule in dataset_rules(contract)] if judged.is_kept.any() else []
-    counts = _counts(surveyed, settled)
-    is_refused = bool(fatal) or _has_too_many(counts, judged, limits)
+        resolved = drop_overlaps(stream, resolved, evaluated, limits.shared_words)
+    state, fatal = resolved.state, [*scanned.fatal, *_shared_errors(resolved, limits)]
+    outcomes = [(rule, rule.check(state)) for rule in dataset_rules(contract)] if state.is_kept.any() else []
+    counts = _counts(scanned, resolved)
+    is_refused = bool(fatal) or _has_too_many(counts, state, limits)
     is_refused |= any(rule.severity == "error" and not outcome.ok for rule, outcome in outcomes)
-    kept = KeptRows(judged, _overlap(stream, judged, evaluated, limits), meter=meter)
-    details = _read_again(stream, settled, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
-    if stream.source.state() != state:
+    kept = KeptRows(state, _overlap(stream, state, evaluated, limits), meter=meter)
+    details = _read_again(stream, resolved, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
+    if stream.source.state() != source_state:
         raise source_changed_error(stream.source.name)
-    quarantine = _quarantine(surveyed, settled, details)
+    quarantine = _quarantine(scanned, resolved, details)
     results = [_result(rule, outcome, details) for rule, outcome in outcomes]
-    results += [_apart_result(settled), kept.overlap()] if outcomes else []
-    errors = [*fatal, *_rate_errors(quarantine, counts, judged, limits)]
+    results += [_apart_result(resolved), kept.overlap()] if outcomes else []
+    errors = [*fatal, *_rate_errors(quarantine, counts, state, limits)]
     errors += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
-    report = _report(stream, surveyed, judged, kept, counts=counts, rules=tuple(results), errors=tuple(errors))
+    report = _report(stream, scanned, state, kept, counts=counts, rules=tuple(results), errors=tuple(errors))
     return GateResult(quarantine=quarantine, report=report)
 
 
 def _report(
     stream: RowStream,
-    surveyed: ScannedRows,
-    judged: DatasetState,
+    scanned: ScannedRows,
+    state: DatasetState,
     kept: KeptRows,
     *,
     counts: Counter[str],
     rules: tuple[RuleResult, ...],
     errors: tuple[str, ...],
 ) -> GateReport:
-    sides = judged.split[judged.is_kept]
+    sides = state.split[state.is_kept]
     return GateReport(
-        contract=judged.contract.name,
+        contract=state.contract.name,
         source=stream.source.label,
-        lines_read=surveyed.lines_read,
-        merged=surveyed.merged,
-        rows_read=len(judged.ledger) + surveyed.lost_reasons.total(),
-        accepted=int(judged.is_accepted.sum()),
+        lines_read=scanned.lines_read,
+        merged=scanned.merged,
+        rows_read=len(state.ledger) + scanned.lost_reasons.total(),
+        accepted=int(state.is_accepted.sum()),
         quarantined=counts.total(),
         num_train=int((sides == TRAIN).sum()),
         num_eval=int((sides == EVAL).sum()),
@@ -158,8 +158,8 @@ def _report(
     )
 
 
-def _overlap(stream: RowStream, judged: DatasetState, evaluated: Evaluated, limits: GateLimits) -> Overlap:
-    found = look_up(stream, judged.ledger, kept_evaluations(judged))
+def _overlap(stream: RowStream, state: DatasetState, evaluated: Evaluated, limits: GateLimits) -> Overlap:
+    found = look_up(stream, state.ledger, kept_evaluations(state))
     own = [row["messages"] for some in found for row in some.rows]
     return Overlap([*own, *evaluated.messages], size=limits.shared_words.size)
 
@@ -177,29 +177,29 @@ def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
 
 def _read_again(
     stream: RowStream,
-    settled: ResolvedRows,
+    resolved: ResolvedRows,
     outcomes: Sequence[tuple[DatasetRule, RuleOutcome]],
     evaluated: Evaluated,
     *,
     take: Callable[[Found], None],
 ) -> RowSummaries:
     """Read the rows of the report, and process all kept rows while reading."""
-    judged = settled.state
-    spoken = [rows[:MAX_LISTED] for one in settled.flagged for rows in (one.rows, one.others)]
+    state = resolved.state
+    spoken = [rows[:MAX_LISTED] for one in resolved.flagged for rows in (one.rows, one.others)]
     places = np.unique(np.concatenate([*spoken, *(outcome.rows for _, outcome in outcomes), NO_ROWS]))
     details = {place: summarize_foreign(evaluated.messages[-1 - place]) for place in places[places < 0].tolist()}
-    is_spoken_of = np.zeros(len(judged.ledger), dtype=bool)
+    is_spoken_of = np.zeros(len(state.ledger), dtype=bool)
     is_spoken_of[places[places >= 0]] = True
-    for found in look_up(stream, judged.ledger, np.flatnonzero(judged.is_kept | is_spoken_of)):
+    for found in look_up(stream, state.ledger, np.flatnonzero(state.is_kept | is_spoken_of)):
         for at in np.flatnonzero(is_spoken_of[found.places]).tolist():
-            details[int(found.places[at])] = summarize_row(found.rows[at], found.origins[at], judged.contract)
-        take(found.only(judged.is_kept[found.places]))
+            details[int(found.places[at])] = summarize_row(found.rows[at], found.origins[at], state.contract)
+        take(found.only(state.is_kept[found.places]))
     return details
 
 
-def _quarantine(surveyed: ScannedRows, settled: ResolvedRows, details: RowSummaries) -> tuple[Quarantined, ...]:
-    refused = [*surveyed.lost, *surveyed.listed.values()]
-    for one in settled.flagged:
+def _quarantine(scanned: ScannedRows, resolved: ResolvedRows, details: RowSummaries) -> tuple[Quarantined, ...]:
+    refused = [*scanned.lost, *scanned.listed.values()]
+    for one in resolved.flagged:
         for row, other in zip(one.rows[:MAX_LISTED].tolist(), one.others[:MAX_LISTED].tolist(), strict=True):
             shown = excerpt(one.describe_match(details[row], details[other]))
             origin = details[row].origin or Origin(line=0)
@@ -207,12 +207,12 @@ def _quarantine(surveyed: ScannedRows, settled: ResolvedRows, details: RowSummar
     return tuple(sorted(refused, key=lambda one: (one.origin.source, one.origin.line)))
 
 
-def _counts(surveyed: ScannedRows, settled: ResolvedRows) -> Counter[str]:
+def _counts(scanned: ScannedRows, resolved: ResolvedRows) -> Counter[str]:
     """Count rejected rows by reason."""
-    counts = Counter(surveyed.lost_reasons)
-    numbers = np.bincount(surveyed.ledger.reason, minlength=1)
-    counts.update({reason: int(numbers[place]) for place, reason in enumerate(surveyed.reasons) if place})
-    counts.update({one.reason: len(one.rows) for one in settled.flagged})
+    counts = Counter(scanned.lost_reasons)
+    numbers = np.bincount(scanned.ledger.reason, minlength=1)
+    counts.update({reason: int(numbers[place]) for place, reason in enumerate(scanned.reasons) if place})
+    counts.update({one.reason: len(one.rows) for one in resolved.flagged})
     return +counts
 
 
@@ -221,36 +221,36 @@ def _result(rule: DatasetRule, outcome: RuleOutcome, details: RowSummaries) -> R
     return RuleResult(name=rule.name, severity=rule.severity, value=float(outcome.value), ok=outcome.ok, detail=detail)
 
 
-def _apart_result(settled: ResolvedRows) -> RuleResult:
+def _apart_result(resolved: ResolvedRows) -> RuleResult:
     """Report the number of training rows that resemble an evaluation prompt; a large number is a warning."""
-    judged, found = settled.state, []
-    if settled.crowded:
-        found.append(f"{settled.crowded} prompts that are evaluated on are like many others: a template, and no leak")
-    if settled.num_apart > MANY_LEAKS * judged.is_accepted.sum():
-        found.append(f"{settled.num_apart} training rows are like one of these and are held out too: {IF_DIFFERENT}")
+    state, found = resolved.state, []
+    if resolved.crowded:
+        found.append(f"{resolved.crowded} prompts that are evaluated on are like many others: a template, and no leak")
+    if resolved.num_apart > MANY_LEAKS * state.is_accepted.sum():
+        found.append(f"{resolved.num_apart} training rows are like one of these and are held out too: {IF_DIFFERENT}")
     is_ok, detail = not found, "; ".join(found)
     return RuleResult(
-        name="eval_prompts_are_apart", severity="warning", value=float(settled.num_apart), ok=is_ok, detail=detail
+        name="eval_prompts_are_apart", severity="warning", value=float(resolved.num_apart), ok=is_ok, detail=detail
     )
 
 
-def _shared_errors(settled: ResolvedRows, limits: GateLimits) -> list[str]:
-    if limits.shared_words.action != "refuse" or not settled.num_shared:
+def _shared_errors(resolved: ResolvedRows, limits: GateLimits) -> list[str]:
+    if limits.shared_words.action != "refuse" or not resolved.num_shared:
         return []
-    return [f"training rows rejected: {settled.num_shared}; each {limits.shared_words.reason}"]
+    return [f"training rows rejected: {resolved.num_shared}; each {limits.shared_words.reason}"]
 
 
-def _has_too_many(counts: Counter[str], judged: DatasetState, limits: GateLimits) -> bool:
-    accepted = int(judged.is_accepted.sum())
+def _has_too_many(counts: Counter[str], state: DatasetState, limits: GateLimits) -> bool:
+    accepted = int(state.is_accepted.sum())
     return not accepted or counts.total() > limits.max_quarantined * (counts.total() + accepted)
 
 
 def _rate_errors(
-    quarantine: Sequence[Quarantined], counts: Counter[str], judged: DatasetState, limits: GateLimits
+    quarantine: Sequence[Quarantined], counts: Counter[str], state: DatasetState, limits: GateLimits
 ) -> list[str]:
-    if not _has_too_many(counts, judged, limits):
+    if not _has_too_many(counts, state, limits):
         return []
-    refused, total = counts.total(), counts.total() + int(judged.is_accepted.sum())
+    refused, total = counts.total(), counts.total() + int(state.is_accepted.sum())
     examples = ". ".join(str(one) for one in quarantine[:3])
     if total == 0:
         return ["it has no rows"]

@@ -23,22 +23,22 @@ MAX_SKETCHED = 50_000  # rows of whole prompts: their sketches equal those of al
 class KeptRows:
     """Collector of kept rows in order, with their sides: digest, sketches and overlap."""
 
-    def __init__(self, judged: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
-        self._judged, self._overlap, self._meter = judged, overlap, meter
-        self._names = list(judged.contract.columns)
+    def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
+        self._state, self._overlap, self._meter = state, overlap, meter
+        self._names = list(state.contract.columns)
         self._digest = hashlib.sha256()
-        self._is_sketched = sketched_rows(judged)
+        self._is_sketched = sketched_rows(state)
         self._sketched: list[pd.DataFrame] = []
 
     def take(self, found: Found) -> pd.DataFrame:
         """Add the next rows as a frame in contract columns."""
-        judged = self._judged
-        sides = judged.split[found.places].tolist()
+        state = self._state
+        sides = state.split[found.places].tolist()
         rows = [{**row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
         for row in rows:
             self._digest.update(canonical_row({name: row[name] for name in self._names}) + b"\n")
         train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
-        self._overlap.see([texts_of(row, judged.contract) for row in train])
+        self._overlap.see([texts_of(row, state.contract) for row in train])
         self._note(rows, found.places)
         return pd.DataFrame(rows, columns=self._names)
 
@@ -67,29 +67,29 @@ class KeptRows:
         chosen = np.flatnonzero(self._is_sketched[places]).tolist()
         if not chosen:
             return
-        judged, own = self._judged, [rows[place] for place in chosen]
-        known = judged.ledger.lengths[places[chosen]]
-        lengths = completed_lengths(own, known, judged.contract, self._meter)
-        names = ["prompt_tokens", *(f"{name}_tokens" for name in judged.contract.answers)]
+        state, own = self._state, [rows[place] for place in chosen]
+        known = state.ledger.lengths[places[chosen]]
+        lengths = completed_lengths(own, known, state.contract, self._meter)
+        names = ["prompt_tokens", *(f"{name}_tokens" for name in state.contract.answers)]
         frame = pd.DataFrame(own, columns=self._names)
         frame[names] = lengths.astype(int)
-        frame["prompt_hash"] = judged.prompts[places[chosen]]
+        frame["prompt_hash"] = state.prompts[places[chosen]]
         self._sketched.append(frame)
 
 
-def sketched_rows(judged: DatasetState) -> Mask:
+def sketched_rows(state: DatasetState) -> Mask:
     """Return all kept rows, or those of a bounded number of prompts, selected by hash."""
-    rows = np.flatnonzero(judged.is_kept)
+    rows = np.flatnonzero(state.is_kept)
     if len(rows) > MAX_SKETCHED:
-        order = judged.ledger.order[judged.prompts[rows]]
+        order = state.ledger.order[state.prompts[rows]]
         values, sizes = np.unique(order, return_counts=True)
         last = max(1, int(np.searchsorted(np.cumsum(sizes), MAX_SKETCHED, side="right")))
         rows = rows[order <= values[last - 1]]
-    mask = np.zeros(len(judged.ledger), dtype=bool)
+    mask = np.zeros(len(state.ledger), dtype=bool)
     mask[rows] = True
     return mask
 
 
-def kept_evaluations(judged: DatasetState) -> Rows:
+def kept_evaluations(state: DatasetState) -> Rows:
     """Return the kept evaluation rows."""
-    return np.flatnonzero(judged.is_kept & (judged.split == EVAL))
+    return np.flatnonzero(state.is_kept & (state.split == EVAL))

@@ -71,58 +71,58 @@ def dataset_rules(contract: Contract) -> tuple[DatasetRule, ...]:
     return tuple(rules)
 
 
-def unique_ids(judged: DatasetState) -> RuleOutcome:
+def unique_ids(state: DatasetState) -> RuleOutcome:
     """Count the rows whose id an earlier row has."""
-    rows = np.flatnonzero(judged.is_accepted)
-    repeated = rows[~_is_first(judged.ledger.name[rows])]
+    rows = np.flatnonzero(state.is_accepted)
+    repeated = rows[~_is_first(state.ledger.name[rows])]
     return _outcome(repeated, len(repeated), "the first is {0.name!r} in {0.place}")
 
 
-def disjoint_prompts(judged: DatasetState) -> RuleOutcome:
+def disjoint_prompts(state: DatasetState) -> RuleOutcome:
     """Count the prompts, in any spelling, that are in both splits."""
-    train, held_out = (np.flatnonzero(judged.is_accepted & (judged.split == side)) for side in (TRAIN, EVAL))
-    keys = judged.ledger.key
+    train, held_out = (np.flatnonzero(state.is_accepted & (state.split == side)) for side in (TRAIN, EVAL))
+    keys = state.ledger.key
     shared = train[np.isin(keys[train], keys[held_out])]
     others = held_out[np.isin(keys[held_out], keys[shared[:1]])]
     detail = "the first is {0.prompt!r} in {0.place}, and {1.prompt!r} in {1.place} is held out"
     return _outcome(np.append(shared[:1], others[:1]), len(np.unique(keys[shared])), detail)
 
 
-def no_foreign_prompts(judged: DatasetState) -> RuleOutcome:
+def no_foreign_prompts(state: DatasetState) -> RuleOutcome:
     """Count the training prompts that another dataset evaluates on."""
-    train = np.flatnonzero(judged.is_accepted & (judged.split == TRAIN))
-    found = train[np.isin(judged.ledger.key[train], judged.evaluated)]
-    return _outcome(found, len(np.unique(judged.ledger.key[found])), "the first is {0.prompt!r} in {0.place}")
+    train = np.flatnonzero(state.is_accepted & (state.split == TRAIN))
+    found = train[np.isin(state.ledger.key[train], state.evaluated)]
+    return _outcome(found, len(np.unique(state.ledger.key[found])), "the first is {0.prompt!r} in {0.place}")
 
 
-def filled_splits(judged: DatasetState) -> RuleOutcome:
+def filled_splits(state: DatasetState) -> RuleOutcome:
     """Count the splits without a row."""
     empty = [
-        name for name, side in (("train", TRAIN), ("eval", EVAL)) if not (judged.split[judged.is_kept] == side).any()
+        name for name, side in (("train", TRAIN), ("eval", EVAL)) if not (state.split[state.is_kept] == side).any()
     ]
     return RuleOutcome(len(empty), not empty, f"no rows for {' and '.join(empty)}" if empty else "")
 
 
-def enough_rows(judged: DatasetState) -> RuleOutcome:
+def enough_rows(state: DatasetState) -> RuleOutcome:
     """Return the kept rows as a fraction of the requested ones."""
-    sides = ((TRAIN, judged.num_train, "for training"), (EVAL, judged.num_eval, "held out"))
-    counts = {side: int((judged.split[judged.is_kept] == side).sum()) for side in (TRAIN, EVAL)}
+    sides = ((TRAIN, state.num_train, "for training"), (EVAL, state.num_eval, "held out"))
+    counts = {side: int((state.split[state.is_kept] == side).sum()) for side in (TRAIN, EVAL)}
     detail = ", ".join(f"{counts[side]:,} of {asked:,} {words}" for side, asked, words in sides)
-    share = sum(counts.values()) / (judged.num_train + judged.num_eval)
+    share = sum(counts.values()) / (state.num_train + state.num_eval)
     return RuleOutcome(share, share >= 1.0, detail)
 
 
-def distinct_rows(judged: DatasetState) -> RuleOutcome:
+def distinct_rows(state: DatasetState) -> RuleOutcome:
     """Count the rows with the prompt and the answers of an earlier row."""
-    rows = np.flatnonzero(judged.is_kept)
-    contents = np.column_stack([judged.prompts[rows].astype(np.uint64), judged.ledger.answers[rows]])
+    rows = np.flatnonzero(state.is_kept)
+    contents = np.column_stack([state.prompts[rows].astype(np.uint64), state.ledger.answers[rows]])
     repeated = rows[~_is_first(np.ascontiguousarray(contents).view([("", np.uint64)] * contents.shape[1])[:, 0])]
     return _outcome(repeated, len(repeated), "the first is {0.prompt!r}")
 
 
-def length_balance(judged: DatasetState) -> RuleOutcome:
+def length_balance(state: DatasetState) -> RuleOutcome:
     """Return the fraction of pairs whose chosen side has more characters, which a reward model must beat."""
-    longer = float((judged.ledger.longer[judged.is_kept] > 0).mean())
+    longer = float((state.ledger.longer[state.is_kept] > 0).mean())
     return RuleOutcome(longer, 0.2 <= longer <= 0.8, "far from one half: length alone tells the sides apart")
 
 

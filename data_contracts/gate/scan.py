@@ -58,14 +58,14 @@ def scan_rows(stream: RowStream, contract: Contract, terms: RowCheckConfig, *, m
     """
     builder, notes = LedgerBuilder(), _ScanStats()
     for batch in stream.batches():
-        judged = check_rows(batch, contract, terms, meter=meter, where=stream.source.name)
+        checked = check_rows(batch, contract, terms, meter=meter, where=stream.source.name)
         reason = np.zeros(len(batch.rows), dtype=np.int32)
-        for place, (entry, is_fatal) in judged.refused.items():
+        for place, (entry, is_fatal) in checked.refused.items():
             reason[place] = notes.reasons.setdefault(entry.reason, len(notes.reasons))
             if is_fatal or len(notes.listed) < MAX_LISTED:
                 notes.listed[notes.rows + place] = entry, is_fatal
         columns, digests = hash_rows(batch, contract, terms)
-        builder.add({**columns, "reason": reason, "lengths": judged.lengths}, digests)
+        builder.add({**columns, "reason": reason, "lengths": checked.lengths}, digests)
         notes.rows, notes.lines = notes.rows + len(batch.rows), notes.lines + batch.num_lines
         notes.lost_reasons.update(one.reason for one in batch.rejected)
         notes.lost += batch.rejected[: max(0, MAX_LISTED - len(notes.lost))]

@@ -56,28 +56,28 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
     decision = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")["verdict"]
     if decision["look"] == 0:
         return f"{name}: {decision['sentence']}"
-    judged = {
+    tags = {
         "verdict": decision["sentence"][:5000],
         "verdict_artifact": refs["promote"].sha256,
         "judged_over": str(over.version) if over else "none",
     }
     try:
         if decision["promote"]:
-            registry.promote(home, tracker, version, over=over, tags=judged)
+            registry.promote(home, tracker, version, over=over, tags=tags)
         else:
-            _refuse(tracker, version, judged)
+            _refuse(tracker, version, tags)
     except PromotionError as error:
-        _refuse(tracker, version, judged | {"verdict": f"Not promoted: {error.what}."})
+        _refuse(tracker, version, tags | {"verdict": f"Not promoted: {error.what}."})
         raise
     finally:
         refresh_cards(home, tracker, [version])
     return f"{name} version {version.version}: {decision['sentence']}"
 
 
-def _refuse(tracker: Tracker, version: ModelVersion, judged: Mapping[str, str]) -> None:
+def _refuse(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
     """Leave the champion unchanged and record the rejection at the challenger."""
-    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != judged["verdict_artifact"]
-    registry.set_tags(tracker, version, judged)
+    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != tags["verdict_artifact"]
+    registry.set_tags(tracker, version, tags)
     registry.set_alias(tracker, version, CHALLENGER)
     if is_new:
-        emit_rejection(version.name, version.version, judged["verdict"])
+        emit_rejection(version.name, version.version, tags["verdict"])

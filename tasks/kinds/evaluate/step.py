@@ -65,8 +65,8 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     contract.check_evaluations(table)
     write_table(table, context.folder / "answers.parquet")
     greedy_rows = table[(table["mode"] == "greedy") & table["has_reference"]]
-    judged = [prompt.dataset for prompt in prompts if prompt.has_reference]
-    by_data = dataset_accuracy(judged, greedy_rows["correct"].tolist())
+    graded = [prompt.dataset for prompt in prompts if prompt.has_reference]
+    by_data = dataset_accuracy(graded, greedy_rows["correct"].tolist())
     summary = summarise(table, config, seed=context.seed) | by_data
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
@@ -94,10 +94,10 @@ def answers(
     """
     groups = sampler.sample(prompts, params, seed=seed)
     flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
-    judged = iter(score_each([rollout for _, rollout in flat if rollout.prompt.has_reference], grade))
+    graded = iter(score_each([rollout for _, rollout in flat if rollout.prompt.has_reference], grade))
     rows: list[dict[str, Any]] = []
     for index, rollout in flat:
-        score = next(judged) if rollout.prompt.has_reference else failed_score("the prompt has no reference")
+        score = next(graded) if rollout.prompt.has_reference else failed_score("the prompt has no reference")
         row: dict[str, Any] = {
             "prompt_id": rollout.prompt.prompt_id,
             "task": rollout.prompt.task,
@@ -125,17 +125,17 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
     Accuracies cover the problems that have a reference answer, and are absent if none has one.
     """
     greedy = table[table["mode"] == "greedy"]
-    judged = greedy[greedy["has_reference"]]
+    graded = greedy[greedy["has_reference"]]
     summary = {
-        "eval/problems": float(len(judged)),
-        "eval/no_reference": float(len(greedy) - len(judged)),
-        "eval/failed": float(((judged["value"].isna()) | (judged["num_tokens"] == 0)).sum()),
+        "eval/problems": float(len(graded)),
+        "eval/no_reference": float(len(greedy) - len(graded)),
+        "eval/failed": float(((graded["value"].isna()) | (graded["num_tokens"] == 0)).sum()),
         "completion/length": float(greedy["num_tokens"].mean()),
         "completion/truncated": float((greedy["finish_reason"] == "length").mean()),
     }
-    if judged.empty:
+    if graded.empty:
         return summary
-    interval = accuracy(judged["correct"].tolist(), confidence=config.confidence)
+    interval = accuracy(graded["correct"].tolist(), confidence=config.confidence)
     summary |= {
         "eval/accuracy": interval.mean,
         "eval/accuracy_low": interval.low,

@@ -55,8 +55,8 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
                 context.log(str(noise))
             require_labels(noise, config.max_label_noise)
             members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
-            held_out = _judge(learner, data.held_out, members)
-            known = _judge(learner, gold_pairs, members) if gold_pairs else None
+            held_out = _score_pairs(learner, data.held_out, members)
+            known = _score_pairs(learner, gold_pairs, members) if gold_pairs else None
             learner.probe(held_out.sequences[:NUM_PROBES])
             learner.save_model(checkpoint, context.folder / MODEL)
         memory = peak_memory_gib(runtime.device)
@@ -114,7 +114,7 @@ def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_
     return report
 
 
-def _judge(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
+def _score_pairs(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
     """Score the completions of pairs, without the length bias if the members' scales correct it."""
     sequences: list[TokenSequence] = different_sequences(pairs)
     raw = learner.scores(sequences)

@@ -56,7 +56,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
         max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
         engine = stack.enter_context(placed.open_engine(max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
-        judge = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
+        grader = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
         yield Components(
             seed=context.seed,
             learner=placed.learner,
@@ -68,7 +68,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
             prompts=prompts,
             folder=context.work / "checkpoints",
             identity={"stage": context.stage_key},
-            held_out=HeldOut(prompts=monitored, verifier=judge, confidence=evaluation.confidence),
+            held_out=HeldOut(prompts=monitored, verifier=grader, confidence=evaluation.confidence),
             health=context.config.health,
             mixture_weights=stage.prompts,
         )

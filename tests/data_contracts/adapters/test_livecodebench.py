@@ -75,7 +75,7 @@ class Evil:
 def test_a_pickle_of_anything_but_a_text_is_refused_and_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "owned"
     for value in (Evil(mark), ["[]"], b"[]", 7, ("[]", "[]")):
-        with pytest.raises(RowError, match="holds no tests"):
+        with pytest.raises(RowError, match="has no tests"):
             livecodebench_prompts({**SCRIPT, "private_test_cases": packed(value)})
     assert not mark.exists()
 

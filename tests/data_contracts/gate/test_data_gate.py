@@ -130,7 +130,7 @@ def test_a_control_token_in_text_refuses_the_dataset_whatever_the_rate(changes: 
     result = gate_rows([pair(n) for n in range(50)] + [pair(50, **changes)], max_quarantined=1.0)
     assert not result.report.passed
     assert "line 51" in result.report.errors[0]
-    assert "control token <|" in result.report.errors[0]
+    assert "special token <|" in result.report.errors[0]
     (bad,) = result.quarantine
     assert bad.field in {"messages.0.content", *changes}
 

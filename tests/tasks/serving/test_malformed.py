@@ -200,13 +200,13 @@ def test_what_is_wrong_is_refused_in_the_form_of_openai(running: Running, name: 
 
 
 REASONS: Mapping[str, str] = {
-    "a key twice": "twice",
+    "a key twice": "duplicate key",
     "NaN": "NaN is no number",
     "infinity": "too large",
-    "a number of 5,000 digits": "no valid JSON",
+    "a number of 5,000 digits": "invalid JSON",
     "40 levels": "levels deep",
-    "200,000 levels": "no valid JSON",
-    "half of a surrogate pair": "surrogate pair",
+    "200,000 levels": "invalid JSON",
+    "half of a surrogate pair": "lone surrogate",
     "no UTF-8": "utf-8",
     "no model": "model is missing",
     "more messages than positions": "500 messages",

@@ -123,5 +123,5 @@ def test_the_gate_refuses_where_what_was_seen_or_the_champions_model_is_nowhere(
     with pytest.raises(StorageError, match=r"cannot read the file") as caught:
         _unseen([row("a")], [tmp_path / "gone" / "prompts.parquet"])
     assert caught.value.where.endswith("gone/prompts.parquet")
-    with pytest.raises(DataError, match="neither in this state directory nor a retrain-reward_model"):
+    with pytest.raises(DataError, match="neither in this state directory nor a version of retrain-reward_model"):
         _champions_own("retrain-reward_model", "e" * 64, tmp_path)
