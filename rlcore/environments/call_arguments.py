@@ -22,7 +22,7 @@ _ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # keys that
 def declaration_errors(tool: str, declared: object) -> list[str]:
     """Return the errors of a tool's declaration for a chat template; empty if its calls can be checked."""
     if not 0 < len(tool) <= _MAX_NAME or not tool.isprintable() or any(each in tool for each in " <>{}\"'"):
-        return [f"'{shown(tool)}' is no name of a tool"]
+        return [f"'{shown(tool)}' is not a tool name"]
     function = declared.get("function") if isinstance(declared, Mapping) else None
     if not isinstance(function, Mapping) or function.get("name") != tool:
         return [f"{tool} is not declared as a function of that name"]

@@ -90,6 +90,6 @@ def score_all(
             scores.append(item)
             continue
         outcome = next(outcomes)
-        is_ours = outcome.error and not outcome.is_of_answer
-        scores.append(failed_score(outcome.error) if is_ours else to_score(outcome.value or False))
+        is_grader_error = outcome.error and not outcome.is_of_answer
+        scores.append(failed_score(outcome.error) if is_grader_error else to_score(outcome.value or False))
     return scores

@@ -110,14 +110,14 @@ def same_magnitude(answer: str, reference: str) -> bool:
 
     A unit that one side lacks, or that is unknown, is not compared.
     """
-    ours, theirs = _units_of(answer), _units_of(reference)
-    if not ours or not theirs:
+    given, expected = _units_of(answer), _units_of(reference)
+    if not given or not expected:
         return True
-    if len(ours) != len(theirs):
+    if len(given) != len(expected):
         return False
     return all(
         one[0] != other[0] or (one[1] == other[1] and (one[2] == other[2] or not (one[2] and other[2])))
-        for one, other in zip(ours, theirs, strict=True)
+        for one, other in zip(given, expected, strict=True)
     )
 
 

@@ -102,7 +102,7 @@ class ServerProcess:
         if shutil.which(python) is None:
             shutil.rmtree(self.folder)
             raise SamplingError(
-                f"there is no interpreter {python}",
+                f"the interpreter {python} does not exist",
                 where="engine.python",
                 fix="`make engine` creates .venv-engine/bin/python",
             )
@@ -207,22 +207,22 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
 
 def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
     """Return the environment of the server: this process's without its Python path, with the weight routes enabled."""
-    ours = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    own = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     # Rendezvous files and sockets of its processes, which a killed process would leave behind, are in the folder.
-    ours["TMPDIR"] = str(folder)
+    own["TMPDIR"] = str(folder)
     # The compile cache of PyTorch stays outside the folder: each server would compile for a minute otherwise.
     compiled = Path(tempfile.gettempdir(), f"torchinductor_uid_{os.getuid()}")
-    ours["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(compiled)
+    own["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(compiled)
     if len(str(folder)) > _SOCKET_FOLDER:
-        ours["VLLM_RPC_BASE_PATH"] = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
+        own["VLLM_RPC_BASE_PATH"] = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
     if spec.lora_rank:
-        ours["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+        own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if spec.transfer == "ipc":  # vLLM pickles GPU memory handles; it listens only on the loopback interface
-        ours["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+        own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if spec.devices:
-        ours["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        own["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     # Statistics are read from /metrics; in the log they would displace error lines.
-    return {**os.environ, **ours, "VLLM_LOG_STATS_INTERVAL": "86400"}
+    return {**os.environ, **own, "VLLM_LOG_STATS_INTERVAL": "86400"}
 
 
 def visible_devices(devices: Sequence[int], named: str) -> str:

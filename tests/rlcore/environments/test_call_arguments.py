@@ -124,8 +124,8 @@ def nested(depth: int) -> object:
         ({"move": declared({"title": "x" * 2_000_000})}, "no prompt has room"),
         ({"move": 7}, "not declared as a function"),
         ({"move": declared({}, name="other")}, "not declared as a function"),
-        ({"go\x1b[2J": declared({})}, r"'go\x1b[2J' is no name of a tool"),
-        ({"": declared({})}, "is no name of a tool"),
+        ({"go\x1b[2J": declared({})}, r"'go\x1b[2J' is not a tool name"),
+        ({"": declared({})}, "is not a tool name"),
         (7, "cannot be described"),
     ],
 )
