@@ -175,7 +175,7 @@ class EnvironmentPool:
         return f"{self._kind.name}.{method}"
 
 
-_LATE = f"find what blocks it, or raise {_SETTING}"
+_LATE = f"raise {_SETTING}, or find what blocks it"
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -160,7 +160,7 @@ def test_what_the_policy_did_wrong_it_is_told_and_what_the_environment_did_wrong
 def test_a_call_that_does_not_come_back_fails_its_rollout_and_no_other() -> None:
     worlds, _ = started("a", "b", timeout_seconds=0.3)
     found = worlds.answer({0: call("hang"), 1: call("step", by=1)})
-    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang has not come back after 0.3 s" in found[0].reason
+    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang timed out after 0.3 s" in found[0].reason
     assert found[1] == ToolOutput(text="1")
 
 

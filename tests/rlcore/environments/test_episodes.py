@@ -145,7 +145,7 @@ def test_a_broken_tool_fails_the_rollout_and_no_other(
 
 
 def test_a_tool_that_loses_calls_is_an_error(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with pytest.raises(SamplingError, match="gave 0 answers to 1 calls"):
+    with pytest.raises(SamplingError, match="returned 0 answers to 1 calls"):
         play(tokenizer, prompts[0], [CALL], tool=Deaf())
 
 
