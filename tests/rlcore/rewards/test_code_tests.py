@@ -217,7 +217,7 @@ def test_tests_that_cannot_run_leave_the_rollout_unscored(
     task = {"style": "assert", "entry_point": "f", "tests": ["assert f(lambda: 1) == 1"]}
     score = reward([make_rollout(fenced("def f(g): return g()"), json.dumps(task))])[0]
     assert score.value is None
-    assert "not return plain data" in score.error
+    assert "not plain data" in score.error
 
 
 def test_the_reward_canary_knows_a_right_program(reward: CodeReward) -> None:
