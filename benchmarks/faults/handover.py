@@ -162,7 +162,7 @@ def wire(change: Callable[[list[TrainingSample]], Samples], *, of_the_second: bo
             return
 
         def ask(self: rank_pool.RankPool, method: str, *arguments: Any, **settings: Any) -> Any:
-            end = self.crew._ends[1]
+            end = self.transport._ends[1]
             send, others = end.send_bytes, encode((method, arguments, settings))
             end.send_bytes = lambda data: send(others)
             try:

@@ -124,7 +124,7 @@ class DistributedLearner:
     def weights(self) -> Mapping[str, torch.Tensor]:
         if self._exported is None or self._exported[0] != self.policy_version:
             self._call("export")
-            self._exported = self.policy_version, self.ranks.crew.exported()
+            self._exported = self.policy_version, self.ranks.transport.exported()
         return self._exported[1]
 
     def copy_weights(self) -> Mapping[str, torch.Tensor]:

@@ -76,14 +76,14 @@ class RankPool:
     ``ran_out``: True if the last ranks were lost because one ran out of memory.
     """
 
-    def __init__(self, crew: RankTransport, seconds: float) -> None:
-        self.crew, self.ran_out = crew, False
+    def __init__(self, transport: RankTransport, seconds: float) -> None:
+        self.transport, self.ran_out = transport, False
         self._seconds = seconds
 
     @property
     def is_running(self) -> bool:
         """True if there are ranks."""
-        return self.crew.size > 0
+        return self.transport.size > 0
 
     def start(self, setups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Start a rank with each setup, and return the first one's answer when all are ready.
@@ -91,7 +91,7 @@ class RankPool:
         Raises:
             LearnerLostError, RlcoreError: As in :meth:`ask`.
         """
-        self.crew.start(setups)
+        self.transport.start(setups)
         return self._answer("start")
 
     def ask(self, method: str, *arguments: Any, **settings: Any) -> dict[str, Any]:
@@ -103,18 +103,18 @@ class RankPool:
         """
         if not self.is_running:
             raise LearnerLostError("no rank is running", fix="start the same command again: it resumes")
-        if lost := self.crew.send(encode((method, arguments, settings))):
+        if lost := self.transport.send(encode((method, arguments, settings))):
             raise self._lost(method, lost, {})
         return self._answer(method)
 
     def end(self) -> None:
         """Kill every rank."""
-        self.crew.end()
+        self.transport.end()
 
     def close(self) -> None:
         """Kill every rank and release the transport."""
-        self.crew.end()
-        self.crew.close()
+        self.transport.end()
+        self.transport.close()
 
     def _answer(self, method: str) -> dict[str, Any]:
         try:
@@ -133,10 +133,10 @@ class RankPool:
 
     def _listen(self) -> tuple[dict[int, dict[str, Any]], set[int], tuple[int, ...]]:
         """Return answers by rank, dead ranks and silent ranks. After a failure the others have a few seconds."""
-        silent, dead = set(range(self.crew.size)), set[int]()
+        silent, dead = set(range(self.transport.size)), set[int]()
         answers: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._seconds
-        while silent and (found := self.crew.receive(silent, max(0.0, deadline - time.monotonic()))):
+        while silent and (found := self.transport.receive(silent, max(0.0, deadline - time.monotonic()))):
             silent -= found.keys()
             dead |= {rank for rank, answer in found.items() if answer is None}
             answers |= {rank: decode(answer) for rank, answer in found.items() if answer is not None}
@@ -148,7 +148,7 @@ class RankPool:
         self, method: str, dead: set[int], errors: Mapping[int, Mapping[str, Any]], *, silent: tuple[int, ...] = ()
     ) -> LearnerLostError:
         """End all ranks, and return an error with the lost ranks and reasons."""
-        reasons = [f"rank {rank} {self.crew.exit_reason(rank)}" for rank in sorted(dead)]
+        reasons = [f"rank {rank} {self.transport.exit_reason(rank)}" for rank in sorted(dead)]
         short = {rank: error["memory"] for rank, error in errors.items() if "memory" in error}
         if not reasons and short:
             reasons = [f"rank {rank} ran out of memory ({why})" for rank, why in short.items()]
@@ -158,7 +158,7 @@ class RankPool:
             minutes = self._seconds / 60.0
             reasons = [f"rank {rank} timed out after {minutes:g} minutes" for rank in silent]
         self.ran_out = bool(short) and not dead
-        size = self.crew.size
+        size = self.transport.size
         self.end()
         return LearnerLostError(
             f"{'; '.join(reasons)}, in {method!r} of {size} ranks",

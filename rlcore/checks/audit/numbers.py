@@ -31,14 +31,14 @@ class Numbers:
         for draw, size in zip(draws, sizes, strict=True):
             apart = max(1, size // _COUNT)
             slices.append(slice(int(draw * apart), size, apart))
-        counts = [len(range(size)[part]) for size, part in zip(sizes, slices, strict=True)]
+        counts = [len(range(size)[each]) for size, each in zip(sizes, slices, strict=True)]
         return cls(parameters=tuple(parameters), slices=tuple(slices), counts=tuple(counts))
 
     def numbers(self, of: Sequence[Tensor] | None = None) -> Tensor:
         """Return the entries as one vector, float64 on the CPU; ``of``: read other tensors of the same shapes."""
         tensors = self.parameters if of is None else of
-        parts = [local_part(each).flatten()[part] for each, part in zip(tensors, self.slices, strict=True)]
-        return torch.cat(parts).double().cpu()
+        entries = [local_part(each).flatten()[index] for each, index in zip(tensors, self.slices, strict=True)]
+        return torch.cat(entries).double().cpu()
 
     def differing(self, numbers: Tensor) -> list[int]:
         """Return the indices of the tensors whose entries differ from ``numbers``."""
@@ -51,8 +51,8 @@ class Numbers:
         Rounding explains a sum of a weight and its step that is off by half a unit in the last place.
         """
         wrong = list[tuple[float, nn.Parameter, float, float, float]]()
-        parts = [torch.split(each, list(self.counts)) for each in (found, expected, start)]
-        for parameter, now, wanted, then in zip(self.parameters, *parts, strict=True):
+        columns = [torch.split(each, list(self.counts)) for each in (found, expected, start)]
+        for parameter, now, wanted, then in zip(self.parameters, *columns, strict=True):
             distance, size = float((now - wanted).norm()), float((wanted - then).norm())
             bound = 1e-2 * size + 2.5e-7 * float(wanted.norm())
             if not distance <= bound:

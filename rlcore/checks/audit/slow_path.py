@@ -138,8 +138,10 @@ def _features(
 ) -> Features:
     ids, prompt_ids = rollout.completion_ids, rollout.prompt.token_ids
     logprobs = plain_logprobs(policy, TokenSequence(prompt_ids=prompt_ids, completion_ids=ids), positions, temperature)
-    before = [ids[:place] for place in positions]
-    return features_of(logprobs, [ids[place] for place in positions], eos_ids, before=before, prompt_ids=prompt_ids)
+    before = [ids[:position] for position in positions]
+    return features_of(
+        logprobs, [ids[position] for position in positions], eos_ids, before=before, prompt_ids=prompt_ids
+    )
 
 
 def _cut(sample: TrainingSample) -> TrainingSample:

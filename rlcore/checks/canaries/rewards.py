@@ -52,22 +52,22 @@ def terms_canary(
         CanaryError: A term is wrong on a known answer, scores in another order, or returns a value that is not finite.
     """
     notes: list[str] = []
-    for part in reward.terms:
-        own = [prompt for prompt in prompts if part.applies_to(prompt)]
-        probes = _probes_of(part.reward, own, prefill)
-        if isinstance(unwrap_reward(part.reward), FunctionReward):
-            notes += _require_not_inverted(part.reward, own, prefill)
+    for term in reward.terms:
+        own = [prompt for prompt in prompts if term.applies_to(prompt)]
+        probes = _probes_of(term.reward, own, prefill)
+        if isinstance(unwrap_reward(term.reward), FunctionReward):
+            notes += _require_not_inverted(term.reward, own, prefill)
         elif probes:
-            check_probes(part.reward, probes)
+            check_probes(term.reward, probes)
             for order in _orders(len(probes)):
-                check_probes(part.reward, [probes[index] for index in order])
+                check_probes(term.reward, [probes[index] for index in order])
             continue
-        elif part.reward.name in VERIFIERS:
-            notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
+        elif term.reward.name in VERIFIERS:
+            notes.append(f"the reward {term.reward.name!r} was not probed: no prompt has a reference")
             continue
-        elif isinstance(unwrap_reward(part.reward), EnvironmentReward):
+        elif isinstance(unwrap_reward(term.reward), EnvironmentReward):
             continue  # it needs episodes, and no sample is one
-        notes += _check_samples(part.reward, [each for each in samples if part.applies_to(each.prompt)][:NUM_SAMPLES])
+        notes += _check_samples(term.reward, [each for each in samples if term.applies_to(each.prompt)][:NUM_SAMPLES])
     return notes
 
 
@@ -81,11 +81,11 @@ def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, p
         CanaryError: A term is wrong on a known answer.
     """
     notes = []
-    for part in reward.terms:
-        if probes := _probes_of(part.reward, [prompt for prompt in prompts if part.applies_to(prompt)], prefill):
-            check_probes(part.reward, probes)
-        elif part.reward.name in VERIFIERS:
-            notes.append(f"the reward {part.reward.name!r} was not probed: no prompt has a reference")
+    for term in reward.terms:
+        if probes := _probes_of(term.reward, [prompt for prompt in prompts if term.applies_to(prompt)], prefill):
+            check_probes(term.reward, probes)
+        elif term.reward.name in VERIFIERS:
+            notes.append(f"the reward {term.reward.name!r} was not probed: no prompt has a reference")
     return notes
 
 

@@ -76,7 +76,7 @@ class Killer(Tape):
     def metrics(self, iteration: int, metrics: Any) -> None:
         super().metrics(iteration, metrics)
         if iteration == self._iteration and self._learner._starts == 1:
-            os.kill(self._learner.ranks.crew.processes[1].pid, signal.SIGKILL)
+            os.kill(self._learner.ranks.transport.processes[1].pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("killed_in", [*(pytest.param(n, marks=pytest.mark.scale) for n in (0, 1)), 2])
@@ -130,7 +130,7 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
 
 def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
     learner = opened(timeout_minutes=0.05)
-    os.kill(learner.ranks.crew.processes[0].pid, signal.SIGSTOP)
+    os.kill(learner.ranks.transport.processes[0].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.05 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)
     with pytest.raises(LearnerLostError, match="no rank is running"):  # never the first weights without a word
@@ -140,7 +140,7 @@ def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) ->
 def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path: Path) -> None:
     learner = opened(max_restarts=1)
     for _ in range(2):
-        learner.ranks.crew.processes[0].kill()
+        learner.ranks.transport.processes[0].kill()
         with pytest.raises(LearnerLostError, match="rank 0 was ended by SIGKILL"):
             learner.observe_kl(0.1, 3)
         if learner._starts == 1:

@@ -56,8 +56,10 @@ def a_scorer(components: Components) -> Any:
 
 
 def a_rank(components: Components) -> Any:
-    assert isinstance(components.learner, DistributedLearner) and isinstance(components.learner.ranks.crew, RemoteRanks)
-    return components.learner.ranks.crew.processes[1]
+    assert isinstance(components.learner, DistributedLearner) and isinstance(
+        components.learner.ranks.transport, RemoteRanks
+    )
+    return components.learner.ranks.transport.processes[1]
 
 
 class Killer(Tape):
