@@ -30,47 +30,41 @@ def test_a_text_is_filled_with_something_that_a_reader_sees(text: str, passed: b
 
 
 @pytest.mark.parametrize(
-    ("roles", "passed"),
+    ("roles", "is_plain", "is_with_calls"),
     [
-        (["user"], True),
-        (["system", "user"], True),
-        (["user", "assistant", "user"], True),
-        (["user", "assistant"], False),  # answered already
-        (["user", "system", "user"], False),  # a system message comes first
-        (["system"], False),
-        (["user", "tool"], False),
-        ([], False),
+        (["user"], True, True),
+        (["system", "user"], True, True),
+        (["user", "assistant", "user"], True, True),
+        (["user", "assistant"], False, False),  # answered already
+        (["user", "system", "user"], False, False),  # a system message comes first
+        (["system"], False, False),
+        (["user", "tool"], False, False),
+        ([], False, False),
+        (["user", "assistant", "tool"], False, True),
+        (["user", "assistant", "tool", "assistant", "tool"], False, True),
+        (["assistant", "tool"], False, False),
+        (["user", "tool", "assistant"], False, False),
+        (["user", "assistant", "tool", "tool"], False, False),
     ],
 )
-def test_a_question_waits_for_an_answer(roles: list[str], passed: bool) -> None:
-    assert passes(column_checks.is_question, [turn(role) for role in roles]) is passed
-
-
-@pytest.mark.parametrize("content", ["", "  ", "a\0b", None, 7])
-def test_a_question_has_no_turn_that_is_blank_or_no_text(content: object) -> None:
-    assert not passes(column_checks.is_question, [turn("system"), turn("user", content)])
-
-
-@pytest.mark.parametrize("value", [None, "user", {"role": "user"}, [turn("user") | {"name": "x"}], [None]])
-def test_what_is_no_conversation_is_no_question(value: object) -> None:
-    assert not passes(column_checks.is_question, value)
+def test_a_question_waits_for_an_answer_and_calls_of_tools_may_follow_it_in_pairs(
+    roles: list[str], is_plain: bool, is_with_calls: bool
+) -> None:
+    conversation = [turn(role) for role in roles]
+    assert passes(column_checks.is_question, conversation) is is_plain
+    assert passes(column_checks.is_question_with_calls, conversation) is is_with_calls
 
 
 @pytest.mark.parametrize(
-    ("roles", "passed"),
+    "value",
     [
-        (["user"], True),
-        (["user", "assistant", "tool"], True),
-        (["user", "assistant", "tool", "assistant", "tool"], True),
-        (["assistant", "tool"], False),
-        (["user", "tool", "assistant"], False),
-        (["user", "assistant", "tool", "tool"], False),
+        *([turn("system"), turn("user", content)] for content in ("", "  ", "a\0b", None, 7)),
+        *(None, "user", {"role": "user"}, [{"role": "user"}], [turn("user") | {"name": "x"}], [None]),
     ],
+    ids=ascii,
 )
-def test_calls_of_tools_may_follow_a_question_in_pairs(roles: list[str], passed: bool) -> None:
-    conversation = [turn(role) for role in roles]
-    assert passes(column_checks.is_question_with_calls, conversation) is passed
-    assert passes(column_checks.is_question, conversation) is (roles == ["user"])
+def test_a_turn_that_is_blank_or_no_text_or_no_turn_makes_no_question(value: object) -> None:
+    assert not passes(column_checks.is_question, value)
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,10 @@ CASES = [
 
 @pytest.mark.parametrize(("contract", "row"), CASES, ids=lambda value: getattr(value, "name", ""))
 def test_a_good_row_passes_and_a_missing_or_extra_column_does_not(contract: Contract, row: dict[str, Any]) -> None:
-    assert violations(pd.DataFrame([row]), contract) == []
+    frame = pd.DataFrame([row])
+    assert violations(frame, contract) == []
     for name in row:
-        (found,) = [
-            one for one in violations(pd.DataFrame([row]).drop(columns=name), contract) if one.row == WHOLE_FRAME
-        ]
+        (found,) = [one for one in violations(frame.drop(columns=name), contract) if one.row == WHOLE_FRAME]
         assert (found.value, found.reason) == (name, "a column of the contract is missing")
     found, *_ = violations(pd.DataFrame([{**row, "extra": 1}]), contract)
     assert (found.row, found.value, found.reason) == (WHOLE_FRAME, "extra", "a column that the contract does not know")
@@ -95,30 +94,6 @@ def test_a_good_row_passes_and_a_missing_or_extra_column_does_not(contract: Cont
 
 UNSEEN = "must be empty or something that a reader sees"
 NO_PREFERENCE = "must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped"
-BAD_MESSAGES: list[Any] = [
-    [],
-    "2 + 3",
-    [{"role": "user"}],
-    [{"role": "user", "content": " "}],
-    [{"role": "user", "content": "a\0b"}],
-    [{"role": "tool", "content": "x"}],
-    [{"role": "user", "content": 5}],
-    [{"role": "user", "content": "x", "name": "y"}],
-    [*ASK, {"role": "assistant", "content": "5"}],
-    [*ASK, {"role": "system", "content": "be brief"}, *ASK],
-]
-
-
-@pytest.mark.parametrize("messages", BAD_MESSAGES, ids=repr)
-def test_a_conversation_that_does_not_wait_for_an_answer_is_refused(messages: Any) -> None:
-    frame = pd.DataFrame([PROMPT, {**PROMPT, "prompt_id": "b", "messages": messages}])
-    (found,) = violations(frame, prompts.CONTRACT)
-    assert (found.row, found.field) == (1, "messages")
-
-
-def test_a_conversation_may_begin_with_a_system_message_and_have_several_turns() -> None:
-    turns = [{"role": "system", "content": "be brief"}, *ASK, {"role": "assistant", "content": "5"}, *ASK]
-    assert violations(pd.DataFrame([{**PROMPT, "messages": turns}]), prompts.CONTRACT) == []
 
 
 @pytest.mark.parametrize(
@@ -175,10 +150,12 @@ def rollout_table(*changes: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame([{**ROLLOUT, "sample_index": place, **change} for place, change in enumerate(changes)])
 
 
-def test_scored_rollouts_pass_also_when_the_grader_failed_on_one() -> None:
-    rollouts.check_rollouts(
-        rollout_table({}, {"value": math.nan, "error": "timeout"}, {"prompt_id": "b", "sample_index": 0})
-    )
+def test_scored_rollouts_pass_also_when_the_grader_failed_on_one_or_a_softmax_was_rounded() -> None:
+    failed = {"value": math.nan, "error": "timeout"}
+    rounded = {"sampler_logprobs": [1e-7, 0.0]}
+    rollouts.check_rollouts(rollout_table({}, failed, rounded, {"prompt_id": "b", "sample_index": 0}))
+    with pytest.raises(ContractError, match="extra"):
+        rollouts.check_rollouts(rollout_table({"extra": 1}))
 
 
 @pytest.mark.parametrize(
@@ -206,10 +183,6 @@ def test_a_broken_rollout_or_score_is_named(change: dict[str, Any], reason: str)
     assert reason in caught.value.what
 
 
-def test_the_rounding_of_a_float32_softmax_is_no_fault() -> None:
-    rollouts.check_rollouts(rollout_table({"sampler_logprobs": [1e-7, 0.0]}))
-
-
 @pytest.mark.parametrize(
     ("indices", "is_complete"),
     [([0, 1, 2], True), ([2, 0, 1], True), ([0, 2], False), ([1, 2], False), ([0, 1, 1], False), ([0, 0, 1], True)],
@@ -221,11 +194,6 @@ def test_groups_are_numbered_without_a_hole(indices: list[int], is_complete: boo
     if not is_complete:
         with pytest.raises(ContractError, match=r"the first is \(1, 'a'\)"):
             rollouts.check_rollouts(table)
-
-
-def test_a_column_that_neither_contract_knows_is_refused() -> None:
-    with pytest.raises(ContractError, match="extra"):
-        rollouts.check_rollouts(rollout_table({"extra": 1}))
 
 
 def test_an_answer_that_is_judged_twice_is_refused() -> None:

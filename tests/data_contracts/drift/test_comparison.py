@@ -70,9 +70,7 @@ def test_distances_are_those_of_the_formula() -> None:
     assert ks(before, after) == pytest.approx(0.1)
     # An empty bin counts as half a row of 10: (.05 - 1) ln(.05 / 1) twice = 1.9 · 2.9957323
     assert psi(np.array([0.0, 10.0]), np.array([10.0, 0.0])) == pytest.approx(5.6918913, abs=1e-6)
-
-
-def test_bins_that_are_empty_on_both_sides_do_not_count() -> None:
+    # A bin that is empty on both sides does not count.
     assert psi(np.array([0.0, 50.0, 50.0]), np.array([0.0, 5.0, 5.0])) == 0.0
 
 

@@ -82,19 +82,14 @@ def test_one_quarantined_row_in_a_hundred_passes_at_one_percent_and_two_do_not()
     assert fault.startswith("2 of 100 rows (2.0%) are quarantined, more than 1.0%: line 8, chosen: must not be blank")
 
 
-def test_a_pair_with_equal_sides_is_quarantined_with_its_row() -> None:
-    result = gate_rows([pair(0), pair(1, rejected="right 1"), pair(2)])
-    (bad,) = result.quarantine
-    assert (bad.origin.line, bad.reason) == (2, "chosen and rejected are the same")
-
-
-def test_a_pair_that_truncation_makes_equal_is_quarantined() -> None:
+def test_pairs_that_are_equal_or_become_so_by_truncation_are_quarantined() -> None:
     # The prompt costs 2 + 2 of 8 tokens, so 4 tokens of each side are left.
     same, different = "a b c d e", "a b c d f"
-    result = gate_rows([pair(0), pair(1, chosen=same, rejected=different), pair(2, chosen="a b c e", rejected=same)])
-    (bad,) = result.quarantine
-    assert (bad.origin.line, bad.field) == (2, "rejected")
-    assert bad.reason == "chosen and rejected are the same after truncation to 8 tokens"
+    rows = [pair(0), pair(1, chosen=same, rejected=different), pair(2, chosen="a b c e", rejected=same), pair(3)]
+    equal, cut = gate_rows([*rows, pair(5, rejected="right 5")]).quarantine[::-1]
+    assert (equal.origin.line, equal.reason) == (5, "chosen and rejected are the same")
+    assert (cut.origin.line, cut.field) == (2, "rejected")
+    assert cut.reason == "chosen and rejected are the same after truncation to 8 tokens"
 
 
 def test_the_end_of_the_shorter_side_is_a_token_that_tells_them_apart() -> None:
@@ -118,21 +113,22 @@ def test_a_demonstration_must_fit_whole_with_the_end_of_its_turn() -> None:
     assert (bad.origin.line, bad.field, bad.reason) == (3, "completion", "longer than 8 tokens with its prompt")
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"messages": [{"role": "user", "content": "hi <|end|>"}]},
-        {"chosen": "x<|pad|>"},
-        {"rejected": "<|end|>"},
-    ],
-)
+CONTROL_TOKENS = [
+    {"messages": [{"role": "user", "content": "hi <|end|>"}]},
+    {"chosen": "x<|pad|>"},
+    {"rejected": "<|end|>"},
+]
+
+
+@pytest.mark.parametrize("changes", CONTROL_TOKENS)
 def test_a_control_token_in_text_refuses_the_dataset_whatever_the_rate(changes: dict[str, Any]) -> None:
     result = gate_rows([pair(n) for n in range(50)] + [pair(50, **changes)], max_quarantined=1.0)
-    assert not result.report.passed
     assert "line 51" in result.report.errors[0]
     assert "special token <|" in result.report.errors[0]
     (bad,) = result.quarantine
     assert bad.field in {"messages.0.content", *changes}
+    result = gate_rows([prompt(0), prompt(1, reference="<|end|>"), prompt(2)], "prompts")
+    assert result.report.errors[0].startswith("line 2, reference: contains the special token <|end|> as text")
 
 
 def test_text_that_holds_a_control_token_is_never_encoded() -> None:
@@ -146,22 +142,14 @@ def test_text_that_holds_a_control_token_is_never_encoded() -> None:
     assert bad.field == "chosen"
 
 
-def test_a_control_token_in_a_reference_refuses_the_dataset() -> None:
-    result = gate_rows([prompt(0), prompt(1, reference="<|end|>"), prompt(2)], "prompts")
-    assert result.report.errors[0].startswith("line 2, reference: contains the special token <|end|> as text")
-
-
-def test_pairs_that_contradict_each_other_are_both_quarantined() -> None:
-    ask = pair(1)["messages"]
-    rows = [pair(0), pair(1), pair(9, messages=ask, chosen="wrong 1", rejected="right 1"), pair(2)]
+def test_pairs_that_contradict_each_other_are_both_quarantined_unless_their_prompts_differ() -> None:
+    rows = [pair(0), pair(1), pair(9, chosen="wrong 1", rejected="right 1"), pair(2)]
+    assert not gate_rows(rows).quarantine
+    rows[2]["messages"] = rows[1]["messages"]
     result = gate_rows(rows)
     assert [one.origin.line for one in result.quarantine] == [2, 3]
     assert result.quarantine[0].excerpt == "p1 against p9"
     assert result.kept["pair_id"].tolist() == ["p0", "p2"]
-
-
-def test_the_same_answers_to_another_prompt_are_no_contradiction() -> None:
-    assert not gate_rows([pair(0), pair(1), pair(9, chosen="wrong 1", rejected="right 1")]).quarantine
 
 
 def test_the_pairs_of_a_set_with_two_prompts_or_weights_are_all_quarantined() -> None:
@@ -189,11 +177,6 @@ def test_the_prompts_of_a_file_of_pairs_come_once() -> None:
     result = gate_source(source_of("test", rows), "prompts", make=alpaca_eval_prompts, num_train=3, num_eval=1)
     assert sorted(messages[0]["content"] for messages in result.kept["messages"]) == list("ABCD")
     assert (result.report.lines_read, result.report.merged) == (5, 1)
-
-
-def test_two_rows_with_one_id_refuse_the_dataset() -> None:
-    result = gate_rows([pair(0), pair(1), pair(2, pair_id="p1")])
-    assert result.report.errors == ("unique_ids: 1, the first is 'p1' in line 3",)
 
 
 @pytest.mark.parametrize("num_train", [1, 2, 3, 100])
@@ -232,11 +215,6 @@ def test_rows_that_give_one_prompt_two_references_are_all_quarantined(num_train:
     assert result.kept["prompt_id"].tolist() == ["p0", "p2"]
 
 
-def test_one_prompt_with_one_reference_twice_is_no_contradiction() -> None:
-    ask = prompt(1)["messages"]
-    assert not gate_rows([prompt(0), prompt(1), prompt(2, messages=ask, reference="1")], "prompts").quarantine
-
-
 def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_asked() -> None:
     report = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=2).report
     assert report.summary == "4 for training, 2 held out, 2 unused, 0 quarantined"
@@ -272,19 +250,18 @@ def test_a_prompt_that_another_dataset_evaluates_on_may_be_held_out_and_not_trai
     assert not refused.report.passed
 
 
-def test_a_shared_run_of_thirteen_words_is_reported_and_not_refused() -> None:
-    words = " ".join(map(str, range(13)))
-    train, held_out = ([{"role": "user", "content": f"{side} {words} {side}"}] for side in ("x", "y"))
-    result = gate_rows([pair(1, messages=train), pair(4, messages=held_out), pair(8)], max_tokens=64)
-    assert rule(result, "eval_shares_no_13_words") == (0.5, False)
-    assert result.report.passed
-
-
 RUN = " ".join(f"w{place}" for place in range(13))
 
 
 def asks(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def test_a_shared_run_of_thirteen_words_is_reported_and_not_refused() -> None:
+    train, held_out = asks(f"x {RUN} x"), asks(f"y {RUN} y")
+    result = gate_rows([pair(1, messages=train), pair(4, messages=held_out), pair(8)], max_tokens=64)
+    assert rule(result, "eval_shares_no_13_words") == (0.5, False)
+    assert result.report.passed
 
 
 def leaky_rows() -> list[dict[str, Any]]:
@@ -338,11 +315,8 @@ def test_a_side_without_rows_refuses_the_dataset(number: int) -> None:
     assert result.report.errors == (f"both_splits_have_rows: 1, no rows for {missing}",)
 
 
-def test_no_rows_refuse_the_dataset() -> None:
+def test_no_rows_before_or_after_the_gate_refuse_the_dataset_even_if_all_may_be_quarantined() -> None:
     assert gate_rows([]).report.errors == ("it has no rows",)
-
-
-def test_no_rows_after_the_gate_refuse_the_dataset_even_if_all_may_be_quarantined() -> None:
     (fault,) = gate_rows([pair(n, chosen="") for n in range(5)], max_quarantined=1.0).report.errors
     assert fault.startswith("none of its 5 rows is left: line 1, chosen: must not be blank")
 
@@ -400,12 +374,7 @@ def test_every_row_is_accepted_or_quarantined_and_none_twice(changes: list[dict[
 
 
 def test_rankings_in_which_all_are_tied_leave_nothing_and_the_refusal_says_so() -> None:
-    tied = {
-        "set_id": "s",
-        "messages": [{"role": "user", "content": "why"}],
-        "completions": ["a", "b", "c"],
-        "ranks": [0, 0, 0],
-    }
+    tied = {"messages": asks("why"), "completions": ["a", "b", "c"], "ranks": [0, 0, 0]}
     source = source_of("ties.jsonl", [{**tied, "set_id": str(number)} for number in range(3)])
     result = gate_source(source, "preferences", make=own_ranked_sets, num_train=2, num_eval=1, max_quarantined=1.0)
     with pytest.raises(ContractError, match=r"none of its 3 rows is left: .*all completions are tied"):

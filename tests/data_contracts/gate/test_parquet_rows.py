@@ -44,13 +44,13 @@ def test_a_kilobyte_that_stands_for_gigabytes_is_set_aside_row_by_row_within_fou
 
 def test_rows_around_a_long_one_are_kept_with_their_numbers(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    texts = ["a", "b" * (MAX_LINE_BYTES + 1), None, "c" * MAX_LINE_BYTES]
-    pq.write_table(pa.table({"prompt": texts, "tags": [["x"], ["y"], [], None]}), path)
+    texts, turns = ["a", "b" * (MAX_LINE_BYTES + 1), None, "c" * MAX_LINE_BYTES], [{"role": "user"}]
+    pq.write_table(pa.table({"prompt": texts, "turns": [turns, turns, [], None]}), path)
     source = read_source(path)
-    assert [(row.origin.line, row.values["prompt"], row.values["tags"]) for row in source.rows] == [
-        (1, "a", ["x"]),
-        (3, None, []),
-        (4, "c" * MAX_LINE_BYTES, None),
+    assert [(row.origin.line, row.values) for row in source.rows] == [
+        (1, {"prompt": "a", "turns": turns}),
+        (3, {"prompt": None, "turns": []}),
+        (4, {"prompt": texts[3], "turns": None}),
     ]
     assert [row.origin.line for row in source.rejected] == [2]
 

@@ -36,6 +36,10 @@ def test_what_json_can_spell_is_read_back_unchanged(row: dict[str, object], is_e
     assert parse_object(line) == row
 
 
+def nested(levels: int) -> bytes:
+    return b'{"a": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -52,32 +56,20 @@ def test_what_json_can_spell_is_read_back_unchanged(row: dict[str, object], is_e
         (b'{"a": 1', "malformed JSON: Expecting ',' delimiter at character 7"),
         (b'{"a": 1} {"a": 2}', "malformed JSON: Extra data at character 9"),
         (b'["a"]', "a row is a JSON object, and this is list"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", f"nested deeper than {MAX_DEPTH} levels"),
+        (nested(MAX_DEPTH + 1), f"nested deeper than {MAX_DEPTH} levels"),
+        (nested(100_000), f"nested deeper than {MAX_DEPTH} levels"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "4300"),  # an integer too long to convert
     ],
 )
 def test_what_other_parsers_let_through_is_refused(line: bytes, reason: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_object(line)
-    assert str(caught.value) == reason
+    assert str(caught.value) == reason or (reason == "4300" and reason in str(caught.value))
 
 
-def test_a_literal_backslash_before_u0000_is_text_and_no_nul() -> None:
+def test_a_backslash_before_u0000_is_text_and_nesting_is_allowed_up_to_the_limit() -> None:
     assert parse_object(b'{"a": "\\\\u0000"}') == {"a": "\\u0000"}
-
-
-@pytest.mark.parametrize(("levels", "is_refused"), [(MAX_DEPTH, False), (MAX_DEPTH + 1, True)])
-def test_nesting_is_allowed_up_to_the_limit_exactly(levels: int, is_refused: bool) -> None:
-    line = b'{"a": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
-    if is_refused:
-        with pytest.raises(ValueError, match="nested deeper"):
-            parse_object(line)
-    else:
-        parse_object(line)
-
-
-def test_an_integer_too_long_to_convert_is_a_reason_and_not_a_crash() -> None:
-    with pytest.raises(ValueError, match="4300"):
-        parse_object(b'{"a": ' + b"9" * 5000 + b"}")
+    parse_object(nested(MAX_DEPTH))
 
 
 def test_bad_lines_are_set_aside_with_their_place_and_the_others_are_read(tmp_path: Path) -> None:
@@ -123,25 +115,9 @@ def test_a_line_may_be_a_megabyte_and_not_a_byte_more(tmp_path: Path, extra: int
         assert len(source.rejected[0].excerpt) == 200
 
 
-def test_parquet_rows_come_with_nested_values_and_their_number(tmp_path: Path) -> None:
-    path = tmp_path / "rows.parquet"
-    pq.write_table(pa.table({"a": [[{"role": "user", "content": "x"}], []], "b": [1, None]}), path)
-    source = read_source(path)
-    assert [(row.origin.line, row.values) for row in source.rows] == [
-        (1, {"a": [{"role": "user", "content": "x"}], "b": 1}),
-        (2, {"a": [], "b": None}),
-    ]
-
-
-def cut(content: bytes) -> bytes:
-    return content[:-20]
-
-
-def spoil_footer(content: bytes) -> bytes:
-    return content[:-40] + b"\xff" * 32 + content[-8:]
-
-
-@pytest.mark.parametrize("damage", [cut, spoil_footer])
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-20], lambda content: content[:-40] + b"\xff" * 32 + content[-8:]]
+)
 def test_a_damaged_parquet_file_says_so(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"a": ["x"] * 1000}), path)
@@ -159,12 +135,15 @@ def test_parquet_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
         assert read_source(path).rows
 
 
-def test_a_missing_file_and_an_unknown_format_say_what_to_give(tmp_path: Path) -> None:
+def test_a_missing_file_an_unknown_format_and_a_folder_say_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="does not exist") as caught:
         read_source(tmp_path / "none.jsonl")
     assert "JSONL" in caught.value.fix
     with pytest.raises(ContractError, match=r"the ending '\.csv' names no format"):
         read_source(tmp_path / "rows.csv")
+    (tmp_path / "rows.jsonl").mkdir()
+    with pytest.raises(ContractError, match="cannot read the file: Is a directory"):
+        read_source(tmp_path / "rows.jsonl")
 
 
 def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
@@ -228,9 +207,3 @@ def test_a_source_knows_when_its_file_has_changed(tmp_path: Path) -> None:
     assert source.state() == before
     path.write_text('{"a": 10}')
     assert source.state() != before
-
-
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").mkdir()
-    with pytest.raises(ContractError, match="cannot read the file: Is a directory"):
-        read_source(tmp_path / "rows.jsonl")
