@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 
 from rlcore.tasks.pipeline.cache_keys import differences, explain_miss, function_of, key_of
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.cache import Record, StageCache, describe_machine
-from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.cache import Record
 
 INGREDIENTS: dict[str, Any] = {
     "stage": {"name": "grpo", "version": 1, "kind": "policy"},
@@ -64,13 +62,6 @@ def test_a_number_that_json_cannot_write_is_refused() -> None:
         key_of({"a": float("nan")})
 
 
-def test_nested_values_are_flattened_to_the_paths_that_overrides_use() -> None:
-    value = {"a": 1, "b": {"c": [1, 2], "d": [{"e": 3}]}, "f": {}}
-    assert flatten(value) == {"a": 1, "b.c": [1, 2], "b.d.0.e": 3, "f": {}}
-    assert flatten({}) == {}
-    assert flatten("text") == {"": "text"}
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -100,11 +91,6 @@ def test_every_ingredient_that_changed_is_named(change: dict[str, Any], reason: 
 def test_there_is_no_reason_when_nothing_changed_and_a_plain_one_when_nothing_is_known() -> None:
     assert explain_miss(INGREDIENTS, [record()]) == ""
     assert explain_miss(INGREDIENTS, []) == "no earlier result"
-
-
-def test_a_machine_is_said_in_a_line_by_what_it_has() -> None:
-    assert describe_machine(INGREDIENTS["machine"]) == "device=cpu precision=float32 instructions=AVX512"
-    assert describe_machine({}) == ""
 
 
 def test_a_result_of_before_machines_were_recorded_has_another() -> None:
@@ -137,20 +123,3 @@ def test_bound_arguments_belong_to_the_key_and_the_module_is_that_of_the_functio
     assert function_of(partial(partial(a_function, 1), 2, section="ppo")) == (
         __name__, {"0": 1, "1": 2, "section": "ppo"},
     )  # fmt: skip
-
-
-def test_a_record_is_found_by_its_key_after_a_restart(tmp_path: Path) -> None:
-    StageCache(tmp_path).write("grpo", record("k1"))
-    again = StageCache(tmp_path)
-    assert again.find("grpo", "k1") == record("k1")
-    assert again.find("grpo", "k2") is None
-    assert again.records("grpo") == (record("k1"),)
-    assert again.records("ppo") == ()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 99}', '{"format": 1, "ref": {}}'])
-def test_a_damaged_record_counts_as_absent(tmp_path: Path, text: str) -> None:
-    (tmp_path / "grpo").mkdir()
-    (tmp_path / "grpo" / "k1.json").write_text(text)
-    assert StageCache(tmp_path).find("grpo", "k1") is None
-    assert StageCache(tmp_path).records("grpo") == ()

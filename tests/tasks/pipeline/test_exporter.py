@@ -16,14 +16,12 @@ from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
-from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
-from rlcore.tasks.store.artifacts import ArtifactStore
-from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.runs import open_tracker
+from tests.http_servers import free_port
+from tests.tasks.pipeline.test_stages import open_run
 from tests.toys import no_sections
 
 CONFIG = cast(
@@ -31,12 +29,6 @@ CONFIG = cast(
 )
 GRPO = {"preset": "tiny", "stage": "grpo", "recipe": "dapo"}
 Page = dict[tuple[str, str], float]
-
-
-def free_port() -> int:
-    """A port with free ones above it, more or less: nobody else asks for them here."""
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return int(made.getsockname()[1])
 
 
 def read(port: int) -> Page:
@@ -90,13 +82,10 @@ def log_twice(context: StageContext) -> StageResult:
 
 
 def test_what_a_stage_logs_is_on_the_page_while_it_runs(port: int, tracked_home: Home) -> None:
-    tracker = open_tracker(tracked_home)
-    store, cache = ArtifactStore(tracked_home.root), StageCache(tracked_home.cache)
-    parent = tracker.start_run("tiny", "pipeline", tags={})
-    run = PipelineRun(home=tracked_home, store=store, cache=cache, tracker=tracker, experiment="tiny", parent=parent)
+    run = open_run(tracked_home)
     stage = Stage(name="grpo", version=1, kind="policy", run=log_twice, sections=no_sections)
     ref = run_stage(stage, CONFIG, {}, run)
-    assert (store.path(ref) / "reward").read_text() == "0.75"
+    assert (run.store.path(ref) / "reward").read_text() == "0.75"
     assert not any(name.startswith("rlcore_") for name, _ in read(port))
 
 

@@ -13,7 +13,6 @@ import pytest
 
 from rlcore.tasks.pipeline import interrupts
 from rlcore.tasks.pipeline.interrupts import (
-    Interruption,
     end_interrupted,
     interrupt_message,
     interruptible,
@@ -132,7 +131,3 @@ def test_a_command_that_does_not_go_on_later_promises_nothing(capsys: pytest.Cap
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert end_interrupted(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "interrupted\n"
-
-
-def test_the_exit_codes_are_those_that_shells_expect() -> None:
-    assert [Interruption(number).code for number in (signal.SIGINT, signal.SIGTERM)] == [130, 143]

@@ -22,30 +22,23 @@ def open_one(tracker: Tracker, *targets: str, **changed: Any) -> RunTracker:
     return open_pipeline_run(tracker, "toy", config(**changed), targets, lease="now")
 
 
-def test_after_a_kill_the_same_values_and_targets_go_on_with_the_same_run(tracker: Tracker) -> None:
+def test_after_a_kill_the_same_values_and_targets_go_on_with_the_same_run_and_no_others(tracker: Tracker) -> None:
     first = open_one(tracker, "rl")
     first.end("KILLED")
+    assert open_one(tracker, "sft").run_id != first.run_id
+    assert open_one(tracker, "rl", seed=1).run_id != first.run_id
     again = open_one(tracker, "rl")
     assert (again.run_id, again.began) == (first.run_id, first.began)
     stored = tracker.client.get_run(first.run_id)
     assert stored.info.status == "RUNNING"
     assert stored.data.tags["restarts"] == "1"
     assert stored.data.tags[LEASE_TAG] == "now"
-    assert open_one(tracker, "rl").run_id != first.run_id  # that one is alive
-
-
-@pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
-def test_a_run_that_ended_by_itself_is_not_gone_on_with(tracker: Tracker, status: Any) -> None:
-    first = open_one(tracker, "rl")
-    first.end(status)
-    assert open_one(tracker, "rl").run_id != first.run_id
-
-
-def test_other_values_and_other_targets_have_runs_of_their_own(tracker: Tracker) -> None:
-    first = open_one(tracker, "rl")
-    first.end("KILLED")
-    assert open_one(tracker, "sft").run_id != first.run_id
-    assert open_one(tracker, "rl", seed=1).run_id != first.run_id
+    for ended_by_itself in ("FINISHED", "FAILED"):
+        other = open_one(tracker, "rl")
+        assert other.run_id != again.run_id  # that one is alive, or ended by itself
+        again = other
+        again.end(ended_by_itself)
+    assert open_one(tracker, "rl").run_id != again.run_id
 
 
 def test_the_lease_is_there_before_the_run_and_gone_after_it(tracked_home: Home, tracker: Tracker) -> None:

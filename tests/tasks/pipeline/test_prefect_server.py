@@ -44,47 +44,28 @@ def answers(requests: Mapping[str, tuple[str, str, Mapping[str, str]]]) -> dict[
     return asyncio.run(ask())
 
 
-@pytest.fixture(scope="module")
-def answered() -> dict[str, httpx.Response]:
-    flows, missing = "/api/flow_runs/", "/api/no-such-path"
-    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    return answers(
-        {
-            "a post without content type": ("POST", flows, {}),
-            "a post of a foreign page": ("POST", flows, {"Origin": FOREIGN, "Content-Type": "text/plain"}),
-            "a wrong password": ("POST", flows, {"Authorization": "Basic cmxjb3JlOng="}),
-            "a foreign host": ("GET", "/api/health", {"Host": "evil.example"}),
-            "a foreign host with the port": ("POST", flows, {"Host": f"evil.example:{PORT}", **LET_IN}),
-            "the question of a foreign page": ("OPTIONS", flows, {"Origin": FOREIGN, **ask}),
-            "the question of its own page": ("OPTIONS", flows, {"Origin": OWN, **ask}),
-            "health": ("GET", "/api/health", {}),
-            "with the password": ("GET", missing, LET_IN),
-            "with the password by its other name": ("GET", missing, {"Host": f"localhost:{PORT}", **LET_IN}),
-        }
-    )
+FLOWS, MISSING = "/api/flow_runs/", "/api/no-such-path"
+QUESTION = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+REQUESTS: dict[str, tuple[int, tuple[str, str, Mapping[str, str]]]] = {
+    "a post without content type": (401, ("POST", FLOWS, {})),
+    "a post of a foreign page": (401, ("POST", FLOWS, {"Origin": FOREIGN, "Content-Type": "text/plain"})),
+    "a wrong password": (401, ("POST", FLOWS, {"Authorization": "Basic cmxjb3JlOng="})),
+    "a foreign host": (400, ("GET", "/api/health", {"Host": "evil.example"})),
+    "a foreign host with the port": (400, ("POST", FLOWS, {"Host": f"evil.example:{PORT}", **LET_IN})),
+    "the question of a foreign page": (400, ("OPTIONS", FLOWS, {"Origin": FOREIGN, **QUESTION})),
+    "the question of its own page": (200, ("OPTIONS", FLOWS, {"Origin": OWN, **QUESTION})),
+    "health": (200, ("GET", "/api/health", {})),
+    "with the password": (NOTHING_LISTENS, ("GET", MISSING, LET_IN)),
+    "by its other name": (NOTHING_LISTENS, ("GET", MISSING, {"Host": f"localhost:{PORT}", **LET_IN})),
+}
 
 
-@pytest.mark.parametrize(
-    ("request_", "status"),
-    [
-        ("a post without content type", 401),
-        ("a post of a foreign page", 401),
-        ("a wrong password", 401),
-        ("a foreign host", 400),
-        ("a foreign host with the port", 400),
-        ("the question of a foreign page", 400),
-        ("the question of its own page", 200),
-        ("health", 200),
-        ("with the password", NOTHING_LISTENS),
-        ("with the password by its other name", NOTHING_LISTENS),
-    ],
-)
-def test_the_status_that_a_browser_sees(answered: dict[str, httpx.Response], request_: str, status: int) -> None:
-    assert answered[request_].status_code == status
-
-
-def test_no_foreign_page_may_read_an_answer(answered: dict[str, httpx.Response]) -> None:
-    allowed = {name: each.headers.get("access-control-allow-origin") for name, each in answered.items()}
+def test_a_browser_sees_the_status_and_no_foreign_page_may_read_an_answer() -> None:
+    found = answers({name: request for name, (_, request) in REQUESTS.items()})
+    assert {name: each.status_code for name, each in found.items()} == {
+        name: status for name, (status, _) in REQUESTS.items()
+    }
+    allowed = {name: each.headers.get("access-control-allow-origin") for name, each in found.items()}
     assert {name: origin for name, origin in allowed.items() if origin} == {"the question of its own page": OWN}
 
 

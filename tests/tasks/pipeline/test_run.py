@@ -118,13 +118,20 @@ def test_wrong_graphs_are_refused_before_anything_runs() -> None:
         order_stages([DATA, DATA], ["data"])
 
 
-def test_a_first_run_computes_everything_and_a_second_nothing(tracked_home: Home) -> None:
+def test_a_first_run_computes_everything_a_second_nothing_and_a_plan_writes_nothing(tracked_home: Home) -> None:
     assert set(states(tracked_home).values()) == {("run", "no earlier result")}
     first = run(tracked_home)
     assert ran == ["data", "sft", "rl"]
+    before = sorted(tracked_home.root.rglob("*"))
     assert states(tracked_home) == dict.fromkeys(("data", "sft", "rl"), ("cached", ""))
+    states(tracked_home, seed=1)
+    assert sorted(tracked_home.root.rglob("*")) == before
     assert run(tracked_home) == first
     assert ran == ["data", "sft", "rl"]
+    run(tracked_home, sft=Step(value=2))
+    ran.clear()
+    assert run(tracked_home) == first  # the results of another preset have not taken their place
+    assert ran == []
 
 
 def test_a_run_says_first_what_it_computes_with(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,15 +192,6 @@ def test_the_plan_says_what_then_happens(
     assert ran == reruns
 
 
-def test_a_plan_runs_nothing_and_writes_nothing(tracked_home: Home) -> None:
-    run(tracked_home)
-    before = sorted(tracked_home.root.rglob("*"))
-    ran.clear()
-    states(tracked_home, seed=1)
-    assert ran == []
-    assert sorted(tracked_home.root.rglob("*")) == before
-
-
 def test_a_damaged_artifact_is_planned_and_repaired_without_a_cascade(tracked_home: Home) -> None:
     refs = run(tracked_home)
     (tracked_home.root / refs["sft"].uri / "model").write_text("broken")
@@ -202,14 +200,6 @@ def test_a_damaged_artifact_is_planned_and_repaired_without_a_cascade(tracked_ho
     ran.clear()
     assert run(tracked_home)["rl"] == refs["rl"]
     assert ran == ["sft"]
-
-
-def test_results_of_other_presets_are_not_lost(tracked_home: Home) -> None:
-    run(tracked_home)
-    run(tracked_home, sft=Step(value=2))
-    ran.clear()
-    run(tracked_home)
-    assert ran == []
 
 
 def test_a_failure_keeps_the_results_of_the_stages_before(tracked_home: Home) -> None:

@@ -18,6 +18,7 @@ from rlcore.errors import ServiceError
 from rlcore.flows.cli.app import main
 from rlcore.tasks.pipeline.ui_servers import run_until_interrupt
 from rlcore.tasks.store.settings import Home
+from tests.http_servers import free_port
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -89,10 +90,3 @@ def test_ctrl_c_ends_the_servers_and_what_they_have_started() -> None:
         assert process.wait(10) == 0
     psutil.wait_procs([child], timeout=10)  # a killed process takes a moment to be gone
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
@@ -16,6 +17,7 @@ from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import DatasetKind, Use, prepare_dataset, resolve_adapter, source_digest
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
+from rlcore.tasks.store.storage import read_table, write_table
 from rlcore.types import Message
 from tests.tasks.steps.token_views import words_view
 
@@ -30,16 +32,8 @@ TOKENS = words_view(4, special_tokens=("<|im_start|>", "<|im_end|>"))
 
 
 def config(**changes: Any) -> DatasetConfig:
-    return DatasetConfig(
-        **{
-            "contract": "prompts",
-            "adapter": SUMS,
-            "num_train": 40,
-            "num_eval": 8,
-            "max_tokens": 96,
-            **changes,
-        }
-    )
+    settings = {"contract": "prompts", "adapter": SUMS, "num_train": 40, "num_eval": 8, "max_tokens": 96}
+    return DatasetConfig(**{**settings, **changes})
 
 
 def prepare(kind: DatasetKind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
@@ -47,33 +41,37 @@ def prepare(kind: DatasetKind, folder: Path, dataset: DatasetConfig, evaluated: 
     return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, use=Use(evaluated=prompts))
 
 
-def pairs_file(path: Path, num_prompts: int, **extra: Any) -> Path:
-    """Three pairs for each prompt."""
-    rows = [
-        {
-            "pair_id": f"{prompt}-{n}",
-            "messages": [{"role": "user", "content": f"question {prompt}"}],
-            "chosen": f"good {n}",
-            "rejected": f"bad {n}",
-            "source": "test",
-            **extra,
-        }
-        for prompt in range(num_prompts)
-        for n in range(3)
-    ]
+def ask(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def pairs_file(path: Path, num_prompts: int, **extra: Any) -> Path:
+    """Three pairs for each prompt."""
+    keys = [(prompt, number) for prompt in range(num_prompts) for number in range(3)]
+    pairs = [
+        {
+            "pair_id": f"{prompt}-{n}",
+            "messages": ask(f"question {prompt}"),
+            "chosen": f"good {n}",
+            "rejected": f"bad {n}",
+        }
+        for prompt, n in keys
+    ]
+    return write_rows(path, ({**pair, "source": "test", **extra} for pair in pairs))
 
 
 def test_generated_prompts_are_written_gated_and_read_back(tmp_path: Path) -> None:
     report = prepare("prompts", tmp_path, config())
     assert (report.contract, report.accepted, report.quarantined) == ("prompts/v1", 48, 0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "eval.parquet",
-        "quarantine.jsonl",
-        "report.json",
-        "train.parquet",
-    ]
+    files = ["eval.parquet", "quarantine.jsonl", "report.json", "train.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    columns = ["prompt_id", "messages", "reference", "task", "split"]
+    assert pq.read_table(tmp_path / "eval.parquet").column_names == columns
     train, held_out = read_prompts(tmp_path / "train.parquet"), read_prompts(tmp_path / "eval.parquet")
     assert (len(train), len(held_out)) == (40, 8)
     assert not prompt_hashes(train) & prompt_hashes(held_out)
@@ -118,13 +116,9 @@ def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
 
 
 def test_parquet_and_jsonl_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
-    from rlcore.tasks.store.storage import read_table, write_table
-
     path = pairs_file(tmp_path / "pairs.jsonl", 30)
     one = prepare("preferences", tmp_path / "a", config(adapter="preferences", path=str(path)))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    import pandas as pd
-
     write_table(pd.DataFrame(rows), tmp_path / "pairs.parquet")
     other = prepare("preferences", tmp_path / "b", config(adapter="preferences", path=str(tmp_path / "pairs.parquet")))
     assert one.digest == other.digest
@@ -146,13 +140,8 @@ def test_foreign_evaluation_prompts_are_held_out_of_a_file_that_we_divide(tmp_pa
 def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_training(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     train = pairs_file(path, 3, split="train").read_text()
-    path.write_text(
-        train
-        + pairs_file(tmp_path / "eval.jsonl", 1, split="eval")
-        .read_text()
-        .replace("question", "other")
-        .replace('"0-', '"e-')
-    )
+    held_out = pairs_file(tmp_path / "eval.jsonl", 1, split="eval").read_text()
+    path.write_text(train + held_out.replace("question", "other").replace('"0-', '"e-'))
     row = PromptRow(prompt_id="", messages=(Message(role="user", content="question 2"),), reference="", task="t")
     dataset = config(adapter="preferences", path=str(path), num_train=9, num_eval=3)
     assert prepare("preferences", tmp_path / "clean", dataset).num_train == 9
@@ -161,18 +150,8 @@ def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_trainin
 
 
 def prompts_file(path: Path, numbers: Sequence[int], **extra: Any) -> Path:
-    rows = [
-        {
-            "prompt_id": f"p{number}",
-            "messages": [{"role": "user", "content": f"question {number}"}],
-            "reference": str(number),
-            "task": "test",
-            **extra,
-        }
-        for number in numbers
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    prompts = [{"prompt_id": f"p{n}", "messages": ask(f"question {n}"), "reference": str(n)} for n in numbers]
+    return write_rows(path, ({**prompt, "task": "test", **extra} for prompt in prompts))
 
 
 def two_files(tmp_path: Path, train: Sequence[int], held_out: Sequence[int], **extra: Any) -> DatasetConfig:
@@ -340,10 +319,7 @@ def test_the_hub_offline_is_an_error_that_says_what_to_do(tmp_path: Path, monkey
     [
         (config(adapter="gsm9k"), "unknown adapter 'gsm9k'"),
         (config(options={"direct_sahre": 0.5}), f"{SUMS!r} has no option 'direct_sahre'"),
-        (
-            config(adapter="gsm8k", fallback=SUMS, options={"depth": 1}),
-            f"'gsm8k' or {SUMS!r} has no option",
-        ),
+        (config(adapter="gsm8k", fallback=SUMS, options={"depth": 1}), f"'gsm8k' or {SUMS!r} has no option"),
         (config(options={"direct_share": 2.0}), "between 0 and 1"),
     ],
 )
@@ -356,17 +332,6 @@ def test_options_of_the_fallback_are_allowed_and_reach_it_alone(tmp_path: Path) 
     dataset = config(adapter="gsm8k", path="none.jsonl", fallback=SUMS, options={"direct_share": 1.0})
     prepare("demonstrations", tmp_path, dataset)
     assert all(row.completion.startswith("####") for row in read_demonstrations(tmp_path / "eval.parquet"))
-
-
-def test_a_gated_file_keeps_its_contract_columns(tmp_path: Path) -> None:
-    prepare("prompts", tmp_path, config())
-    assert pq.read_table(tmp_path / "eval.parquet").column_names == [
-        "prompt_id",
-        "messages",
-        "reference",
-        "task",
-        "split",
-    ]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real files in ../shared/data are not here")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -53,29 +54,36 @@ def changed(tree: Path, name: str, text: str) -> set[str]:
 
 
 def test_a_closure_follows_imports_at_the_top_in_functions_and_by_name(tree: Path) -> None:
-    assert closure("rlcore.tasks.steps.train", root=tree) == {
-        "rlcore.tasks.steps.train",
-        "rlcore.learn",
-        "rlcore.maths.deep",
-    }
-    assert closure("rlcore.tasks.steps.score", root=tree) == {"rlcore.tasks.steps.score", "rlcore.grade", "rlcore.late"}
+    assert closure(TRAIN, root=tree) == {TRAIN, "rlcore.learn", "rlcore.maths.deep"}
+    assert closure(SCORE, root=tree) == {SCORE, "rlcore.grade", "rlcore.late"}
 
 
-def test_a_package_counts_from_its_first_line_of_code_on(tree: Path) -> None:
-    assert changed(tree, "rlcore/maths/__init__.py", '"""Nothing but mathematics."""\n') == set()
-    assert changed(tree, "rlcore/maths/__init__.py", "X = 1\n") == {"rlcore.tasks.steps.train"}
+TRAIN, SCORE = STAGES
+LAYOUT = '"""Deep."""\n\nimport math  # for pi\n\n\ndef g():\n    """Pi."""\n    return (\n        math.pi\n    )\n'
 
 
-def test_an_edit_deep_inside_changes_exactly_the_stages_that_reach_it(tree: Path) -> None:
-    assert changed(tree, "rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n") == {
-        "rlcore.tasks.steps.train"
-    }
-    assert changed(tree, "rlcore/grade.py", "def h():\n    return 2\n") == {"rlcore.tasks.steps.score"}
-    assert changed(tree, "rlcore/late.py", "X = 2\n") == {"rlcore.tasks.steps.score"}
-
-
-def test_an_edit_of_a_package_init_changes_every_stage_that_imports_from_it(tree: Path) -> None:
-    assert changed(tree, "rlcore/__init__.py", "import os\n") == set(STAGES)
+@pytest.mark.parametrize(
+    ("name", "text", "stages"),
+    [
+        ("rlcore/maths/deep.py", "import math\n\n\ndef g():\n    return math.e\n", {TRAIN}),
+        ("rlcore/maths/deep.py", LAYOUT, set()),
+        ("rlcore/grade.py", "def h():\n    return 2\n", {SCORE}),
+        ("rlcore/grade.py", "def h(x=1):\n    return 1\n", {SCORE}),  # a default is code
+        ("rlcore/late.py", "X = 2\n", {SCORE}),
+        ("rlcore/unused.py", "Y = 2\n", set()),
+        ("rlcore/__init__.py", "import os\n", {TRAIN, SCORE}),
+        ("rlcore/maths/__init__.py", '"""Nothing but mathematics."""\n', set()),
+        ("rlcore/maths/__init__.py", "X = 1\n", {TRAIN}),
+        # Orchestration, and the types of a configuration.
+        ("rlcore/tasks/pipeline/stages.py", "import os\n", set()),
+        ("rlcore/config/__init__.py", "import os\n", set()),
+        ("rlcore/config/rl.py", "import os\n", set()),
+    ],
+)
+def test_an_edit_changes_exactly_the_stages_that_reach_its_code(
+    tree: Path, name: str, text: str, stages: set[str]
+) -> None:
+    assert changed(tree, name, text) == stages
 
 
 def test_the_public_names_of_the_library_change_no_stage_that_imports_its_modules(tree: Path) -> None:
@@ -83,22 +91,6 @@ def test_the_public_names_of_the_library_change_no_stage_that_imports_its_module
     assert "rlcore" not in closure("rlcore.tasks.steps.train", root=tree)
     assert changed(tree, "rlcore/__init__.py", "import os\n") == {"rlcore.tasks.steps.score"}
     assert changed(tree, "rlcore/maths/__init__.py", "import os\n") == {"rlcore.tasks.steps.train"}
-
-
-def test_an_edit_of_a_module_that_no_stage_reaches_changes_nothing(tree: Path) -> None:
-    assert changed(tree, "rlcore/unused.py", "Y = 2\n") == set()
-
-
-@pytest.mark.parametrize(
-    "name", ["rlcore/tasks/pipeline/stages.py", "rlcore/config/__init__.py", "rlcore/config/rl.py"]
-)
-def test_orchestration_and_configuration_types_are_no_part_of_a_closure(tree: Path, name: str) -> None:
-    assert changed(tree, name, "import os\n") == set()
-
-
-def test_comments_docstrings_and_layout_change_nothing(tree: Path) -> None:
-    text = '"""Deep."""\n\nimport math  # for pi\n\n\ndef g():\n    """Pi."""\n    return (\n        math.pi\n    )\n'
-    assert changed(tree, "rlcore/maths/deep.py", text) == set()
 
 
 def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
@@ -117,19 +109,13 @@ def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: py
     assert next(calls) > 1
 
 
-def test_a_default_argument_is_code(tree: Path) -> None:
-    assert changed(tree, "rlcore/grade.py", "def h(x=1):\n    return 1\n") == {"rlcore.tasks.steps.score"}
-
-
 def test_an_edit_is_seen_at_once_even_when_the_file_keeps_its_time(tree: Path) -> None:
-    before = closure_digest("rlcore.tasks.steps.train", root=tree)
+    before = closure_digest(TRAIN, root=tree)
     path = tree / "rlcore/maths/deep.py"
     stamp = path.stat()
     path.write_text("import math\n\n\ndef g():\n    return math.ex\n")
-    import os
-
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert closure_digest("rlcore.tasks.steps.train", root=tree) != before
+    assert closure_digest(TRAIN, root=tree) != before
 
 
 def test_a_module_without_source_is_refused(tree: Path) -> None:
@@ -144,17 +130,15 @@ def test_a_users_package_is_followed_too(tree: Path, monkeypatch: pytest.MonkeyP
     (package / "stage.py").write_text("from rlcore_user_stage import helper\nfrom rlcore.types import Prompt\n")
     (package / "helper.py").write_text("X = 1\n")
     monkeypatch.syspath_prepend(str(package.parent))
-    assert closure("rlcore_user_stage.stage") == {
-        "rlcore_user_stage.stage",
-        "rlcore_user_stage.helper",
-        "rlcore.types",
-    }
+    followed = {"rlcore_user_stage.stage", "rlcore_user_stage.helper", "rlcore.types"}
+    assert closure("rlcore_user_stage.stage") == followed
 
 
 def test_the_digests_of_our_own_code_name_modules_that_exist() -> None:
     found = closure_digests("rlcore.loop.run")
     assert {"rlcore.loop.run", "rlcore.loop.iteration", "rlcore.types"} <= set(found)
     assert not set(found) & set(NEUTRAL)
+    assert code_version()
 
 
 def test_every_neutral_folder_or_module_exists_so_that_a_rename_is_noticed() -> None:
@@ -169,10 +153,6 @@ def test_rows_of_a_table_that_are_not_chosen_are_not_followed(tree: Path) -> Non
     for row, module in (("a", "rlcore.late"), ("b", "rlcore.maths")):
         found = closure("rlcore.tasks.steps.train", chosen={"t": frozenset({row})}, root=tree)
         assert found - {"rlcore.maths"} == {"rlcore.tasks.steps.train", "rlcore.learn", module} - {"rlcore.maths"}
-
-
-def test_the_code_version_is_never_empty() -> None:
-    assert code_version()
 
 
 # A function's module -> a package of the user's -> a module beside it; numpy and json are not the user's.

@@ -45,6 +45,7 @@ def full_database() -> sqlite3.Error:
         OSError(errno.ENOSPC, "no space"),
         OSError(errno.EDQUOT, "quota"),
         full_database(),
+        RuntimeError("(sqlite3.OperationalError) database or disk is full"),
         RuntimeError("SafetensorError: I/O error: No space left on device (os error 28)"),
         caused_by(OSError(errno.ENOSPC, "no space"), told=True),
         caused_by(OSError(errno.ENOSPC, "no space"), told=False),
@@ -52,18 +53,24 @@ def full_database() -> sqlite3.Error:
 )
 def test_a_full_disk_is_known_in_each_of_its_forms(error: BaseException, tmp_path: Path) -> None:
     assert is_full_disk(error)
-    with pytest.raises(StorageError, match="the disk is full"), raise_on_full_disk(tmp_path):
+    with pytest.raises(StorageError, match="the disk is full") as caught, raise_on_full_disk(tmp_path):
         raise error
+    assert caught.value.where == str(tmp_path)
 
 
-def test_another_error_stays_what_it_is(tmp_path: Path) -> None:
-    refused = OSError(errno.EACCES, "permission denied")
-    assert not is_full_disk(refused)
-    with pytest.raises(PermissionError), raise_on_full_disk(tmp_path):
-        raise refused
-    mine = ConfigError("No space left on device is only quoted here", fix="none")
-    with pytest.raises(ConfigError), raise_on_full_disk(tmp_path):
-        raise mine
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EACCES, "permission denied"),
+        ValueError("full of water"),
+        ConfigError("No space left on device is only quoted here", fix="none"),
+    ],
+)
+def test_another_error_stays_what_it_is(error: Exception, tmp_path: Path) -> None:
+    with pytest.raises(type(error)) as caught, raise_on_full_disk(tmp_path):
+        raise error
+    assert caught.value is error
+    assert is_full_disk(error) is isinstance(error, ConfigError)  # by its words, which are an error's of ours
 
 
 def test_errors_that_name_each_other_come_to_an_end() -> None:

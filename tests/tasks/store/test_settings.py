@@ -13,12 +13,11 @@ from rlcore.tasks.store.settings import Home, configure_environment, engine_name
 from rlcore.tasks.tracking.runs import open_tracker
 
 
-def test_the_home_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_home_is_named_by_the_environment_or_below_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("RLCORE_HOME", str(tmp_path / "state"))
     assert find_home() == Home(tmp_path / "state")
-
-
-def test_the_home_is_below_the_current_folder_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RLCORE_HOME")
     monkeypatch.chdir(tmp_path)
     assert find_home() == Home(tmp_path / ".rlcore")
@@ -91,15 +90,14 @@ def test_a_home_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Pat
     assert raised.value.where == str(tmp_path / "file" / "state")
 
 
-def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefect_is_the_engine_when_nothing_is_said_and_an_unknown_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RLCORE_ENGINE", "")
+    assert engine_name() == "prefect"
     monkeypatch.setenv("RLCORE_ENGINE", "airflow")
     with pytest.raises(ConfigError, match="airflow"):
         engine_name()
-
-
-def test_prefect_is_the_engine_when_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLCORE_ENGINE", "")
-    assert engine_name() == "prefect"
 
 
 def test_stages_and_engine_import_neither_prefect_nor_mlflow() -> None:

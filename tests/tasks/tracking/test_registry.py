@@ -102,18 +102,6 @@ def test_a_models_figures_name_the_data_that_they_were_measured_on(tracker: Trac
     assert (metric.key, metric.value, metric.dataset_digest) == ("eval/accuracy", 0.5, dataset.digest)
 
 
-def test_the_figures_of_a_model_add_no_point_before_the_curve_of_its_run(tracker: Tracker, tmp_path: Path) -> None:
-    run = tracker.start_run("e", "grpo", tags={})
-    for step in (1, 2, 3):
-        run.log_metrics({"reward/mean": step / 10}, step=step)
-    run.flush()
-    version = register_model(run, checkpoint(tmp_path / "model"), name="m", tags={"sha256": "0"})
-    run.log_model_metrics(version.model_id, {"reward/mean": 0.3})
-    history = tracker.client.get_metric_history(run.run_id, "reward/mean")
-    assert {metric.step for metric in history} == {1, 2, 3}
-    run.end("FINISHED")
-
-
 RACE = """
 import sys
 from rlcore.errors import ModelError, PromotionError

@@ -57,8 +57,12 @@ def copied(tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return copy
 
 
-def test_no_place_in_a_copy_is_in_the_original(tracked_home: Home, copied: Home) -> None:
-    assert rewrite_artifact_paths(copied) > 0
+def test_no_place_in_a_copy_is_in_the_original_and_that_it_has_moved_is_said(
+    tracked_home: Home, copied: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert rewrite_artifact_paths(copied) > 0
+    assert str(copied.root) in caplog.text
     assert places(copied, tracked_home.root) == []
     assert rewrite_artifact_paths(copied) == 0
 
@@ -79,10 +83,14 @@ def test_a_model_is_loaded_from_a_copy_whose_original_is_gone(tracked_home: Home
     assert (loaded / "config.json").read_text() == "{}"
 
 
-def test_a_home_that_lies_where_it_did_is_not_written(tracked_home: Home, tmp_path: Path) -> None:
+def test_a_home_that_lies_where_it_did_is_not_written(
+    tracked_home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fill(tracked_home, tmp_path / "first" / "model")
     before = digest(tracked_home.root)
-    assert rewrite_artifact_paths(tracked_home) == 0
+    with caplog.at_level("INFO"):
+        assert rewrite_artifact_paths(tracked_home) == 0
+    assert "moved" not in caplog.text
     assert digest(tracked_home.root) == before
 
 
@@ -96,16 +104,3 @@ def test_an_experiment_that_somebody_keeps_on_another_disk_stays_there(tracked_h
 def test_runs_outside_of_every_experiment_of_ours_lie_in_the_home_too(tracked_home: Home) -> None:
     default = open_tracker(tracked_home).client.get_experiment("0")
     assert default.artifact_location == f"{tracked_home.mlartifacts.as_uri()}/0"
-
-
-def test_a_new_home_is_not_said_to_have_moved(tracked_home: Home, caplog: pytest.LogCaptureFixture) -> None:
-    open_tracker(tracked_home)
-    with caplog.at_level("INFO"):
-        rewrite_artifact_paths(tracked_home)
-    assert "moved" not in caplog.text
-
-
-def test_a_copied_home_is_said_to_have_moved(copied: Home, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        rewrite_artifact_paths(copied)
-    assert str(copied.root) in caplog.text

@@ -11,8 +11,6 @@ import pandas as pd
 import pytest
 
 from rlcore.config.benchmark import BenchmarkConfig
-from rlcore.data_contracts.contracts.benchmark_records import check_benchmark_records
-from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.promotion import PairedMetric, PromotionRule, decide
@@ -104,14 +102,6 @@ def test_a_share_has_wilsons_interval_and_another_figure_a_bootstrap() -> None:
         "benchmark/sums/acc_low": expected.low,
         "benchmark/sums/acc_high": expected.high,
     }
-
-
-def test_a_document_stands_once_and_has_a_figure() -> None:
-    check_benchmark_records(records(1.0, 0.0))
-    with pytest.raises(ContractError, match="twice"):
-        check_benchmark_records(pd.concat([records(1.0), records(0.0)], ignore_index=True))
-    with pytest.raises(ContractError):
-        check_benchmark_records(records(float("nan")))
 
 
 def sections(folder: Path) -> Any:
