@@ -1,0 +1,20 @@
+"""The rules of prose that can be counted; CONTRIBUTING has them all."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.architecture.source_files import modules
+
+DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+QUESTION = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Which|Where|When|Why|Does|Of)\b")
+IDIOM = re.compile(r"\b(goes on|go on|goes back|looked at|held against|of one's own|as it is|says so|is worth)\b")
+
+
+@pytest.mark.parametrize("path", sorted(modules()))
+def test_a_docstring_begins_with_a_verb_or_a_noun_and_has_no_idiom(path: str) -> None:
+    found = [ast.get_docstring(node) or "" for node in ast.walk(modules()[path]) if isinstance(node, DOCUMENTED)]
+    assert [text.splitlines()[0] for text in found if QUESTION.match(text) or IDIOM.search(text)] == []
