@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "security.md"
-HEAD = "| attacks | tried | caught | sound inputs | false alarms | seconds | in `make test` |"
+HEAD = "| attacks | tried | caught | valid inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
 _SERVING = "tests/tasks/serving"
 _SERVERS, _GATE = "tests/tasks/pipeline", "tests/rlcore/sampling/vllm/worker/test_gate.py"
@@ -142,7 +142,7 @@ ROWS = (
         sound=(f"{_REWARDS}/test_math_worked_out.py::test_a_worked_out_number_is_one_however_it_is_dressed",),
     ),
     Row(
-        attacks="products in random spellings, beside a wrong reference and a right one",
+        attacks="products in random spellings, with a wrong reference and a right one",
         hostile=(f"{_REWARDS}/test_many_answers.py::test_thousands_of_products_are_what_multiplication_makes_of_them",),
     ),
     Row(
@@ -160,7 +160,7 @@ ROWS = (
         ),
     ),
     Row(
-        attacks="judges that are asked to leak their key, and completions that mark themselves",
+        attacks="judges that are prompted to leak their key, and completions that rate themselves",
         hostile=(
             f"{_REWARDS}/test_judge.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
             f"{_REWARDS}/test_judge.py::test_a_completion_cannot_give_itself_a_mark",
@@ -186,8 +186,7 @@ ROWS = (
     Row(
         attacks="requests of a foreign page to the embedded servers",
         hostile=(
-            f"{_SERVERS}/test_prefect_server.py::test_the_status_that_a_browser_sees",
-            f"{_SERVERS}/test_prefect_server.py::test_no_foreign_page_may_read_an_answer",
+            f"{_SERVERS}/test_prefect_server.py::test_a_browser_sees_the_status_and_no_foreign_page_may_read_an_answer",
         ),
     ),
     Row(

@@ -269,7 +269,7 @@ def test_a_run_that_an_earlier_worker_has_left_goes_on_and_that_of_another_is_le
     fresh, unhealed = pool(Pending(), Running()), pool(Pending(), Running(), tags=())
     assert reconciled(home, fresh, later=False) == ("Running", [])  # its own worker may be about to say how it ended
     state, (line,) = reconciled(home, dead)
-    assert (state, "was Running, and goes on" in line) == ("AwaitingRetry", True)
+    assert (state, "was Running, and resumes" in line) == ("AwaitingRetry", True)
     assert reconciled(home, lost) == ("AwaitingRetry", [])  # by the same look
     assert reconciled(home, unhealed)[0] == "Crashed"
     unheard = pool(Pending(), Running(), Cancelling())

@@ -125,8 +125,8 @@ def test_a_trainer_on_the_processor_has_no_gpu() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"devices": (0, 1)}, "devices names 2 GPUs, 1 replicas of 1 need 1"),
-        ({"devices": (0,), "replicas": 2}, "devices names 1 GPUs, 2 replicas of 1 need 2"),
+        ({"devices": (0, 1)}, "devices has 2 GPUs, 1 replicas of 1 need 1"),
+        ({"devices": (0,), "replicas": 2}, "devices has 1 GPUs, 2 replicas of 1 need 2"),
         ({"devices": (0,), "urls": ("http://a:1",)}, "set one or the other"),
         ({"tensor_parallel": 2, "urls": ("http://a:1",)}, "set one or the other"),
     ],

@@ -125,7 +125,7 @@ def test_a_key_follows_the_files_of_the_tasks(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_not_the_sealed_one_is_not_asked(tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
     context: Any = SimpleNamespace(config=sections(tmp_path), stage="skills", inputs={"grpo": tmp_path})
-    with pytest.raises(StorageError, match="no seal"):
+    with pytest.raises(StorageError, match="digests of the model are unreadable"):
         run_benchmark(context, policy="grpo")
 
 
