@@ -253,7 +253,7 @@ def load_tokenizer(folder: Path, kind: str, shape: Shape) -> ChatTokenizer:
 
 
 def library_ids(tokenizer: ChatTokenizer, turns: Sequence[tuple[str, str]], *, is_prompt: bool) -> tuple[int, ...]:
-    """What transformers itself makes of a conversation."""
+    """Return the token ids that transformers gives a conversation."""
     messages = [{"role": role, "content": content} for role, content in turns]
     made = tokenizer.hf_tokenizer.apply_chat_template(messages, add_generation_prompt=is_prompt, return_dict=False)
     return tuple(made)

@@ -1,4 +1,4 @@
-"""What all tests share: a state folder of their own, and one embedded Prefect API for those marked ``prefect``."""
+"""Set-up of all tests: a state folder of their own, and one embedded Prefect API for those marked ``prefect``."""
 
 from __future__ import annotations
 

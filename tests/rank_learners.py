@@ -248,7 +248,7 @@ def state_of(case: Case, learner: Learner) -> State:
 
 
 def assert_equal_states(found: Sequence[State], expected: State) -> None:
-    """What was restored is the same bit for bit; what is computed from it, to rounding."""
+    """Compare restored state bit for bit, and values computed from it up to rounding."""
     for weights, numbers, after in found:
         assert torch.equal(weights, expected[0])
         assert all(torch.equal(one, other) for one, other in zip(numbers, expected[1], strict=True))

@@ -25,7 +25,7 @@ SECONDS = 120.0
 
 
 def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path, *, width: int = 1) -> list[Any]:
-    """What ``work`` gives on each of ``size`` ranks, which talk by gloo; an error of one is raised here."""
+    """Return the results of ``work`` on ``size`` gloo ranks; raise an error of one here."""
     forks = multiprocessing.get_context("fork")
     store = f"file://{folder / f'store-{size}-{len(list(folder.iterdir()))}'}"
     ends = [forks.Pipe() for _ in range(size)]

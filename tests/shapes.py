@@ -82,7 +82,7 @@ def _decorate(node: ast.stmt) -> None:
 
 
 def is_public(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether others may call it; what makes an object and what calls it are public as the class is."""
+    """Return True if a caller may use it; constructors and calls are public as their class is."""
     return not node.name.startswith("_") or node.name in ("__init__", "__call__")
 
 
@@ -96,7 +96,7 @@ def _named(name: str, place: ast.stmt) -> ast.expr:
 
 
 def has_axes(annotation: str) -> bool:
-    """Whether an annotation, as it is written, says what the axes of a tensor are."""
+    """Return True if an annotation, as it is written, says what the axes of a tensor are."""
     return any(f"{name}[" in annotation for name in DTYPES)
 
 

@@ -1,4 +1,4 @@
-"""What the tests are made of: a tiny random Llama, rollouts and samples from a seed, and hypothesis strategies."""
+"""Test material: a tiny random Llama, rollouts and samples from a seed, and hypothesis strategies."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Level:
 
 @dataclass(frozen=True, kw_only=True)
 class ToyConfig:
-    """What the pipeline itself reads of a configuration; a test's own stages read what a subclass adds."""
+    """Configuration fields that the pipeline itself reads; subclasses add fields for their stages."""
 
     name: str = "toy"
     seed: int = 0

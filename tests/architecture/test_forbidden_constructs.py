@@ -15,7 +15,7 @@ ARGUMENTS = {"weights_only": False, "trust_remote_code": True, "shell": True, "a
 
 
 def passes_shards(tree: ast.AST) -> bool:
-    """Whether a module computes with models that may be in shards."""
+    """Return True if a module computes with models that may be in shards."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     return any(
         node.module == "rlcore.distributed.sharded" and "run_forward" in {a.name for a in node.names}
@@ -48,7 +48,6 @@ PASSES = {path for path, tree in modules().items() if passes_shards(tree)}
 
 
 def devices_asked(tree: ast.AST) -> list[str]:
-    """Where a model is asked for the device of its first weight."""
     asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "device"]
     owners = [(node.lineno, getattr(node.value, "attr", getattr(node.value, "id", ""))) for node in asked]
     return [f"line {line}: {owner}.device" for line, owner in owners if owner.lstrip("_") in MODELS]

@@ -1,5 +1,3 @@
-"""What every module of ours looks like, and where the heavy libraries may be imported."""
-
 from __future__ import annotations
 
 import ast

@@ -1,5 +1,3 @@
-"""What is said in two places is the same in both: the page of algorithms and the table, the settings and the tools."""
-
 from __future__ import annotations
 
 import re

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.architecture.source_files import modules
+from tests.architecture.source_files import ROOT, modules
 
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 QUESTION = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Which|Where|When|Why|Does|Of)\b")
@@ -18,3 +18,14 @@ IDIOM = re.compile(r"\b(goes on|go on|goes back|looked at|held against|of one's 
 def test_a_docstring_begins_with_a_verb_or_a_noun_and_has_no_idiom(path: str) -> None:
     found = [ast.get_docstring(node) or "" for node in ast.walk(modules()[path]) if isinstance(node, DOCUMENTED)]
     assert [text.splitlines()[0] for text in found if QUESTION.match(text) or IDIOM.search(text)] == []
+
+
+def test_docstrings_of_tests_begin_so_too() -> None:
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").rglob("*.py"))}
+    found = {
+        f"{path.name}: {text.splitlines()[0]}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED) and QUESTION.match(text := ast.get_docstring(node) or "")
+    }
+    assert found == set()

@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """What the tests of a row found."""
+    """Counts of the tests of a row."""
 
     tried: int
     caught: int
@@ -59,7 +59,7 @@ class Tally:
 
     @property
     def is_good(self) -> bool:
-        """Whether all attacks were caught, without a false alarm."""
+        """Return True if all attacks were caught, without a false alarm."""
         return self.tried == self.caught and not self.false_alarms
 
 
@@ -261,7 +261,7 @@ class Watch:
 
 
 def tally(row: Row, cases: Iterable[Case]) -> Tally | None:
-    """What the cases of a row found; None where one of its attacks did not run."""
+    """Count the cases of a row; None if one of its attacks did not run."""
     of_row = [case for case in cases if case.test in (*row.hostile, *row.sound)]
     if set(row.hostile) - {case.test for case in of_row}:
         return None

@@ -1,4 +1,4 @@
-"""What a home says of its runs, as lines that do not depend on when, and in how many attempts, they were made."""
+"""Records of a home as lines that do not depend on the times and numbers of attempts."""
 
 from __future__ import annotations
 

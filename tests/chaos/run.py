@@ -51,7 +51,7 @@ class Scenario:
 
 
 def scenarios(folder: Path, share: int) -> list[Scenario]:
-    """What is killed; ``share`` of the events of a whole post-train and of a retraining."""
+    """Return the runs to kill; ``share`` is the fraction of the events of a post-train run and of a retraining."""
     data = write_data(folder / "data")
     short = (
         "stages.sft.num_steps=6",
@@ -76,7 +76,7 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
 
 
 def judge(scenario: Scenario, folder: Path, *, seed: int, variables: Mapping[str, str]) -> tuple[int, list[str]]:
-    """How many kills a scenario took, and what its books then say otherwise than those of an undisturbed run."""
+    """Return the number of kills of a scenario, and the differences of its books from those of an undisturbed run."""
     undisturbed, killed, kills = folder / "undisturbed", folder / "killed", 0
     folder.mkdir()
     env = {"RLCORE_ENGINE": scenario.engine, **variables}

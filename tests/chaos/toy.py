@@ -94,7 +94,7 @@ def toy() -> None:
 
 
 def main(_: list[str]) -> int:
-    """What the command of a flow does."""
+    """Run the flow's command."""
     configure_environment(find_home())
     configure_logging()
     call_flow(toy)

@@ -1,5 +1,3 @@
-"""What characters look like."""
-
 from __future__ import annotations
 
 import unicodedata

@@ -1,5 +1,3 @@
-"""What a function of texts remembers, and that the gate's fast ways give what the slow ones of the reference give."""
-
 from __future__ import annotations
 
 import json

@@ -82,7 +82,7 @@ class Project:
         }
 
     def rlcore(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """What a command says and how it ends."""
+        """Run a command and return its output and exit code."""
         return subprocess.run(
             self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
@@ -90,7 +90,7 @@ class Project:
 
 @dataclass(frozen=True, kw_only=True)
 class Hour:
-    """What the run said: until Ctrl-C, with its exit code, and when it went on."""
+    """Output of the run: until Ctrl-C, its exit code, and after it resumed."""
 
     interrupted: list[str]
     code: int
@@ -160,7 +160,7 @@ def exported(hour: Hour, project: Project) -> Path:
 
 @pytest.fixture(scope="module")
 def answer(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What plain transformers answers with the exported model, in a process that knows nothing of rlcore."""
+    """Return the answer of plain transformers with the exported model, in a process without rlcore."""
     command = [sys.executable, "-c", ASK, str(exported), QUESTION, str(MAX_NEW_TOKENS)]
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

@@ -36,7 +36,7 @@ def flows_arguments(command: str, *overrides: str) -> list[str]:
 
 
 def states_of(plan: str) -> dict[str, str]:
-    """Of each stage that ``plan`` prints, what it says of it; other lines end their first word with a colon."""
+    """Return the state of each stage that ``plan`` prints; other lines end their first word with a colon."""
     lines = [line.split() for line in plan.strip().splitlines()]
     return {words[0]: words[1] for words in lines if not words[0].endswith(":")}
 

@@ -13,7 +13,7 @@ DIE = "die"  # in the home: kill the run after its second iteration
 
 
 def is_odd(reference: str) -> bool:
-    """Whether an integer's last digit is odd."""
+    """Return True if an integer's last digit is odd."""
     return reference[-1] in "13579"
 
 

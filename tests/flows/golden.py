@@ -1,4 +1,4 @@
-"""What the committed curve holds of a micro run, and the machine that it was computed on."""
+"""The committed curve of a micro run, and the machine that computed it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STAGES = ("grpo", "ppo")
 
 
 def machine() -> dict[str, Any]:
-    """What decides the last bits of the micro run: two machines that are equal here compute the same ones."""
+    """Return the facts that decide the last bits of the micro run."""
     found = asdict(find_machine(HardwareConfig(device="cpu", num_threads=1)))
     return {**found, "torch": torch.__version__, "system": platform.system()}
 

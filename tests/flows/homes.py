@@ -1,4 +1,4 @@
-"""What lies in the state folder of a run: records, artifacts, pages; and a run that is killed on the way."""
+"""Content of a run's state folder: records, artifacts, pages; and a run that is killed on the way."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def arguments(*overrides: str) -> list[str]:
 
 
 def run_agentic(home: Path, *overrides: str) -> str:
-    """What a run says, whole."""
+    """Return the output of a run."""
     done = run_warm(arguments(*overrides), environment(home), ROOT)
     assert done.returncode == 0, done.stderr
     return done.stderr

@@ -1,5 +1,3 @@
-"""What a user may get wrong, each as a whole run: one clear error, a non-zero exit, and what was finished is kept."""
-
 from __future__ import annotations
 
 import json

@@ -52,6 +52,6 @@ def test_on_every_machine_the_first_iteration_is_the_committed_one_within_roundi
 
 
 def common_length(one: list[int], other: list[int]) -> int:
-    """How many tokens two completions begin with alike."""
+    """Return the number of tokens two completions begin with alike."""
     differ = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))

@@ -81,6 +81,6 @@ def test_an_interrupted_run_ends_with_one_line_and_the_next_one_ends_with_the_sa
 
 
 def belongs(process: psutil.Process, home: Path) -> bool:
-    """Whether a process still works for a home."""
+    """Return True if a process still works for a home."""
     is_dead = process.status() == psutil.STATUS_ZOMBIE
     return not is_dead and (process.info["environ"] or {}).get("RLCORE_HOME") == str(home)

@@ -37,7 +37,7 @@ server.run("streamable-http", port=int(sys.argv[1]))
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Where the server answers."""
+    """Address of the server."""
     port = free_port()
     program = tmp_path / "server.py"
     program.write_text(SERVER, encoding="utf-8")

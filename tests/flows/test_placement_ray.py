@@ -80,14 +80,14 @@ def begin(home: Path, address: str, target: str, *settings: str) -> subprocess.P
 
 
 def end(process: subprocess.Popen[bytes]) -> str:
-    """What a run said that has to go through."""
+    """Return the output of a run that must succeed."""
     _, said = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, said.decode()[-3000:]
     return said.decode()
 
 
 def descendants(parent: int) -> dict[int, str]:
-    """What a process has started, and what that has, with its command lines."""
+    """Return all descendants of a process with their command lines."""
     parents, commands = dict[int, int](), dict[int, str]()
     for entry in Path("/proc").iterdir():
         try:
@@ -117,12 +117,12 @@ def until(is_so: Callable[[], Any], what: str) -> None:
 
 
 def tables(home: Path, stage: str) -> list[Path]:
-    """Of what was sampled and learned from, iteration by iteration."""
+    """Return the rollouts and samples of each iteration."""
     return sorted((folder(home, stage) / "rollouts").glob("*.parquet"))
 
 
 def prompts_of(home: Path, stage: str) -> list[Counter[str]]:
-    """How many completions each prompt has, iteration by iteration."""
+    """Return the number of completions each prompt has, iteration by iteration."""
     return [Counter(pd.read_parquet(path)["prompt_id"]) for path in tables(home, stage)]
 
 

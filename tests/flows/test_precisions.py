@@ -63,7 +63,7 @@ def weights(home: Path, stage: str) -> Weights:
 
 
 def way(start: Weights, end: Weights) -> torch.Tensor:
-    """What training added to the weights that both have, as one vector."""
+    """Return the change of the shared weights by training as one vector."""
     return torch.cat([(end[name] - start[name]).flatten() for name in sorted(start) if name in end])
 
 

@@ -1,5 +1,3 @@
-"""What a stage's key hangs on: the code that it runs, and neither that of other stages nor words and pictures."""
-
 from __future__ import annotations
 
 import shutil

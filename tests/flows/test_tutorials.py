@@ -144,7 +144,7 @@ def test_the_environment_is_played_and_its_tool_and_reward_do_what_the_page_says
 def test_the_demo_is_shown_changed_and_taken_along(
     micro_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the page says of the plan is what the plan says."""
+    """The page quotes the plan."""
     found = {command[0]: command for command in PAGES["first-run"].commands if command[0] != "run"}
     assert set(found) == {"doctor", "show", "ui", "plan", "config", "export"}
     for command in ("show", "plan"):

@@ -1,5 +1,3 @@
-"""What a key leaves out of a recipe's code is not run: every call of a stage is looked at while it works."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def called(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Of each stage, the modules of which it called a function."""
+    """Return the modules of which each stage called a function."""
     folder = tmp_path_factory.mktemp("called")
     shutil.copytree(micro_home, folder / "home")  # it has what the stages read
     arguments = [json.dumps(SMALL), json.dumps(LOOKED_AT), str(folder / "called.json")]

@@ -34,7 +34,7 @@ def arguments(preset: str) -> list[str]:
 
 
 def run_preset(home: Path, preset: str) -> str:
-    """What a run says, whole."""
+    """Return the output of a run."""
     done = run_warm(arguments(preset), environment(home), ROOT)
     assert done.returncode == 0, done.stderr
     return done.stderr

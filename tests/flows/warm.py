@@ -55,7 +55,7 @@ NEEDED = (
 
 
 class Request(TypedDict):
-    """What a child is to become and do; ``outputs``: files for what it says and its errors; ``call``: what it runs."""
+    """Task of a child process; ``outputs``: files of its output and errors; ``call``: the function to run."""
 
     arguments: list[str]
     env: dict[str, str]

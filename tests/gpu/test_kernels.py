@@ -1,5 +1,3 @@
-"""What is written by hand, on the device in each precision: token by token beside plain autograd, against float64."""
-
 from __future__ import annotations
 
 from functools import partial

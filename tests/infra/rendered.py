@@ -39,7 +39,7 @@ def job_template(overlay: str) -> dict[str, Any]:
 
 
 def worker_environment(overlay: str) -> dict[str, str]:
-    """What the worker's container finds in its environment, its secrets with planted values."""
+    """Return the environment of the worker's container with planted secrets."""
     objects = kustomized(overlay)
     (worker,) = [each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Deployment", "worker")]
     maps = {each["metadata"]["name"]: each["data"] for each in objects if each["kind"] == "ConfigMap"}

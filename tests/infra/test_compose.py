@@ -19,7 +19,7 @@ MONITORING = {"prometheus", "grafana"}
 
 
 def config(*files: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """What ``docker compose config`` makes of the files, or why it refuses; it needs no engine."""
+    """Return the result or the error of ``docker compose config``, which needs no engine."""
     docker = tool("docker")
     if subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
         pytest.skip("the plugin `docker compose` is not installed")

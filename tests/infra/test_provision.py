@@ -1,5 +1,3 @@
-"""What was promised of a server against what it says that it has."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

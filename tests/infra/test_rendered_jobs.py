@@ -1,7 +1,3 @@
-"""What Prefect's worker makes of the template, for every deployment under every overlay: no secret's value, and a pod
-that the network's rules mean.
-"""
-
 from __future__ import annotations
 
 import ipaddress
@@ -105,7 +101,7 @@ def is_meant(peer: Mapping[str, Any], other: Pod | str) -> bool:
 
 
 def allows(policies: list[dict[str, Any]], pod: Pod, other: Pod | str, port: int, *, way: str) -> bool:
-    """What the rules of a namespace say of one connection: ``way`` is Ingress to ``pod`` or Egress from it."""
+    """Return True if a namespace's rules allow a connection: Ingress to ``pod`` or Egress from it."""
     peers = {"Ingress": "from", "Egress": "to"}[way]
     about = [each["spec"] for each in policies if is_chosen(each["spec"]["podSelector"], pod)]
     about = [each for each in about if way in each["policyTypes"]]

@@ -1,5 +1,3 @@
-"""What the supervisor does with one process, and what a stop finds; the processes are small but real."""
-
 from __future__ import annotations
 
 import itertools

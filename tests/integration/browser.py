@@ -1,4 +1,4 @@
-"""What a browser on this machine would send to our servers for a page that somebody else has written."""
+"""Requests of a browser on this machine to our servers for a page that somebody else has written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of a real vLLM server share: a checkpoint of each module's own, its tokenizer and prompts."""
+"""Set-up of the tests of a real vLLM server: a checkpoint per module, its tokenizer and prompts."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def native(trained: PreTrainedModel, tokenizer: ChatTokenizer) -> NativeSampler:
 
 @pytest.fixture(scope="module", params=["shared_memory", "gloo"])
 def transfer(request: pytest.FixtureRequest) -> TransferKind:
-    """How weights go: by a file that servers read, and by a group of the trainer and them."""
+    """Both kinds of weight transfer: a file that servers read, and a group of the trainer and the servers."""
     kind: TransferKind = request.param
     return kind

@@ -65,7 +65,7 @@ class Run:
         return [item for group in groups for item in group if isinstance(item, Rollout)]
 
     def worst_difference(self, seed: int) -> float:
-        """Of what the engine reported as it sampled, at the sampling temperature, to the trainer's."""
+        """Return the largest difference of the engine's reported log-probabilities from the trainer's."""
         native = self.native
         return max(
             abs(a - b)

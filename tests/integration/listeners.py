@@ -1,4 +1,4 @@
-"""What stands outside of the services in their tests: a receiver of webhooks, and a Prometheus that reads one page."""
+"""Receivers outside of the services: a webhook's, and a Prometheus that reads one page."""
 
 from __future__ import annotations
 

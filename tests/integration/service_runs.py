@@ -115,7 +115,7 @@ class Services:
         return str(self.ask("prefect", f"api/deployments/{identifier}/create_flow_run", question)["id"])
 
     def python(self, code: str, *arguments: str, served: bool = False) -> str:
-        """What a program prints, with the embedded MLflow or the server's."""
+        """Return a program's output, with the embedded MLflow or the server's."""
         variables = self.variables | (self.clients if served else {})
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
@@ -129,7 +129,7 @@ class Services:
         return done.stdout
 
     def ask(self, service: str, path: str, question: Any = None) -> Any:
-        """What a server answers, as JSON."""
+        """Return a server's JSON answer."""
         return json.loads(self._send(service, path, question, "GET" if question is None else "POST"))
 
     def change(self, service: str, path: str, change: Mapping[str, Any] | None) -> None:
@@ -142,7 +142,7 @@ class Services:
         wait_until(lambda: self.flow_run(run)["state_type"] == "CANCELLED", seconds=90.0, what="cancelled")
 
     def log(self, service: str) -> str:
-        """What a service has said since its first start."""
+        """Return a service's log since its first start."""
         return (self.root / "logs" / f"{service}.log").read_text()
 
     def flow_run(self, identifier: str) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Services:
         return found
 
     def logged(self, run: str) -> str:
-        """What stands in the log on a flow run's page."""
+        """Return the log on a flow run's page."""
         question = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
         return "\n".join(each["message"] for each in self.ask("prefect", "api/logs/filter", question))
 

@@ -235,7 +235,7 @@ def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home
 
 @pytest.fixture
 def pool() -> Iterator[Callable[..., UUID]]:
-    """What queues a run of a deployment in a work pool, with its states in order; the run's id."""
+    """Queue a run of a deployment in a work pool with its states in order; return the run's id."""
     with get_client(sync_client=True) as client:
         name = client.create_work_pool(WorkPoolCreate(name="toy-pool", type="process"), overwrite=True).name
         flow_id = client.create_flow_from_name("toy-pooled")

@@ -197,7 +197,7 @@ def completed(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def slot(run: dict[str, Any]) -> float:
-    """When a scheduled run was due."""
+    """Return the due time of a scheduled run."""
     return datetime.fromisoformat(run["expected_start_time"]).timestamp()
 
 

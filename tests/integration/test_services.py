@@ -31,7 +31,7 @@ WRONG_VERIFIER = ("evaluation.verifiers=[{kind='procedural'}]",)  # sums are no 
 
 @dataclass(frozen=True)
 class Deployed:
-    """What `prefect deployment run --watch` said of each, and the metrics that Prometheus could see, with recipes."""
+    """Output of `prefect deployment run --watch` for each preset, and the metrics that Prometheus could see."""
 
     done: Mapping[str, subprocess.CompletedProcess[str]]
     exported: Mapping[str, set[str]]
@@ -45,7 +45,7 @@ def services() -> Iterator[Services]:
 
 @pytest.fixture(scope="module")
 def told(services: Services) -> Iterator[list[dict[str, Any]]]:
-    """What the webhook was told."""
+    """Return the messages to the webhook."""
     with receiver(services.webhook) as received:
         yield received
 

@@ -43,7 +43,7 @@ PROMPTS, GROUP = 8, 4  # of an iteration of SMALL, and completions of each
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of `grpo` leaves: the digest of its weights, and its tables of rollouts, iteration by iteration."""
+    """Digest of the weights of `grpo`, and its tables of rollouts by iteration."""
 
     weights: str
     rollouts: tuple[bytes, ...]
@@ -61,7 +61,7 @@ def as_nice_as_others() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Services) -> Result:
-    """Of a run to which nothing happens."""
+    """Result of an undisturbed run."""
     done = services.deploy("online-rl/grpo", *SMALL, *PLACED, preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished successfully" in done.stdout
@@ -71,7 +71,7 @@ def undisturbed(services: Services) -> Result:
 
 
 def tables(services: Services) -> list[Path]:
-    """Of what was sampled and learned from, iteration by iteration."""
+    """Return the rollouts and samples of each iteration."""
     return sorted((services.home / services.record("grpo")["ref"]["uri"] / "rollouts").glob("*.parquet"))
 
 

@@ -64,7 +64,7 @@ MEMORY = re.compile(r"/dev/shm/[^\s(]+")
 
 @dataclass
 class Left:
-    """What a run could leave behind beside its home: processes, what they share in memory, folders, ports."""
+    """Possible leftovers of a run outside of its home: processes, shared memory, folders, ports."""
 
     home: Path
     processes: set[int] = field(default_factory=set)
@@ -99,7 +99,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Run:
-    """Of a deployment: what stands in its log, what it made, and what it could leave behind."""
+    """Log, results and possible leftovers of a deployment's run."""
 
     said: str
     history: list[dict[str, float]]
@@ -134,7 +134,7 @@ def run(services: Services, *, watch: Callable[[set[int], int], Any] = lambda se
 
 
 def checkpoints(home: Path) -> list[Path]:
-    """Of runs that go on, and of those that did."""
+    """Return the checkpoints of running and finished runs."""
     return [*home.glob("work/*/checkpoints/step-??????")]
 
 

@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def records(home: Path, stage: str) -> list[dict[str, Any]]:
-    """What the cache holds of a stage, the oldest first."""
+    """Return the cache records of a stage, the oldest first."""
     found = [json.loads(path.read_text()) for path in (home / "cache" / stage).glob("*.json")]
     return sorted(found, key=lambda record: record["created"])
 

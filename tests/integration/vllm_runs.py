@@ -89,7 +89,7 @@ def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iter
 
 
 def say(text: str) -> None:
-    """What was measured: shown by ``pytest -s``."""
+    """Print a measurement for ``pytest -s``."""
     sys.stdout.write(f"{text.strip()}\n")
 
 
@@ -100,7 +100,7 @@ def rollouts_of(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout]:
 
 
 def worst_difference(engine: Sampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
-    """Of the sampled tokens' log-probabilities, as the engine reported them, to the trainer's."""
+    """Return the largest difference of the engine's reported log-probabilities from the trainer's."""
     differences = []
     for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
         expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=PARAMS.temperature)

@@ -50,7 +50,7 @@ def run_tests(name: str, machine: Emulated, options: Sequence[str]) -> tuple[int
 
 
 def what_computes(machine: Emulated) -> str:
-    """What the library says of itself on a machine."""
+    """Return the library's description of a machine."""
     command = [sys.executable, "-c", WHAT_COMPUTES]
     return subprocess.check_output(command, env=environment_of(machine), cwd=ROOT, text=True).strip()
 

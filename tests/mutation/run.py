@@ -162,7 +162,7 @@ def make_slots(folder: Path) -> list[Slot]:
 
 
 def unchanged_seconds(slot: Slot) -> float:
-    """How long the tests take without a mutant; they must pass."""
+    """Measure the tests without a mutant; they must pass."""
     path = next(iter(sorted((ROOT / PACKAGE).glob("[a-z]*.py"))))
     start(slot, Mutant(path.relative_to(ROOT), 0, "nothing", path.read_text(encoding="utf-8")))
     while not (outcome := finished(slot, timeout=900.0)):

@@ -16,7 +16,7 @@ collect_ignore_glob = [] if _ARE_INSTALLED else ["test_*.py"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a peer did where a defect was looked for. ``reproduced``: whether the peer, as installed, still has it."""
+    """Behaviour of a peer with a suspected defect. ``reproduced``: the installed version still has it."""
 
     defect: str
     peer: str

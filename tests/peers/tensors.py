@@ -35,7 +35,7 @@ class Padded:
 
     @property
     def episodes(self) -> AdvantageInputs:
-        """What our advantage functions take."""
+        """Return the inputs of our advantage functions."""
         return AdvantageInputs(
             rewards=self.rewards,
             group=self.group,

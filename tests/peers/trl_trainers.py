@@ -90,7 +90,7 @@ def make_trainer(
 
 
 def padded_inputs(sequences: Sequence[TokenSequence], **columns: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What ``compute_loss`` of the GRPO trainer takes: prompts padded left, completions and columns padded right."""
+    """Return the inputs of the GRPO trainer's ``compute_loss``: prompts padded left, the rest padded right."""
     prompts = [torch.tensor(sequence.prompt_ids) for sequence in sequences]
     completions = [torch.tensor(sequence.completion_ids) for sequence in sequences]
 

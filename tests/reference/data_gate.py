@@ -1,4 +1,4 @@
-"""What the data gate makes of a text or a line, one at a time and with nothing remembered: slow, and easy to follow."""
+"""A slow and obvious data gate: one text or line at a time, nothing remembered."""
 
 from __future__ import annotations
 

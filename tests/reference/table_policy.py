@@ -40,7 +40,7 @@ class TablePolicy:
         return other
 
     def logprobs(self, completion: Tokens) -> torch.Tensor:
-        """Of each token [T], with the gradient."""
+        """Return the log-probability of each token [T], with the gradient."""
         places = [self.prefixes.index(completion[:t]) for t in range(len(completion))]
         return self.logits.log_softmax(1)[places, list(completion)]
 

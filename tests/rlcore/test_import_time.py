@@ -44,7 +44,7 @@ def library() -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured() -> Any:
-    """What a fresh interpreter sees after importing rlcore, and after importing every module of it."""
+    """Measure a fresh interpreter after importing rlcore, and after importing every module of it."""
     command = [sys.executable, "-c", MEASURE, *library()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ NEVER = 3600.0
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """What foreign code waits for, which comes when the test is over."""
+    """Event that foreign code waits for, set when the test is over."""
     event = threading.Event()
     yield event
     event.set()

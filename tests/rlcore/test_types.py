@@ -1,5 +1,3 @@
-"""What the types of a rollout's life say of themselves."""
-
 from __future__ import annotations
 
 from itertools import pairwise

@@ -48,7 +48,7 @@ NEVER = LimitConfig(patience=1_000_000)  # a run of noise collapses sooner or la
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What a process holds after so many iterations.
+    """Resources of a process after some iterations.
 
     ``seconds`` of the processor for each since the last mark; ``cost``: the same in times of :func:`yardstick`, which
     was measured in between. Other work on the machine slows both down, and neither of these: ``calls`` of functions
@@ -125,7 +125,7 @@ def soak(run: Run, marks: int, say: Callable[[str], None] = print) -> list[Mark]
 
 
 def _calls(work: Callable[[], object], times: int) -> float:
-    """How many functions are called by each of so many turns of ``work``, in this thread."""
+    """Return the number of functions are called by each of so many turns of ``work``, in this thread."""
     count = 0
 
     def profile(_: FrameType, event: str, __: object) -> None:

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def table(marks: Sequence[Mark]) -> str:
-    """What was held after the first quarter and at the end, and its growth between them, as Markdown."""
+    """Return the resources after the first quarter and at the end with their growth, as Markdown."""
     first, last = warm(marks)[0], marks[-1]
     lines = [
         f"| figure | after {first.iteration:,} iterations | {last.iteration:,} | growth in 1,000 | 95 % interval |",

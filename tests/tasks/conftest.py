@@ -1,4 +1,4 @@
-"""What tests of several steps start from."""
+"""Set-up of the tests of several steps."""
 
 from __future__ import annotations
 

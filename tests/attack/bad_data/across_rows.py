@@ -1,4 +1,4 @@
-"""What is wrong with rows beside others: contradictions, sets, ids and sides."""
+"""Errors of rows together: contradictions, sets, ids and sides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a file, or with a line before it is a row."""
+"""Errors of a file, or of a line before it is a row."""
 
 from __future__ import annotations
 

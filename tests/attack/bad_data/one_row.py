@@ -1,4 +1,4 @@
-"""What is wrong with a row by itself."""
+"""Errors of a single row."""
 
 from __future__ import annotations
 

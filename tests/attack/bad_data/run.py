@@ -30,7 +30,7 @@ READERS = {"prompts": read_prompts, "demonstrations": read_demonstrations, "pref
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a data set. ``refusal``: in which words it was refused; empty where it was taken."""
+    """Result of a data set. ``refusal``: the message of its refusal, or empty if it was accepted."""
 
     refusal: str
     quarantine: Sequence[dict[str, Any]]
@@ -66,7 +66,7 @@ def attack(case: Case, folder: Path) -> Outcome:
 
 
 def faults(case: Case, outcome: Outcome) -> Iterator[str]:
-    """What became of a case and should not have."""
+    """Return the errors of a case's result."""
     for one in case.expected:
         fault = _fault(one, outcome)
         if fault:

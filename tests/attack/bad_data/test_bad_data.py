@@ -14,7 +14,7 @@ CASES = all_cases()
 
 
 def some() -> list[Case]:
-    """Of each family the first cases, and one from its middle."""
+    """Return the first cases of each family, and one from its middle."""
     by_family: dict[str, list[Case]] = {}
     for case in CASES:
         by_family.setdefault(case.family, []).append(case)

@@ -17,7 +17,7 @@ def turn(role: str, content: object = "text") -> dict[str, object]:
 
 
 def passes(check: Callable[[pd.Series], pd.Series], value: Any) -> bool:
-    """Whether a cell passes, in a column between two others."""
+    """Return True if a cell passes, in a column between two others."""
     return bool(check(pd.Series([[], value, None], dtype=object)).tolist()[1])
 
 

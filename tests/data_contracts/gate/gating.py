@@ -36,7 +36,7 @@ LIMITS: Mapping[str, Any] = {"num_train": 100, "num_eval": 100, "max_tokens": 8,
 
 @dataclass(frozen=True)
 class Gated:
-    """What the gate gives: ``kept`` is empty where it refuses."""
+    """Result of the gate; ``kept`` is empty if it refuses."""
 
     kept: pd.DataFrame
     quarantine: tuple[Quarantined, ...]

@@ -26,7 +26,7 @@ def pair(name: str, chosen: str, rejected: str, question: str = "Best?", **chang
 
 
 def reasons(rows: list[dict[str, Any]], **limits: Any) -> dict[int, str]:
-    """Why each line was refused."""
+    """Return the reason against each line."""
     result = gate_rows([*rows, pair("o", "x", "y", "Other?")], max_tokens=50, max_quarantined=1.0, **limits)
     return {one.origin.line: one.reason for one in result.quarantine}
 

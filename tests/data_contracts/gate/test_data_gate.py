@@ -265,7 +265,7 @@ def test_a_shared_run_of_thirteen_words_is_reported_and_not_refused() -> None:
 
 
 def leaky_rows() -> list[dict[str, Any]]:
-    """Of ten pairs two share 13 words with a held-out one, in the question and in an answer."""
+    """Return ten pairs, two of which share 13 words with a held-out one, in the question and in an answer."""
     rows = [pair(n) for n in range(10)]
     sides = [row["split"] for row in rows]
     first, second = (n for n, side in enumerate(sides) if side == "train" and n < 3)

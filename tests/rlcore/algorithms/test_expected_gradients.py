@@ -1,9 +1,3 @@
-"""What a row's gradient is in expectation, by enumeration: over all groups of all completions of a tiny policy.
-
-The truth is the gradient of the expected reward, summed over all completions. Rows that are biased by design are named
-here with the reason, and shown to be so.
-"""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -69,7 +69,7 @@ def steps(draw: st.DrawFn, *, min_sequences: int = 2) -> Step:
 
 
 def weights_of(step: Step, name: str, *, extra_rows: int = 0, extra_columns: int = 0) -> list[torch.Tensor]:
-    """What each token counts, decided over the whole step, with padding of any size."""
+    """Return the weight of each token over the whole step, with padding of any size."""
     width = max(map(len, step.masks)) + extra_columns
     mask = torch.zeros(len(step) + extra_rows, width, dtype=torch.bool)
     for row, own in enumerate(step.masks):

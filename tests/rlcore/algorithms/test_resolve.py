@@ -41,7 +41,7 @@ def loss_of(algorithm: Algorithm, *, ratio: float, advantage: float) -> float:
 
 
 def computed(algorithm: Algorithm) -> list[list[float]]:
-    """What the row's functions make of tokens whose probability has moved either way."""
+    """Return the results of a row's functions on tokens whose probability has moved either way."""
     log_ratio = torch.linspace(-3.0, 3.0, 241, dtype=torch.float64).repeat(2)
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(241)
     logprobs = torch.full((482,), 0.3, dtype=torch.float64).log()

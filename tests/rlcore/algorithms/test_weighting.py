@@ -1,5 +1,3 @@
-"""What each token counts: worked numbers and sums."""
-
 from __future__ import annotations
 
 from functools import partial

@@ -1,5 +1,3 @@
-"""Which placements are refused, and which change the numbers that come out."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -74,7 +74,7 @@ DPO = DpoConfig(
 
 
 def demonstrations(count: int, seed: int = 0) -> list[Demonstration]:
-    """Of different lengths, each with a token that does not count."""
+    """Return demonstrations of different lengths, each with a masked token."""
     draws = torch.Generator().manual_seed(seed)
     found = []
     for number in range(count):

@@ -35,7 +35,7 @@ def adapted_learner(**settings: Any) -> Learner:
 
 
 def step_gradients(learner: Learner, samples: list[TrainingSample]) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the first optimizer step sees: of the policy's parameters, and of the head."""
+    """Return the gradients of the first optimizer step: of the policy's parameters, and of the head."""
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def flat(module: torch.nn.Module) -> torch.Tensor:

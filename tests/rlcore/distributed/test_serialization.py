@@ -1,5 +1,3 @@
-"""What crosses from one process of ours to another arrives as it was, and nothing else crosses."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""What of a model is cut up by itself, and that a model without ranks is passed as it is."""
-
 from __future__ import annotations
 
 from pathlib import Path

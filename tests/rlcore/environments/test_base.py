@@ -1,5 +1,3 @@
-"""How a call is written: strictly, once, at the end of a turn."""
-
 from __future__ import annotations
 
 import pytest

@@ -56,7 +56,7 @@ class Board:
 
 
 def asked(parameters: object, arguments: Mapping[str, Any]) -> str:
-    """What the board says to a call, from the schema to the answer."""
+    """Return the board's answer to a call, from schema to output."""
     worlds = EnvironmentPool(wrap_environment(Board, {"schemas": {"move": declared(parameters)}}), timeout_seconds=30.0)
     worlds.reset({0: PROMPT}, {0: (0, 0)})
     (answer,) = worlds.answer({0: ParsedCall(tool="move", arguments=arguments)}).values()

@@ -22,7 +22,7 @@ def test_the_lower_end_of_eight_in_ten_is_that_of_the_tables() -> None:
 @pytest.mark.parametrize("limit", [0.3, 0.5, 0.7, 0.85, 0.95])
 @pytest.mark.parametrize("n", [1, 2, 5, 10, 50, 100])
 def test_a_share_of_exactly_the_limit_passes_no_more_often_than_the_level(n: int, limit: float) -> None:
-    """Of the numbers right that pass, the sum of their chances; Wilson's interval gave up to 0.09 here."""
+    """Sum the chances of the passing counts; Wilson's interval gave up to 0.09 here."""
     passing = [right for right in range(n + 1) if check_min("share", [1] * right + [0] * (n - right), limit).passed]
     level = sum(math.comb(n, right) * limit**right * (1.0 - limit) ** (n - right) for right in passing)
     assert level <= 0.025 + 1e-9
@@ -58,7 +58,7 @@ def test_clusters_of_one_value_each_are_independent_values() -> None:
 
 
 def test_many_clusters_with_many_wrong_are_told_apart_from_few() -> None:
-    """What clusters cost where their values do not go together: 200 of five, 80 % right, count as 800 at least."""
+    """200 clusters of five uncorrelated values, 80 % right, count as 800 at least."""
     right = [float(place % 5 != place // 5 % 5) for place in range(1_000)]
     check = check_min("share", right, 0.7, clusters=[place // 5 for place in range(1_000)])
     assert check.low >= check_min("share", right[:800], 0.7).low

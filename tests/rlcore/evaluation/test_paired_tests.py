@@ -27,7 +27,7 @@ counts = st.integers(1, 40).flatmap(
 
 
 def chances(q: float, change: float, won: np.ndarray, lost: np.ndarray, n: int) -> np.ndarray:
-    """Of each outcome, where "only the old one" has chance q and "only the new one" q + change."""
+    """Return the chance of each outcome if "only the old one" has q and "only the new one" q + change."""
     logs = [math.log(max(p, 1e-300)) for p in (q + change, q, 1.0 - 2.0 * q - change)]
     gamma = np.array([math.lgamma(k + 1) for k in range(n + 1)])
     neither = n - won - lost

@@ -14,7 +14,7 @@ NAN = float("nan")
 
 
 def verdicts(forward: Floats, backward: Floats, gaps: Floats | None = None) -> PairResults:
-    """Of pairs whose answers differ in length by ``gaps``; of equal lengths without."""
+    """Return verdicts of pairs whose answers differ in length by ``gaps``; by default lengths are equal."""
     longer = np.zeros(len(forward)) if gaps is None else gaps
     return PairResults(
         forward=forward, backward=backward, lengths=1000.0 + longer, other_lengths=np.full(len(forward), 1e3)

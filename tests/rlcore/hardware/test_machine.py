@@ -1,5 +1,3 @@
-"""What auto becomes on which machine, and which changes of a machine are seen."""
-
 from __future__ import annotations
 
 import os

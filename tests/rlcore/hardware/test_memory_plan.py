@@ -73,7 +73,7 @@ def made(name: str, *, gradient_checkpointing: bool = False, dtype: torch.dtype 
 
 
 def measured_activations(model: Any, tokens: int) -> int:
-    """What a micro-batch of so many tokens keeps, as autograd says, without the head's buffers."""
+    """Measure the bytes that autograd keeps for a micro-batch, without the head's buffers."""
     length = tokens // 8
     sequences = [
         TokenSequence(prompt_ids=(3,) * (length // 2), completion_ids=tuple(range(5 + i, 5 + i + length - length // 2)))

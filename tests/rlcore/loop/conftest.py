@@ -31,7 +31,7 @@ MakeComponents = Callable[..., Components]
 
 
 class KilledError(Exception):
-    """What a test ends a run with."""
+    """Error that ends a run in a test."""
 
 
 @dataclass

@@ -1,5 +1,3 @@
-"""When a run's checkpoints are due, and what they are of."""
-
 from __future__ import annotations
 
 from contextlib import closing

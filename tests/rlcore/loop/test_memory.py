@@ -22,7 +22,7 @@ WITHOUT_SIGNAL = [dataclasses.replace(sample, advantages=torch.zeros_like(sample
 
 
 def make_run(name: str = "grpo") -> Any:
-    """What the measurement reads of a run of a tiny policy."""
+    """Return the fields of a run that the measurement reads."""
     learner = make_learner(name, dtype=torch.float32)
     components = SimpleNamespace(
         learner=LocalLearner(learner),

@@ -1,5 +1,3 @@
-"""Which prompts an iteration trains on, of one data set and of several, and which are passed over for a while."""
-
 from __future__ import annotations
 
 import json

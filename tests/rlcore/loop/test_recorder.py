@@ -1,5 +1,3 @@
-"""What the recorder that writes to a log says."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""What an iteration tells the adaptive KL coefficient."""
-
 from __future__ import annotations
 
 import dataclasses

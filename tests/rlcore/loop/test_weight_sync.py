@@ -1,5 +1,3 @@
-"""How closely engine and learner have to agree; test_replicas.py has the syncs of several engines."""
-
 from __future__ import annotations
 
 import pytest

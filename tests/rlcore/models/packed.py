@@ -48,7 +48,7 @@ def plain_loss(model: PreTrainedModel, sequences: list[TokenSequence]) -> torch.
 
 
 def gradient_error(model: PreTrainedModel, budget: int) -> float:
-    """How far the gradient of a packed loss is from the plain one, as a share of its length."""
+    """Return the relative difference of the packed loss's gradient from the plain one."""
     sequences = strategies.random_sequences(1, max_tokens=9)
     expected = gradients(plain_loss(model, sequences), model)
     return float((gradients(packed_loss(model, sequences, budget), model) - expected).norm() / expected.norm())

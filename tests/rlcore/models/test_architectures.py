@@ -79,7 +79,7 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def gradient(logprobs: list[torch.Tensor], model: PreTrainedModel) -> torch.Tensor:
-    """Of a weighted sum, flat."""
+    """Return the gradient of a weighted sum, flat."""
     loss = sum((torch.linspace(0.3, 1.0, len(each)) * each).sum() for each in logprobs)
     assert isinstance(loss, torch.Tensor)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

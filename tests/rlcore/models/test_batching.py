@@ -1,5 +1,3 @@
-"""Which micro-batches a model is given."""
-
 from __future__ import annotations
 
 import pytest

@@ -26,7 +26,7 @@ def test_its_rule_is_that_of_the_dense_mask(segment: torch.Tensor, window: int |
 
 
 def listed(count: torch.Tensor | None, order: torch.Tensor | None) -> torch.Tensor:
-    """Which blocks are read: bool [B, N, N]."""
+    """Return the blocks that are read: bool [B, N, N]."""
     assert count is not None
     assert order is not None
     first = torch.arange(order.shape[-1]) < count[:, 0, :, None]

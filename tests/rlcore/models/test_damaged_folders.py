@@ -27,7 +27,7 @@ STRANGE: tuple[Any, ...] = (
 
 
 def damage(folder: Path, draw: random.Random) -> str:
-    """What was changed: a value of a JSON file, or some bytes of any file, or its length."""
+    """Change a value of a JSON file, some bytes of any file, or its length; describe the change."""
     path = draw.choice(sorted(each for each in folder.iterdir() if each.is_file()))
     if path.suffix == ".json" and draw.random() < 0.6:
         values = json.loads(path.read_text())

@@ -116,7 +116,7 @@ def decoded_tokens(dtype: torch.dtype, temperature: float) -> tuple[list[TokenSe
 
 
 def trained(model: PreTrainedModel, sequences: list[TokenSequence], temperature: float) -> torch.Tensor:
-    """What the trainer computes of the same tokens, [S, T]."""
+    """Return the trainer's log-probabilities of the same tokens, [S, T]."""
     found = torch.zeros(len(sequences), NUM_TOKENS)
     for batch in pack(sequences, tokens_per_microbatch=512):
         logprobs, _ = completion_logprobs(model, batch, temperature=temperature)

@@ -39,7 +39,7 @@ def peaked(dtype: torch.dtype, sharpness: float) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of each token: log-probability and entropy [N], gradient by the states [N, H]; and that by the head [V, H]."""
+    """Log-probability and entropy [N] of each token, gradient by the states [N, H] and by the head [V, H]."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor
@@ -61,7 +61,7 @@ def result(logprobs: torch.Tensor, targets: torch.Tensor, hidden: torch.Tensor, 
 
 
 def plain(problem: Problem, temperature: float, dtype: torch.dtype) -> Result:
-    """What anybody would write: the product under autocast, the softmax in float32."""
+    """Compute the obvious version: the product under autocast, the softmax in float32."""
     hidden, head = (each.float().requires_grad_() for each in (problem.hidden, problem.head))
     with torch.autocast("cpu", dtype=dtype):
         logits = hidden @ head.T

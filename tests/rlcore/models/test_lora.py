@@ -26,7 +26,7 @@ SEQUENCES = strategies.random_sequences(0)
 
 
 def logprobs(model: LlamaForCausalLM | AdaptedModel) -> torch.Tensor:
-    """Of all the sequences' tokens, without gradient."""
+    """Return the log-probabilities of all tokens, without gradient."""
     return torch.cat(score_sequences(model, SEQUENCES, tokens_per_microbatch=100))
 
 

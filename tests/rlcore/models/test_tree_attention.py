@@ -95,7 +95,7 @@ def test_a_gpus_kernel_computes_the_same_as_the_dense_mask(
 
 
 def test_a_gpus_kernel_is_compiled_whole_and_for_every_shape_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the compiler gives up in silence, attention runs unfused: 17 GB of scores a layer at 16,384 tokens."""
+    """If the compiler gives up silently, attention runs unfused: 17 GB of scores per layer at 16,384 tokens."""
     asked: dict[str, object] = {}
     monkeypatch.setattr(torch, "compile", lambda function, **options: asked.update(options) or function)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)

@@ -1,4 +1,4 @@
-"""What earns without solving, asked of every data set of reasoning-gym: an answer is paid only if it is right.
+"""Degenerate answers to every data set of reasoning-gym: an answer is paid only if it is right.
 
 Of 60 answers that know nothing of the problem, one may be right by chance: it then is the generator's own answer, or a
 number as near to it as the scorer allows.

@@ -1,5 +1,3 @@
-"""What policies earn that solve nothing: the table of docs/reward-limits.md, computed anew."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -77,7 +75,7 @@ def documented() -> dict[str, dict[str, float]]:
 def earned(
     columns: Mapping[str, tuple[RewardTerm, str, str]], make_rollout: Callable[..., Rollout]
 ) -> dict[str, dict[str, float | None]]:
-    """What each policy earns by each reward; None where it is unscored."""
+    """Return each policy's value by each reward; None if it is unscored."""
     table: dict[str, dict[str, float | None]] = {name: {} for name in POLICIES}
     for column, (term, asked, reference) in columns.items():
         rollouts = [make_rollout(write(asked), reference, num_tokens=8) for write in POLICIES.values()]

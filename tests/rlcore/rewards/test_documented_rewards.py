@@ -1,5 +1,3 @@
-"""What README.md and docs/rewards.md say of rewards is true: their presets build, their functions run."""
-
 from __future__ import annotations
 
 import re

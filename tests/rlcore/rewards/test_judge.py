@@ -32,7 +32,7 @@ Answer = Callable[[Mapping[str, Any]], str]
 
 
 class Server:
-    """What a test judge saw, and what it does next: ``faults`` are played before ``answer`` is asked."""
+    """Requests and next replies of a test judge: ``faults`` come before ``answer`` is asked."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer, self.faults, self.bodies, self.headers = answer, list[str](), list[Any](), list[Any]()

@@ -29,7 +29,7 @@ def reward() -> Iterator[MathReward]:
 
 
 def test_the_worked_examples_score_one(reward: MathReward, make_rollout: Callable[..., Rollout]) -> None:
-    """What is 1+1-1+1.1-1? 1.1. Solve 5x(3 + 4) at x = 1: 35."""
+    """1+1-1+1.1-1 is 1.1; 5x(3 + 4) at x = 1 is 35."""
     rollouts = [make_rollout(r"The answer is \box{1.1}.", "1.1"), make_rollout("= 5*7 = 35", "35")]
     scores = reward(rollouts)
     assert [score.value for score in scores] == [1.0, 1.0]

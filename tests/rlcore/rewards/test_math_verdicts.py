@@ -1,4 +1,4 @@
-r"""What answers what: verdicts decided by hand, before they were run. ``R`` answers the reference, ``W`` does not.
+"""Verdicts decided by hand before they were run. ``R`` answers the reference, ``W`` does not.
 
 The policy behind them (docs/rewards.md): exact values; a percent sign on both sides or on neither; units, currencies
 and degrees are not compared; a sentence or ``x = 5`` states what it ends with, and has no other ``=`` unless the

@@ -29,7 +29,7 @@ MIXED = [(r"1\frac{1}{2}", "3/2"), (r"-1\frac{1}{2}", "-3/2"), (r"2\frac{3}{4}",
 
 
 def sum_of(form: str) -> str:
-    """What a parser that adds what stands side by side would have made of two factors."""
+    """Return the value of two adjacent factors if a parser added them."""
     return {"2(3)": "5", "(2)3": "5", "(11)(10)": "21", r"\frac{3(4)}{2}": "7/2", "(2)(3)": "5"}[form]
 
 

@@ -92,7 +92,7 @@ OWN_TEXT = {"full_code", "exp.replace", "problem_str"}  # what a generator evalu
 
 
 def evaluated_by(dataset: str) -> set[str]:
-    """What the module of a data set hands to eval or to sympy's parser, as its source names it."""
+    """Return the arguments that a data set's module gives to eval or sympy's parser in its source."""
     module = inspect.getmodule(DATASETS[dataset][0])
     assert module is not None
     calls = [line for line in inspect.getsource(module).splitlines() if not line.lstrip().startswith("def ")]

@@ -1,5 +1,3 @@
-"""Which references nobody can be graded by, said before a run and by the reward alike."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -49,7 +49,7 @@ class BrokenSampler(NativeSampler):
 
 
 class MeetingSampler(NativeSampler):
-    """Does not sample before the others do."""
+    """Sampler that waits for the others before it samples."""
 
     meeting = threading.Barrier(2, timeout=20.0)
 
@@ -119,7 +119,7 @@ def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
 
 
 def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
-    """What a sync looks at, before the first update."""
+    """Return the components that a sync reads, before the first update."""
     config = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=6))
     learner = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config)
     return SimpleNamespace(

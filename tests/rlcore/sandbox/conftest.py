@@ -14,7 +14,7 @@ from rlcore.sandbox.pool import SandboxPool
 
 @cache
 def missing_isolation() -> str:
-    """Why programs cannot be isolated here; empty when they can."""
+    """Return the reason why programs cannot be isolated here, or an empty text."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed and could not be (see `infra/install_sandbox.sh`)"
     try:

@@ -21,7 +21,7 @@ CALLS = {
 
 
 def run(program: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """What the kernel would do: the classic BPF instructions that the filter uses."""
+    """Interpret the classic BPF instructions of the filter as the kernel does."""
     data = struct.pack("=IIQ6Q", number, architecture, 0, *(arguments + (0,) * 6)[:6])
     accumulator, at = 0, 0
     while True:

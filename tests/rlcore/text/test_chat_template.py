@@ -1,5 +1,3 @@
-"""What a template writes around texts: found for templates of every shape, or refused with what to do."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Whether a template and a tokenizer go together is proved when they are loaded."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Which chat templates surely write texts unchanged, and that those do."""
-
 from __future__ import annotations
 
 import pytest

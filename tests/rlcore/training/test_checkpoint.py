@@ -49,7 +49,7 @@ def save_steps(root: Path, *steps: int, keep: int = 9) -> Learner:
 
 
 def names(root: Path) -> list[str]:
-    """What lies in a folder."""
+    """Return the names in a folder."""
     return sorted(path.name for path in root.iterdir())
 
 

@@ -1,5 +1,3 @@
-"""What an update says of the policy: the same metrics in every iteration, and over how much they were measured."""
-
 from __future__ import annotations
 
 import dataclasses

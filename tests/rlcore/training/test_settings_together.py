@@ -79,7 +79,7 @@ def completion(
 
 
 def kept_completions(learner: Learner, truncated: str, kl: KlConfig, *, corrected: bool) -> list[iteration.Completion]:
-    """Who is trained on, and what they are paid, as the documentation has it."""
+    """Return the completions that are trained on with their rewards, as documented."""
     made = []
     for number, group in enumerate(scored_groups(learner.policy)):
         for item in group:
@@ -99,7 +99,7 @@ def with_kl_paid(batch: Sequence[iteration.Completion]) -> list[iteration.Comple
 
 
 def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
-    """What the optimizers see, by way of experience and update."""
+    """Return the gradient in the optimizers after experience and update."""
     kl = learner.config.kl
     judges = ScoringModels(
         policy=learner.policy,
@@ -121,7 +121,7 @@ def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
 
 
 def gradient_of_loops(losses: Sequence[tuple[torch.Tensor, torch.nn.Module]]) -> torch.Tensor:
-    """Of each loss with respect to its model, flat, in the order of the optimizers: matrices before vectors."""
+    """Return the gradient of each loss by its model, flat, in the optimizers' order: matrices before vectors."""
     parts = []
     for loss, module in losses:
         learning = sorted(module.parameters(), key=lambda parameter: parameter.ndim < 2)

@@ -1,5 +1,3 @@
-"""What kind of stage an artifact is of is told by the files that it holds."""
-
 from __future__ import annotations
 
 from pathlib import Path

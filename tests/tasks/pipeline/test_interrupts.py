@@ -60,7 +60,7 @@ def assert_ended(process: subprocess.Popen[str], child: psutil.Process, code: in
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended, though nobody may have asked for its exit code."""
+    """Return True if a process has ended, though nobody may have asked for its exit code."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

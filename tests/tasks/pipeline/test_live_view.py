@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run_on_terminal() -> str:
-    """What the program writes where standard error is a terminal of 120 columns."""
+    """Return a program's output if standard error is a terminal of 120 columns."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30"}
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=theirs, cwd=ROOT, env=environment)

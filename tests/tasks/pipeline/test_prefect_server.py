@@ -1,5 +1,3 @@
-"""What a browser that shows a foreign page would send to the server's own application; nothing listens."""
-
 from __future__ import annotations
 
 import asyncio
@@ -25,7 +23,7 @@ NOTHING_LISTENS = 404  # the path after the checks: no database is asked
 
 
 def answers(requests: Mapping[str, tuple[str, str, Mapping[str, str]]]) -> dict[str, httpx.Response]:
-    """What the guarded application answers to each request: method, path, headers."""
+    """Return the guarded application's answer to each request: method, path, headers."""
     told = prefect_variables(PORT, PASSWORD)
     settings = {
         PREFECT_SERVER_API_AUTH_STRING: told["PREFECT_SERVER_API_AUTH_STRING"],

@@ -1,5 +1,3 @@
-"""What ``plan`` and ``run`` refuse before any work, each fault with its full key, and what they only say."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""What a verdict leaves in the registry, also where it can no longer be applied."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

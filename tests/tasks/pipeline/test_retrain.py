@@ -1,5 +1,3 @@
-"""What retraining asks of the past: the nearest artifacts, and the recipe."""
-
 from __future__ import annotations
 
 from rlcore.tasks.pipeline.retrain import nearest, recipe_of

@@ -1,5 +1,3 @@
-"""What the servers are told of who may use them; tests/integration asks servers that really run."""
-
 from __future__ import annotations
 
 import configparser

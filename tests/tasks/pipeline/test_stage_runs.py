@@ -1,5 +1,3 @@
-"""What a killed attempt at a stage has left is gone on with: its run, and its result."""
-
 from __future__ import annotations
 
 import json

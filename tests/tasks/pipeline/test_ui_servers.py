@@ -1,5 +1,3 @@
-"""What ``rlcore ui`` refuses at once, and that it leaves no server behind."""
-
 from __future__ import annotations
 
 import os

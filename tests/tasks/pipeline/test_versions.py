@@ -50,7 +50,7 @@ def ingredients(*overrides: str) -> dict[str, KeyInputs]:
 
 
 def changed(before: dict[str, KeyInputs], after: dict[str, KeyInputs]) -> dict[str, str]:
-    """Of each stage that would run again, the reason that a plan gives."""
+    """Return the plan's reason for each stage that would run again."""
     ref, facts = ArtifactRef(kind="", uri="", sha256="", bytes=0), {"metrics": {}, "code": "", "environment": ""}
     found = {}
     for name, value in before.items():

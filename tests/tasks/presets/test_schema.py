@@ -21,7 +21,7 @@ def validator() -> Any:
 
 
 def faults(validator: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
-    """Where each fault is, and what it says."""
+    """Return the location and message of each error."""
     found = sorted(validator.iter_errors(document), key=str)
     return [(".".join(map(str, error.absolute_path)), error.message) for error in found]
 

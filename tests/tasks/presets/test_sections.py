@@ -1,5 +1,3 @@
-"""What of an engine is in a stage's key: what changes its numbers, for the stages that sample with it."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""Which rollouts become traces: hand-made tables of two iterations."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What a report says of a run's model, rewards and answers."""
-
 from __future__ import annotations
 
 from pathlib import Path

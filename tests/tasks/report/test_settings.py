@@ -1,5 +1,3 @@
-"""Which settings differ: from defaults, however deep, and from the preset that is extended."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What users and models wrote, on every page in Markdown: text, whatever it holds."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""What the official client of OpenAI gets: chat and completions, whole and streamed."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

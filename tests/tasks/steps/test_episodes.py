@@ -1,5 +1,3 @@
-"""Which episodes a run has, where their corpus comes from, and how they look in a table."""
-
 from __future__ import annotations
 
 import dataclasses

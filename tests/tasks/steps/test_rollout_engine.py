@@ -1,5 +1,3 @@
-"""Which engine a run gets, in which precision, and what is refused before one is started."""
-
 from __future__ import annotations
 
 import dataclasses

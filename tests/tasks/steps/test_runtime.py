@@ -1,8 +1,3 @@
-"""How a stage loads what it trains, and that what it leaves on a GPU is given back before the next one computes.
-
-Recomputed layers are a setting of every model that learns, adapters' base too.
-"""
-
 from __future__ import annotations
 
 import weakref
@@ -95,7 +90,7 @@ class Layer:
 
 @pytest.fixture
 def emptied(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether a layer that nothing uses was gone, each time that the cache of a GPU was emptied."""
+    """Return True if a layer that nothing uses was gone, each time that the cache of a GPU was emptied."""
     found: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append(unused() is None))

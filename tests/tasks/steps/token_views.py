@@ -1,4 +1,4 @@
-"""What the gate needs to know of a tokenizer that counts words."""
+"""Token view of a tokenizer that counts words, as the gate needs it."""
 
 from __future__ import annotations
 

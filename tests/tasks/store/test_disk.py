@@ -26,7 +26,7 @@ def caused_by(reason: BaseException, *, told: bool) -> RuntimeError:
 
 
 def full_database() -> sqlite3.Error:
-    """What SQLite raises where a database may not grow."""
+    """Return SQLite's error for a database that may not grow."""
     connection = sqlite3.connect(":memory:")
     connection.execute("PRAGMA max_page_count = 2")
     try:

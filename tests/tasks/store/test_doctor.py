@@ -1,5 +1,3 @@
-"""What the doctor says: each finding where the machine has it and where it lacks it, and which faults are faults."""
-
 from __future__ import annotations
 
 import shutil

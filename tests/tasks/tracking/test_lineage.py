@@ -1,5 +1,3 @@
-"""Where a model comes from: a toy chain from rows to a registered model."""
-
 from __future__ import annotations
 
 import json

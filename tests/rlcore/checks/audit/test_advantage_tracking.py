@@ -1,5 +1,3 @@
-"""Whether updates follow the advantages, over a window of them."""
-
 from __future__ import annotations
 
 import torch

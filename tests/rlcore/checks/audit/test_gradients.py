@@ -1,5 +1,3 @@
-"""What happens to a gradient between its backward passes and the step is one factor for all tensors, or named."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

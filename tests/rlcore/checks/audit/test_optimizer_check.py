@@ -1,5 +1,3 @@
-"""What a witness of the optimizer's steps finds."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +20,7 @@ UPDATE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OPTIM, rollout_corr
 
 
 def faults(learner: Learner, updates: int = 1) -> list[str]:
-    """What the witness says of some updates, the making of the learner included."""
+    """Return the checker's findings about some updates, including the construction of the learner."""
     witness, found = OptimizerChecker(learner), list[str]()
     for number in range(updates):
         learner.update(strategies.random_samples(number, dtype=torch.float32), seed=number)

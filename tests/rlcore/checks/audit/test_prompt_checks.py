@@ -1,5 +1,3 @@
-"""Whose turn it is, and which rollouts are a group: told exactly, by ids."""
-
 from __future__ import annotations
 
 import dataclasses

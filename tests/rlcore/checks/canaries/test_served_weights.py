@@ -1,4 +1,4 @@
-"""Whether an engine serves a model's files: also where a head is tied, and where some parts cannot be compared."""
+"""Verification that an engine serves a model's files, also with a tied head or parts that cannot be compared."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""What joining a Ray cluster leaves of this process: SIGTERM does what it did before."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""What a run asks of Ray, and what it says when Ray is not there, has no room, or has lost a process for good."""
-
 from __future__ import annotations
 
 import sys

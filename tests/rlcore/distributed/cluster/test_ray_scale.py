@@ -36,7 +36,7 @@ def cluster() -> Iterator[None]:
 
 
 def process_id(process: Any) -> int:
-    """Of the process that is a sampler, a scorer or a rank now."""
+    """Return the process id of the current sampler, scorer or rank."""
     from ray._private import state
 
     found: int = state.actors(process._actor._actor_id.hex())["Pid"]
@@ -76,7 +76,7 @@ class Killer(Tape):
 
 
 def asked(tape: Tape) -> list[tuple[int, Counter[str]]]:
-    """How many completions of each prompt every record of an iteration has, with the iteration's number."""
+    """Return the number of completions of each prompt every record of an iteration has, with the iteration's number."""
     counts = [
         Counter(each.rollout.prompt.prompt_id for group in drawn.groups for each in group) for drawn in tape.drawn
     ]

@@ -1,8 +1,3 @@
-"""What is sent of a policy that is an adapter: the adapter alone where the server has room for it, else all merged.
-
-tests/integration/test_vllm_adapters.py has a real server.
-"""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Which GPUs the servers of a run get, and how much of them: as arithmetic, since there is none where this runs."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,8 +1,3 @@
-"""How weights reach a server's workers: what is sent, what is chosen, and what is refused.
-
-The workers here are threads that speak the routes; tests/integration/test_vllm_transfer.py has vLLM's own.
-"""
-
 from __future__ import annotations
 
 import threading

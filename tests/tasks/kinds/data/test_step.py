@@ -1,4 +1,4 @@
-"""What one data set evaluates on is trained on by no other, whichever was prepared first."""
+"""A dataset's evaluation rows are in no other dataset's training rows, in any order of preparation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""What a policy's answers need to become demonstrations; ``tests/flows/test_reasoning.py`` runs the stage itself."""
-
 from __future__ import annotations
 
 import dataclasses

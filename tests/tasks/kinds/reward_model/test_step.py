@@ -1,5 +1,3 @@
-"""What a reward model's stage refuses: a start that is not the sealed one, and an accuracy that is no number."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Which algorithm a preset means, and which runs need the reward model."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -94,7 +94,7 @@ class Vector(nn.Module):
 
 
 def engine_of(state: dict[str, torch.Tensor], *, head: torch.Tensor | None = None, packed: bool = True) -> nn.Module:
-    """What vLLM makes of a tiny Llama: query, key and value fused, gate and up fused, the vocabulary padded."""
+    """Return vLLM's form of a tiny Llama: fused query, key and value, fused gate and up, a padded vocabulary."""
     root = nn.Module()
     make = Packed if packed else Vector
     for number in range(2):

@@ -13,7 +13,7 @@ KNOWN = b"Bearer planted-token"
 
 
 def answered(kind: str, *headers: tuple[bytes, bytes]) -> tuple[bool, list[dict[str, Any]]]:
-    """Whether the application behind the gate was reached, and what was sent to the client."""
+    """Return True if the application behind the gate was reached, and what was sent to the client."""
     reached, sent = [], list[dict[str, Any]]()
 
     async def app(*_: Any) -> None:

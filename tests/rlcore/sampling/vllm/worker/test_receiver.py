@@ -46,7 +46,7 @@ def vllm(tmp_path: Path) -> Path:
 
 
 def found(name: str, cwd: Path, *folders: Path) -> str:
-    """What vLLM finds under the name of a worker's class, in an interpreter that sees these folders."""
+    """Return vLLM's lookup of a worker class in an interpreter that sees these folders."""
     path = ":".join(str(folder) for folder in folders)
     environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
