@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.advantages import (
@@ -150,25 +150,13 @@ def test_group_over_mean_is_bounded_by_the_size_of_the_group(rewards: list[float
     assert -1.0 - 1e-6 <= min(positive) <= max(positive) <= (size - 1) * (1 + 1e-6)
 
 
-def test_groups_do_not_look_at_each_other() -> None:
-    together = group_normalized(strategies.episodes([1.0, 0.0, 50.0, 70.0], group=[7, 7, 2, 2]))
-    assert together[:, 0].tolist() == pytest.approx([1.0, -1.0, -1.0, 1.0], abs=1e-5)
-
-
-def test_groups_may_be_interleaved() -> None:
-    mixed = group_centered(strategies.episodes([1.0, 50.0, 0.0, 70.0], group=[7, 2, 7, 2]))
-    assert mixed[:, 0].tolist() == pytest.approx([0.5, -10.0, -0.5, 10.0])
-
-
 @pytest.mark.parametrize("function", GROUP_ADVANTAGES)
 @given(value=strategies.finite_floats, size=st.integers(1, 16))
+@example(value=0.7, size=8)
+@example(value=3.5, size=1)
 def test_equal_rewards_give_exactly_zero_for_any_float(function: AdvantageFn, value: float, size: int) -> None:
     # std + tiny eps gave 59.6 for eight rewards of 0.7 in one system: the mean of eight 0.7 is not 0.7 in floats.
     assert of_one_group(function, [value] * size) == [0.0] * size
-
-
-def test_eight_rewards_of_seven_tenths_give_exactly_zero() -> None:
-    assert of_one_group(group_normalized, [0.7] * 8) == [0.0] * 8
 
 
 @given(rewards=strategies.rewards)
@@ -201,11 +189,6 @@ def test_group_advantages_equal_the_plain_loops(rewards: list[float]) -> None:
 
 
 @pytest.mark.parametrize("function", GROUP_ADVANTAGES)
-def test_a_group_of_one_has_advantage_zero(function: AdvantageFn) -> None:
-    assert of_one_group(function, [3.5]) == [0.0]
-
-
-@pytest.mark.parametrize("function", GROUP_ADVANTAGES)
 def test_an_unscored_completion_leaves_the_baseline_and_has_advantage_zero(function: AdvantageFn) -> None:
     with_failure = of_one_group(function, [1.0, math.nan, 0.2, 0.6])
     without = of_one_group(function, [1.0, 0.2, 0.6])
@@ -219,11 +202,6 @@ def test_every_token_of_a_completion_shares_its_advantage_and_masked_ones_get_ze
     assert advantages[0, 0] == advantages[0, 2] > 0
     assert advantages[1, 0] == advantages[1, 1] < 0
     assert advantages[~mask].tolist() == [0.0, 0.0]
-
-
-def test_rewards_that_differ_by_less_than_the_tolerance_carry_no_signal() -> None:
-    assert not has_signal(torch.tensor([0.3, 0.3 + 1e-9], dtype=torch.float64))
-    assert has_signal(torch.tensor([0.3, 0.3 + 1e-6], dtype=torch.float64))
 
 
 def gae_of(
@@ -248,11 +226,6 @@ def test_gae_gives_the_numbers_worked_by_hand() -> None:
     assert result == pytest.approx([0.049, 0.42, 0.4], abs=1e-6)
 
 
-def test_gae_with_lambda_one_is_the_return_minus_the_value() -> None:
-    result = gae_of([0.0, 0.0, 1.0], [0.25, 0.5, 0.75], [True] * 3, lam=1.0)
-    assert result == pytest.approx([0.75, 0.5, 0.25])
-
-
 def test_gae_across_tool_output_equals_gae_on_the_compressed_sequence() -> None:
     # Five tokens of the policy with three tool outputs of 16 tokens in all between them; V = 0.5 on every token of the
     # policy, reward 1 at the end, gamma 1, lam 0.95. Every delta is 0 but the last, 1 - 0.5 = 0.5, so the first token's
@@ -272,33 +245,11 @@ def test_gae_across_tool_output_equals_gae_on_the_compressed_sequence() -> None:
     assert [result[t] for t in range(len(mask)) if not mask[t]] == [0.0] * 16
 
 
-@given(
-    mask=strategies.masks(max_sequences=1, max_tokens=12),
-    seed=st.integers(0, 1000),
-    gamma=st.floats(0.5, 1.0),
-    lam=st.floats(0.0, 1.0),
-)
-def test_gae_equals_the_plain_loops_for_any_mask(mask: torch.Tensor, seed: int, gamma: float, lam: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    rewards, values = torch.randn(2, mask.shape[1], generator=generator).tolist()
-    own: list[bool] = mask[0].tolist()
-    expected = reference.gae(rewards, values, own, gamma=gamma, lam=lam)
-    assert gae_of(rewards, values, own, gamma=gamma, lam=lam) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-
-
 def test_gae_ignores_nan_in_masked_places_and_padding() -> None:
     clean = gae_of([0.0, 0.0, 1.0], [0.5, 0.4, 0.6], [True, False, True])
     dirty = gae_of([0.0, math.nan, 1.0, math.nan], [0.5, math.nan, 0.6, math.nan], [True, False, True, False])
     assert dirty[:3] == clean
     assert dirty[3] == 0.0
-
-
-def test_gae_of_a_row_does_not_depend_on_its_padding_or_its_neighbours() -> None:
-    mask = torch.tensor([[True, True, False, False], [True, True, True, True]])
-    rewards = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
-    values = torch.full((2, 4), 0.3)
-    batch = gae(strategies.episodes([1.0, 1.0], mask=mask, token_rewards=rewards, values=values), gamma=1.0, lam=0.95)
-    assert batch[0, :2].tolist() == gae_of([0.0, 1.0], [0.3, 0.3], [True, True])
 
 
 def test_whitened_advantages_have_mean_zero_and_variance_one_over_the_unmasked_tokens() -> None:

@@ -7,12 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, k1, k2, k3
+from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, k1
 
-EXACT = pytest.mark.parametrize("name", ["k1_ratio", "k2", "k3_ratio"])  # the others are there to reproduce papers
 Categorical = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -43,23 +40,6 @@ def expected_gradient(
     return gradient((sampled_from.exp() * per_token).sum(), logits)
 
 
-@EXACT
-@pytest.mark.parametrize("seed", range(3))
-def test_on_policy_every_kl_loss_has_the_gradient_of_the_reverse_kl(name: str, seed: int) -> None:
-    logits, _, reference = categorical(seed)
-    sampled_from = logits.detach().log_softmax(0)
-    result = expected_gradient(KL_LOSSES[name], logits, sampled_from, reference)
-    torch.testing.assert_close(result, exact_gradient(logits, reference), rtol=1e-10, atol=1e-12)
-
-
-@EXACT
-@pytest.mark.parametrize("seed", range(3))
-def test_off_policy_every_kl_loss_has_the_gradient_of_the_reverse_kl(name: str, seed: int) -> None:
-    logits, old, reference = categorical(seed)
-    result = expected_gradient(KL_LOSSES[name], logits, old, reference)
-    torch.testing.assert_close(result, exact_gradient(logits, reference), rtol=1e-10, atol=1e-12)
-
-
 def plain(estimator: Callable[[torch.Tensor], torch.Tensor]) -> KlLossFn:
     """An estimator used as a loss without the ratio."""
     return lambda d, log_ratio: estimator(d)
@@ -86,25 +66,6 @@ def test_plain_k3_has_the_gradient_of_the_forward_kl() -> None:
     forward = gradient((reference.exp() * (reference - logits.log_softmax(0))).sum(), logits)
     torch.testing.assert_close(result, forward, rtol=1e-10, atol=1e-12)
     assert float((result - exact_gradient(logits, reference)).norm()) > 0.01
-
-
-@pytest.mark.parametrize("estimator", [k1, k3])
-def test_k1_and_k3_are_unbiased(estimator: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    logits, _, reference = categorical(1)
-    policy = logits.detach().log_softmax(0)
-    exact = (policy.exp() * (policy - reference)).sum()
-    assert float((policy.exp() * estimator(policy - reference)).sum()) == pytest.approx(float(exact), rel=1e-12)
-
-
-def test_the_estimators_give_the_numbers_worked_by_hand() -> None:
-    # d = log 2 = 0.6931: k1 = 0.6931; k2 = 0.4805 / 2 = 0.2402; k3 = 0.5 + 0.6931 - 1 = 0.1931
-    d = torch.tensor([2.0], dtype=torch.float64).log()
-    assert [float(k(d)) for k in (k1, k2, k3)] == pytest.approx([0.6931, 0.2402, 0.1931], abs=5e-5)
-
-
-@given(d=st.floats(-20, 20))
-def test_k3_is_never_negative(d: float) -> None:
-    assert float(k3(torch.tensor([d]))) >= 0.0
 
 
 @pytest.mark.parametrize("name", sorted(KL_LOSSES))
@@ -136,12 +97,6 @@ def test_the_adaptive_coefficient_moves_by_the_clipped_error() -> None:
     assert controller.updated(60.0, 64).coefficient == pytest.approx(0.2 * 1.02)
     assert controller.updated(0.0, 64).coefficient == pytest.approx(0.2 * 0.98)
     assert dataclasses.replace(controller, coefficient=0.3).target == 6.0
-
-
-@given(measured=st.floats(-100, 100), num_samples=st.integers(1, 10**6))
-def test_the_adaptive_coefficient_stays_positive_for_any_batch(measured: float, num_samples: int) -> None:
-    updated = KlController(coefficient=0.2, target=6.0, horizon=10).updated(measured, num_samples)
-    assert 0.0 < updated.coefficient <= 0.2 * 1.2 + 1e-12
 
 
 def test_the_horizon_is_ten_thousand_completions_unless_set() -> None:

@@ -229,6 +229,8 @@ def test_the_figures_of_a_step_are_sums_over_its_tokens(name: str, step: Step) -
     for metric, total in whole.sums.items():
         assert float(total) == pytest.approx(sum(float(one.sums[metric]) for one in single), rel=1e-9, abs=1e-12)
         assert not total.requires_grad
+    for metric, largest in whole.maxima.items():
+        assert float(largest) == max(float(one.maxima[metric]) for one in single)
     assert whole.num_tokens == sum(one.num_tokens for one in single) == sum(int(mask.sum()) for mask in step.masks)
     assert float(whole.sums["kl/old"]) >= 0.0
     assert float(whole.sums["kl/ref"]) >= 0.0

@@ -75,12 +75,6 @@ def gradient(loss: torch.Tensor, step: Step) -> torch.Tensor:
     return torch.autograd.grad(loss, step.logits, retain_graph=True)[0]
 
 
-def part(inputs: LossInputs, sequences: list[int]) -> LossInputs:
-    """The tokens of some sequences, in that order."""
-    chosen = torch.cat([(inputs.sequence_index == number).nonzero().squeeze(1) for number in sequences])
-    return LossInputs(**{name: getattr(inputs, name)[chosen] for name in LossInputs.__dataclass_fields__})
-
-
 def run(name: str, inputs: LossInputs, coefficients: Coefficients = COEFFICIENTS) -> LossOutput:
     """The loss under a row of the table."""
     return policy_loss(inputs, ALGORITHMS[name], coefficients)
@@ -103,32 +97,6 @@ def test_on_the_first_pass_the_ratio_is_one_and_nothing_is_clipped(name: str) ->
 
 
 @EVERY_ROW
-@pytest.mark.parametrize(
-    "split", [[[0, 1, 2, 3, 4, 5]], [[5], [4], [3], [2], [1], [0]], [[3, 0], [5, 1, 4], [2]]], ids=str
-)
-def test_splitting_and_reordering_micro_batches_changes_nothing(name: str, split: list[list[int]]) -> None:
-    step = make_step(name, on_policy=False)
-    whole, parts = run(name, step.inputs), [run(name, part(step.inputs, sequences)) for sequences in split]
-    torch.testing.assert_close(
-        torch.stack([gradient(piece.loss, step) for piece in parts]).sum(0),
-        gradient(whole.loss, step),
-        rtol=1e-9,
-        atol=1e-12,
-    )
-    for metric, total in whole.sums.items():
-        assert float(total) == pytest.approx(sum(float(piece.sums[metric]) for piece in parts), rel=1e-9, abs=1e-12)
-    for metric, largest in whole.maxima.items():
-        assert float(largest) == max(float(piece.maxima[metric]) for piece in parts)
-
-
-@EVERY_ROW
-def test_zero_advantage_gives_exactly_zero_gradient(name: str) -> None:
-    step = make_step(name, on_policy=False)
-    inputs = dataclasses.replace(step.inputs, advantages=torch.zeros_like(step.inputs.advantages))
-    assert float(gradient(run(name, inputs, SURROGATE_ALONE).loss, step).abs().max()) == 0.0
-
-
-@EVERY_ROW
 def test_nan_in_masked_places_changes_nothing(name: str) -> None:
     step = make_step(name, on_policy=False)
     hole = ~step.inputs.loss_mask
@@ -141,9 +109,8 @@ def test_nan_in_masked_places_changes_nothing(name: str) -> None:
     dirty = run(name, dataclasses.replace(step.inputs, **filled))
     clean = run(name, step.inputs)
     assert torch.equal(gradient(dirty.loss, step), gradient(clean.loss, step))
-    assert {key: float(value) for key, value in dirty.sums.items()} == {
-        key: float(value) for key, value in clean.sums.items()
-    }
+    assert torch.equal(dirty.loss, clean.loss)
+    assert {**dirty.sums, **dirty.maxima} == {**clean.sums, **clean.maxima}
 
 
 @EVERY_ROW
