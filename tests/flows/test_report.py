@@ -127,7 +127,7 @@ def test_the_report_says_model_rewards_settings_machine_and_the_command_that_mak
         "formatted",
         "calibration error",
         "quarantined",
-        "The curve of the held-out accuracy is of the first 8 held-out problems",
+        "The curve of held-out accuracy covers the first 8 held-out problems at most",
     ):
         assert words in tags.text, words
     explained = [attributes["title"] for tag, attributes in tags.found if tag == "abbr"]
