@@ -20,8 +20,9 @@ _TIMED = re.compile(r"time|second|memory|per_s|throughput|tokens_per|share_of|au
 def books(home: Path) -> list[str]:
     """Everything that an undisturbed run and one of many attempts have to agree about, sorted."""
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
-        lines = [*_runs(database), *_registered(database)]
-    return sorted([*lines, *_results(home), *_files(home)])
+        repeated = _repeated(database)
+        lines = [*_runs(database, repeated), *_registered(database)]
+    return sorted([*lines, *_results(home), *_files(home, repeated)])
 
 
 def differences(expected: list[str], found: list[str]) -> list[str]:
@@ -30,13 +31,24 @@ def differences(expected: list[str], found: list[str]) -> list[str]:
     return [f"- {line}" for line in (wanted - had).elements()] + [f"+ {line}" for line in (had - wanted).elements()]
 
 
-def _runs(database: sqlite3.Connection) -> Iterator[str]:
+def _stages(tags: Mapping[str, str]) -> dict[str, str]:
+    return {tag: value.partition(":")[0] for tag, value in tags.items() if tag.startswith("stage.")}
+
+
+def _repeated(database: sqlite3.Connection) -> set[str]:
+    """Return the runs of commands that were started again although they had finished."""
+    tags = _named(database, "SELECT run_uuid, key, value FROM tags")
+    finished = database.execute("SELECT run_uuid FROM runs WHERE status = 'FINISHED'").fetchall()
+    return {run for (run,) in finished if set(_stages(tags.get(run, {})).values()) == {"cached"}}
+
+
+def _runs(database: sqlite3.Connection, repeated: set[str]) -> Iterator[str]:
     tags = _named(database, "SELECT run_uuid, key, value FROM tags")
     for run, name, status in database.execute("SELECT run_uuid, name, status FROM runs").fetchall():
         own = tags.get(run, {})
-        stages = {tag: value.partition(":")[0] for tag, value in own.items() if tag.startswith("stage.")}
-        if stages and set(stages.values()) == {"cached"} and status == "FINISHED":
-            continue  # a command that was started again though it had finished
+        stages = _stages(own)
+        if run in repeated:
+            continue
         lines = [status, *(f"tag {tag}" for tag in own if not tag.startswith(_KEPT)), *_logged(database, run)]
         lines += [f"{tag} {value}" for tag, value in stages.items()]
         lines += ["no parent"] if "stage_key" in own and own.get("mlflow.parentRunId") not in tags else []
@@ -81,12 +93,12 @@ def _results(home: Path) -> Iterator[str]:
             yield f"result {stage}: {file.relative_to(folder)} {digest}".rstrip()
 
 
-def _files(home: Path) -> Iterator[str]:
+def _files(home: Path, repeated: set[str]) -> Iterator[str]:
     found = {path for pattern in _LEFT for path in home.rglob(pattern) if home / "prefect" not in path.parents}
     yield from (f"left: {_ID.sub('*', str(path.relative_to(home)))}" for path in found)
     for folder in ("artifacts", "cache", "pages", "mlartifacts", "reports"):
         for path in (home / folder).rglob("*"):
-            if path.is_file():
+            if path.is_file() and repeated.isdisjoint(path.parts):
                 yield f"file: {_ID.sub('*', str(path.relative_to(home)))}"
 
 
