@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import httpx
 import pytest
@@ -58,7 +58,12 @@ REQUESTS: dict[str, tuple[int, tuple[str, str, Mapping[str, str]]]] = {
 }
 
 
-def test_a_browser_sees_the_status_and_no_foreign_page_may_read_an_answer() -> None:
+def test_a_browser_sees_the_status_and_no_foreign_page_may_read_an_answer(
+    record_property: Callable[[str, object], None],
+) -> None:
+    hostile = sum(status in (400, 401) for status, _ in REQUESTS.values())
+    record_property("hostile", hostile)
+    record_property("sound", len(REQUESTS) - hostile)
     found = answers({name: request for name, (_, request) in REQUESTS.items()})
     assert {name: each.status_code for name, each in found.items()} == {
         name: status for name, (status, _) in REQUESTS.items()
