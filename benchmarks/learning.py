@@ -19,7 +19,8 @@ from typing import Any
 
 os.environ.setdefault("RLCORE_ENGINE", "inline")
 
-from rlcore.flows.run import every_target, run_targets
+from rlcore.flows.plan import every_target
+from rlcore.flows.run import run_targets
 from rlcore.tasks.store.settings import configure_environment, find_home
 
 COLUMNS = ("base", "sft", "grpo", "ppo")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prefect import flow
 
 from rlcore.flows.parameters import Overrides, Preset
-from rlcore.flows.run import every_target, run_targets
+from rlcore.flows.plan import every_target
+from rlcore.flows.run import run_targets
 from rlcore.tasks.store.artifacts import ArtifactRef
 
 

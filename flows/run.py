@@ -9,17 +9,18 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rlcore.errors import ConfigError, RlcoreError
-from rlcore.flows.presets import FOLDER, open_preset, open_unvalidated
+from rlcore.errors import ConfigError
+from rlcore.flows.plan import preflight_lines
+from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.pipeline_run import is_unfinished
+from rlcore.tasks.pipeline.plan import cached_refs
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
-from rlcore.tasks.pipeline.preflight import preflight
 from rlcore.tasks.pipeline.promotion import apply_decision, current_champion
 from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recipe_of
-from rlcore.tasks.pipeline.run import PlanRow, Report, cached_refs, plan, recorded_refs, run_pipeline
-from rlcore.tasks.pipeline.stages import key_inputs
+from rlcore.tasks.pipeline.run import Report, run_pipeline
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.run import RunConfig
@@ -166,56 +167,8 @@ def run_rollback(model: str, version: int, reason: str) -> str:
     return outcome
 
 
-def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:
-    """Return human-readable lines about a run before its work.
-
-    Raises:
-        ConfigError: all errors that can be found before the run, each with its full key.
-    """
-    try:
-        table = stages(config)
-        known = [each.name for each in table]
-        named = targets if set(targets) <= set(known) else known  # a promotion needs all
-        refs = recorded_refs(table, config, named, home=home)
-    except RlcoreError:
-        preflight(config, home, targets, {})  # preflight reports it with all others
-        raise
-    return preflight(config, home, targets, refs)
-
-
 def _say(lines: Iterable[str]) -> None:
     """Log the lines before a run. The memory plan follows when the model is imported."""
     for line in lines:
         if line.startswith(("warning:", "evaluation:")):
             plan_logger.warning("%s", line)
-
-
-def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> tuple[PlanRow, ...]:
-    """Return the plan of :func:`run_targets` without running it.
-
-    Raises:
-        ConfigError: all errors that can be found before the run, each with its full key.
-    """
-    config, home = open_preset(preset, overrides), find_home()
-    preflight_lines(config, targets, home=home)
-    return plan(stages(config), config, targets, home=home)
-
-
-def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str]) -> list[str]:
-    """Return lines on the targets' memory and disk, as far as the base is known, and on unusual values.
-
-    Raises:
-        ConfigError: as :func:`plan_targets`.
-    """
-    return preflight_lines(open_preset(preset, overrides), targets, home=find_home())
-
-
-def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return all targets of a preset.
-
-    Raises:
-        ConfigError: as :func:`plan_targets`.
-    """
-    config = open_unvalidated(preset, overrides)
-    preflight(config, find_home(), None, None)
-    return tuple(stage.name for stage in stages(config))

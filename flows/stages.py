@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rlcore.tasks.kinds.base.stage import IMPORTED, start_stage
 from rlcore.tasks.kinds.compare.stage import compare_stage
 from rlcore.tasks.kinds.data.stage import data_stage
@@ -18,8 +20,10 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.external import needed_reward_models
-from rlcore.tasks.tracking.past import ChampionLineage
-from rlcore.tasks.tracking.registry import ModelVersion
+
+if TYPE_CHECKING:
+    from rlcore.tasks.tracking.past import ChampionLineage
+    from rlcore.tasks.tracking.registry import ModelVersion
 
 
 def stages(config: RunConfig) -> tuple[Stage, ...]:

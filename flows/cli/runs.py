@@ -22,8 +22,8 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     from rlcore.flows.presets import open_unvalidated
 
     config = open_unvalidated(preset, overrides)  # reject unreadable presets before slow imports
+    from rlcore.flows.plan import every_target
     from rlcore.flows.post_train import post_train
-    from rlcore.flows.run import every_target
     from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.report.summary import summarise
@@ -44,8 +44,8 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     open_home()
-    from rlcore.flows.run import every_target, plan_memory, plan_targets
-    from rlcore.tasks.pipeline.run import format_plan
+    from rlcore.flows.plan import every_target, plan_memory, plan_targets
+    from rlcore.tasks.pipeline.plan import format_plan
 
     targets = every_target(preset, overrides)
     sys.stdout.write(format_plan(plan_targets(preset, overrides, targets)) + "\n")
@@ -71,7 +71,7 @@ def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus =
     from rlcore.flows.stages import stages
     from rlcore.tasks.pipeline.layouts import layout_lines
     from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
-    from rlcore.tasks.pipeline.run import cached_refs
+    from rlcore.tasks.pipeline.plan import cached_refs
     from rlcore.tasks.pipeline.sizes import disk_summary
 
     config = open_preset(preset, overrides)

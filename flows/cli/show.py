@@ -35,7 +35,7 @@ def show(
         return 0
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.run import cached_refs
+    from rlcore.tasks.pipeline.plan import cached_refs
 
     config = open_preset(what, overrides)
     table = stages(config)

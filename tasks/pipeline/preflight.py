@@ -19,7 +19,7 @@ from rlcore.config import EngineConfig, EpisodeConfig, ModelConfig, RewardTerm, 
 from rlcore.data_contracts.adapters.convert import is_generator
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.models.gguf import find_package_file
+from rlcore.models.source_files import find_package_file
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.sampling.vllm.gpu_assignment import is_installed
@@ -38,7 +38,7 @@ from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY, required_by
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import MODEL
-from rlcore.tasks.steps.data import check_options, hub_parts, resolve_adapter
+from rlcore.tasks.steps.data_source import check_options, hub_parts, resolve_adapter
 from rlcore.tasks.steps.episodes import environment_errors
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home

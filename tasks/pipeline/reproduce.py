@@ -24,7 +24,7 @@ from rlcore.hardware.machine import find_machine, hardware_config_for
 from rlcore.strict_config import build
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
-from rlcore.tasks.pipeline.stages import key_inputs
+from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.renamed import kinds_in, translated
 from rlcore.tasks.presets.run import RunConfig, validated
 from rlcore.tasks.steps.base import MODEL

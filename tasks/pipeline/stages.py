@@ -14,16 +14,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from rlcore.config import to_dict
 from rlcore.errors import RlcoreError, StorageError
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import function_of, key_of
+from rlcore.tasks.pipeline.cache_keys import key_of
 from rlcore.tasks.pipeline.events import emit_health_stop, emit_on_failure, emit_snapshot
 from rlcore.tasks.pipeline.exporter import exported
 from rlcore.tasks.pipeline.interrupts import track_stage
+from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.pages import show_refusal
 from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task, stage_logger
 from rlcore.tasks.pipeline.stage_runs import (
@@ -35,51 +34,16 @@ from rlcore.tasks.pipeline.stage_runs import (
     open_stage_run,
     recover_result,
 )
-from rlcore.tasks.pipeline.versions import versions
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, now
-from rlcore.tasks.store.code_hash import closure_digests, code_version
+from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.environment import pins_digest
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 
 logger = logging.getLogger(__name__)
-
-
-def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
-    """Return everything that determines the stage's result, as JSON values."""
-    module, arguments = function_of(stage.run)
-    sections = stage.sections(config)
-    counted, machine = _with_machine(sections)
-    chosen = stage.chosen(sections)
-    return {
-        "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
-        "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
-        "external": stage.source_digest(sections),
-        "code": closure_digests(module, chosen=chosen),
-        "arguments": to_dict(arguments),
-        "config": counted,
-        "machine": machine,
-        "seed": config.seed,
-        "versions": versions(module, sections, chosen=chosen),
-    }
-
-
-def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the configuration for a stage's key: its sections, with the detected machine in place of ``hardware``.
-
-    Thus ``auto`` counts as its resolved value. Without ``hardware`` the machine is empty.
-    """
-    counted = sections.for_key()
-    if "hardware" not in counted:
-        return counted, {}
-    from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch, which rejecting a command does not need
-
-    kept = {name: value for name, value in counted["hardware"].items() if name not in CHOSEN}
-    return {**counted, "hardware": kept}, to_dict(find_machine(sections.hardware))
 
 
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from rlcore.config.data import tried
 from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.adapters.table import Kind
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
 from rlcore.data_contracts.gate.overlap import SharedWords
-from rlcore.data_contracts.gate.reading import Source, joined, read_source, require_file, source_of
+from rlcore.data_contracts.gate.reading import Source, joined, read_source, source_of
 from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
-from rlcore.errors import ConfigError, DataError
+from rlcore.errors import DataError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
+from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, resolve_adapter
 from rlcore.tasks.steps.screens import SCREENS
-from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.code_hash import closure_digest
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
 from rlcore.types import Message
 
 DatasetKind = Kind
-_HUB = re.compile(
-    r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +93,7 @@ def prepare_dataset(
         keeps_apart=keeps_apart,
         shared_words=SharedWords(size=config.comparison.ngram_size, action=config.comparison.ngram_overlap),
     )
-    with _contract_errors():
+    with contract_errors():
         source = _source(kind, adapter, config, seed)
         contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
         stream = convert.stream_of(source, kind, adapter=adapter, system=config.system_prompt)
@@ -113,7 +106,7 @@ def prepare_source(
     kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
 ) -> GateReport:
     """Gate rows that are already read or generated; raise as :func:`prepare_dataset`."""
-    with _contract_errors():
+    with contract_errors():
         stream = convert.stream_of(source, kind, adapter=adapter)
         contract = convert.contract_of(adapter, kind)
     screen = SCREENS["tests" if contract is code_tasks.CONTRACT else "none"]
@@ -136,7 +129,7 @@ def _prepare(
     screen: Callable[[], AbstractContextManager[RowFilter | None]],
 ) -> GateReport:
     """Write the snapshot while reading the rows; report and quarantine always, the rows if the gate passes."""
-    with ExitStack() as stack, _contract_errors():
+    with ExitStack() as stack, contract_errors():
         looked = stack.enter_context(screen())
         add = {split: stack.enter_context(table_writer(folder / f"{split}.parquet")) for split in ("train", "eval")}
 
@@ -157,74 +150,6 @@ def _write_report(result: GateResult, folder: Path, *, where: str) -> None:
         where=where,
         fix=f"the rejected rows are in {folder / 'quarantine.jsonl'}, the counts in {folder / 'report.json'}",
     )
-
-
-def resolve_adapter(config: DatasetConfig) -> str:
-    """Return the adapter in use: the fallback if there is one and ``path`` names no file.
-
-    Raises:
-        ConfigError: unknown adapter.
-    """
-    is_missing = bool(config.path) and not config.path.startswith(HUB) and not Path(config.path).exists()
-    adapter = config.fallback if is_missing and config.fallback else config.adapter
-    for name in {config.adapter, config.fallback, adapter} - {"", POLICY}:
-        with _contract_errors(ConfigError):
-            convert.is_generator(name)
-    return adapter
-
-
-def check_options(kind: DatasetKind, config: DatasetConfig) -> None:
-    """Reject options that neither the adapter nor its fallback knows.
-
-    Raises:
-        ConfigError: naming the option.
-    """
-    names = [name for name in (config.adapter, config.fallback) if name]
-    if POLICY in names:  # its options belong to the stage that samples
-        return
-    with _contract_errors(ConfigError):
-        known = [convert.known_options(name, kind) for name in names]
-    allowed = frozenset[str]().union(*(options for options, _ in known))
-    takes_settings = any(settings for _, settings in known)
-    unknown = [name for name in config.options if name not in allowed and not (takes_settings and "." in name)]
-    if unknown:
-        raise ConfigError(
-            f"the adapter {' or '.join(map(repr, names))} has no option {unknown[0]!r}",
-            where=f"{kind}.options",
-            fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
-        )
-
-
-def source_digest(config: DatasetConfig) -> str:
-    """Return the source of the rows, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
-
-    Two sources give both. An adapter named ``module:NAME`` adds the digest of its code.
-
-    Raises:
-        ConfigError: unknown adapter, malformed hub path.
-        DataError: the file cannot be read, or is a pipe or a device.
-    """
-    adapter = resolve_adapter(config)
-    if adapter == POLICY:
-        return "generated"
-    paths = [path for path in (config.path, config.eval_path) if path or not config.path]
-    found = ["generated"] if convert.is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
-    return " ".join([*found, closure_digest(adapter.partition(":")[0])] if ":" in adapter else found)
-
-
-def _digest_of(path: str, adapter: str) -> str:
-    if path.startswith(HUB):
-        return hub_parts(path)["revision"]
-    try:
-        with _contract_errors():
-            require_file(Path(path))
-        return file_sha256(Path(path))
-    except OSError as error:
-        raise DataError(
-            f"cannot read the dataset: {error.strerror}",
-            where=tried(path) if path else "path is empty",
-            fix=f"set path to a file for the adapter {adapter!r}, or set fallback",
-        ) from error
 
 
 def _source(kind: DatasetKind, adapter: str, config: DatasetConfig, seed: int) -> Source:
@@ -261,23 +186,6 @@ def _read_hub(path: str) -> Source:
     return source_of(path, loaded)  # rows are read lazily from disk
 
 
-def hub_parts(path: str) -> dict[str, str]:
-    """Return name, revision, subset and split of a hub path; empty or None if absent.
-
-    Raises:
-        ConfigError: it is malformed.
-    """
-    match = _HUB.fullmatch(path)
-    if match is None:
-        raise ConfigError(
-            "the hub path is malformed",
-            where=path,
-            fix="write hub:org/name@revision, …@revision/subset, or …/subset:split; the revision is a commit of 40 "
-            "hexadecimal digits",
-        )
-    return match.groupdict()
-
-
 def _meter(tokens: TokenView) -> TokenMeter:
     def conversations(found: Sequence[Messages]) -> list[list[Message]]:
         return [[Message(role=turn["role"], content=turn["content"]) for turn in one] for one in found]  # type: ignore[arg-type]  # roles passed the contract
@@ -289,12 +197,3 @@ def _meter(tokens: TokenView) -> TokenMeter:
         max_text_tokens=tokens.max_text_tokens,
         special_tokens=tokens.special_tokens,
     )
-
-
-@contextmanager
-def _contract_errors(kind: type[DataError] | type[ConfigError] = DataError) -> Iterator[None]:
-    """Turn errors of the contracts, which do not import rlcore, into rlcore's own."""
-    try:
-        yield
-    except ContractError as error:
-        raise kind(error.what, where=error.where, fix=error.fix) from error

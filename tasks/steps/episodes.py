@@ -7,12 +7,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from rlcore.config import EpisodeConfig
-from rlcore.environments.environment import import_environment
 from rlcore.errors import ConfigError, DataError
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, section_of
 from rlcore.tasks.presets.stages import sampling_of
-from rlcore.tasks.steps.rewards import file_digest
+from rlcore.tasks.steps.files import file_digest
 from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import closure_digest
 
@@ -21,6 +20,8 @@ def environment_errors(config: EpisodeConfig, path: str) -> list[str]:
     """Return the errors in the environment of a section, each with its full key; ``path``: the section's."""
     if not config.environment:
         return []
+    from rlcore.environments.environment import import_environment  # brings transformers
+
     errors = [
         f"{path}.files.{number} = {file!r}: no such file"
         for number, file in enumerate(config.files)
@@ -75,6 +76,8 @@ def episodes_digest(config: EpisodeConfig) -> str:
     """
     if not config.environment:
         return corpus_digest(config)
+    from rlcore.environments.environment import import_environment
+
     schemas = import_environment(config.environment, config.options).schemas
     read = sha256(json.dumps(schemas).encode()).hexdigest()
     own = [closure_digest(config.module), read, *map(file_digest, config.files)]

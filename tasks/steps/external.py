@@ -7,7 +7,7 @@ from rlcore.config import RlConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
 from rlcore.tasks.steps.episodes import episodes_digest
-from rlcore.tasks.steps.rewards import file_digest, files_of
+from rlcore.tasks.steps.files import file_digest, files_of
 from rlcore.tasks.store.code_hash import closure_digest
 
 

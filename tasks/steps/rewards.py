@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from rlcore.choices import choices
 from rlcore.config import RewardTerm
-from rlcore.errors import DataError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import load_reward_model
@@ -19,7 +18,6 @@ from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
-from rlcore.tasks.store.artifacts import file_sha256
 
 if TYPE_CHECKING:
     from rlcore.models.reward_ensemble import RewardModel
@@ -32,24 +30,6 @@ def verifier(config: EvaluationConfig, *, prefill: str) -> WeightedReward:
     """
     terms = tuple(each.term for each in config.verifiers)
     return build_rewards(terms, resources=RewardResources(prefill=prefill))
-
-
-def files_of(term: RewardTerm) -> tuple[str, ...]:
-    """Return the files that a term reads: those of custom functions, and a judge's template."""
-    template = term.options.get("template", "") if term.kind == "judge" else ""
-    return (*term.files, *([str(template)] if template else []))
-
-
-def file_digest(path: str) -> str:
-    """Return the SHA-256 of a file that a reward or an environment reads.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        return file_sha256(Path(path))
-    except OSError as error:
-        raise DataError(f"cannot read a file that the preset names: {error.strerror}", where=path) from error
 
 
 def open_reward_models(

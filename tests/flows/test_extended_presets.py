@@ -9,8 +9,8 @@ import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
+from rlcore.flows.plan import every_target, plan_memory, plan_targets
 from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.flows.run import every_target, plan_memory, plan_targets
 from rlcore.models.importing import import_model
 from rlcore.tasks.presets.graph import rl_stages
 from rlcore.tasks.store.settings import Home

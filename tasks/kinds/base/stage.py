@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.base.step import import_sections, registered_version, run_import_sft, run_start, source_files
-from rlcore.tasks.kinds.kind import IMPORT, Stage, sections
+from rlcore.tasks.kinds.base.source import import_sections, registered_version, source_files
+from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, sections
 
 IMPORTED = Stage(
     name=IMPORT,
     version=1,
     kind="checkpoint",
     registered_as="base",
-    run=run_import_sft,
+    run=Lazy("rlcore.tasks.kinds.base.step:run_import_sft"),
     sections=import_sections,
     source_digest=source_files,
 )
@@ -25,7 +25,7 @@ def start_stage(name: str, model: str) -> Stage:
         name=name,
         version=1,
         kind="checkpoint",
-        run=partial(run_start, model=model),
+        run=partial(Lazy("rlcore.tasks.kinds.base.step:run_start"), model=model),
         inputs=(IMPORT,),
         sections=sections(),
         source_digest=partial(registered_version, model=model),

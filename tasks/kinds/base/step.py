@@ -8,13 +8,9 @@ from pathlib import Path
 from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-from rlcore.models.importing import import_model, source_digest
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections, sections_of
+from rlcore.models.importing import import_model
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking import runs as tracking
-from rlcore.tasks.tracking.registry import download_model, find_version
+from rlcore.tasks.tracking.registry import download_model
 from rlcore.text.tokenization import ChatTokenizer
 
 
@@ -50,15 +46,6 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
-def registered_version(config: Sections, *, model: str) -> str:
-    """Return the version that ``models:/name@alias`` names now, for the stage's key.
-
-    Raises:
-        ModelError: the registry has no such version.
-    """
-    return source_files(Sections({"model": ModelConfig(source="registry", path=model)}))
-
-
 def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
     """Download a model such as ``models:/tiny-policy@champion`` and return the config of its folder."""
     if not config.path.startswith("models:/"):
@@ -67,28 +54,3 @@ def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
         )
     folder = download_model(config.path, work / "registry")
     return dataclasses.replace(config, source="folder", path=str(folder))
-
-
-def import_sections(config: RunConfig) -> Sections:
-    """Select the sections of an import. Only a model from scratch, whose weights are drawn, needs the machine."""
-    hardware = ("hardware",) if config.model.source == "scratch" else ()
-    return sections_of(config, "model", *hardware)
-
-
-def source_files(config: Sections) -> str:
-    """Return a digest of the checkpoint's source, for the stage's key; empty if the configuration determines it.
-
-    An alias in a registry URI counts as the version that it names now: moving the alias reruns the import.
-    """
-    model: ModelConfig = config.model
-    if model.source != "registry":
-        return source_digest(model)
-    name, _, alias = model.path.removeprefix("models:/").partition("@")
-    if not alias:
-        return model.path
-    version = find_version(tracking.open_tracker(find_home()), name, alias)
-    if version is None:
-        raise ModelError(
-            f"no version of {name!r} carries the alias {alias!r}", where="model.path", fix="promote a version first"
-        )
-    return f"{version.name}/{version.version}"

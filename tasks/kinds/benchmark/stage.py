@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.benchmark.page import benchmark_page
 from rlcore.tasks.kinds.benchmark.settings import BenchmarkStage
-from rlcore.tasks.kinds.benchmark.step import run_benchmark, task_files
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 
@@ -20,11 +18,11 @@ def benchmark_stage(name: str, config: RunConfig) -> Stage:
         name=name,
         version=1,
         kind="benchmark",
-        render_page=benchmark_page,
-        run=partial(run_benchmark, policy=policy),
+        render_page=Lazy("rlcore.tasks.kinds.benchmark.page:benchmark_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.benchmark.step:run_benchmark"), policy=policy),
         inputs=(policy,),
         sections=own_sections(name, "confidence", "hardware"),
-        source_digest=task_files,
+        source_digest=Lazy("rlcore.tasks.kinds.benchmark.step:task_files"),
     )
 
 

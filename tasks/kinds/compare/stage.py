@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.compare.page import comparison_page
-from rlcore.tasks.kinds.compare.step import run_compare
-from rlcore.tasks.kinds.kind import Stage, sections
+from rlcore.tasks.kinds.kind import Lazy, Stage, sections
 from rlcore.tasks.presets.graph import checkpoints, contrasts, same_start_runs, stage_order
 from rlcore.tasks.presets.run import RunConfig
 
@@ -19,8 +17,12 @@ def compare_stage(config: RunConfig) -> Stage:
         name="compare",
         version=1,
         kind="comparison",
-        render_page=comparison_page,
-        run=partial(run_compare, contrasts=contrasts(config), same_start_runs=same_start_runs(config)),
+        render_page=Lazy("rlcore.tasks.kinds.compare.page:comparison_page"),
+        run=partial(
+            Lazy("rlcore.tasks.kinds.compare.step:run_compare"),
+            contrasts=contrasts(config),
+            same_start_runs=same_start_runs(config),
+        ),
         inputs=(*evaluations, *compared),
         sections=sections("confidence"),
     )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.data.page import data_page
-from rlcore.tasks.kinds.data.sampled_step import run_prepare_sampled
-from rlcore.tasks.kinds.data.step import data_source, run_prepare
-from rlcore.tasks.kinds.kind import IMPORT, Stage, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.data import POLICY, DatasetConfig
 from rlcore.tasks.presets.graph import math_data, prompt_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
 from rlcore.tasks.steps.base import prepare_stage_name
-from rlcore.tasks.steps.data import resolve_adapter
+from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 
 
 def data_stage(name: str, config: RunConfig) -> Stage:
@@ -28,11 +25,13 @@ def data_stage(name: str, config: RunConfig) -> Stage:
         name=prepare_stage_name(name),
         version=1,
         kind="dataset",
-        render_page=data_page,
-        run=partial(run_prepare, name=name, held_out=held_out, is_graded=is_graded),
+        render_page=Lazy("rlcore.tasks.kinds.data.page:data_page"),
+        run=partial(
+            Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, is_graded=is_graded
+        ),
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
-        source_digest=data_source,
+        source_digest=_source_digest,
         chosen=partial(chosen_by, is_graded=is_graded),
     )
 
@@ -43,13 +42,25 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
         name=prepare_stage_name(name),
         version=1,
         kind="dataset",
-        render_page=data_page,
-        run=partial(run_prepare_sampled, name=name, policy=policy, prompts=asked, held_out=held_out),
+        render_page=Lazy("rlcore.tasks.kinds.data.page:data_page"),
+        run=partial(
+            Lazy("rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled"),
+            name=name,
+            policy=policy,
+            prompts=asked,
+            held_out=held_out,
+        ),
         inputs=(policy, *held_out),
         sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
-        source_digest=data_source,
+        source_digest=_source_digest,
     )
 
 
 def _data_sections(name: str, others: tuple[str, ...], config: RunConfig) -> Sections:
     return data_sections(config, name, *others)
+
+
+def _source_digest(config: Sections) -> str:
+    """Return a digest of the dataset's source."""
+    (data,) = config.data.values()
+    return source_digest(data)

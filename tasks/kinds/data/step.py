@@ -13,9 +13,8 @@ from rlcore.data_contracts.gate.overlap import Overlap
 from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset, source_digest
+from rlcore.tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset
 from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
@@ -141,9 +140,3 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
         max_text_tokens=max_text_tokens,
         special_tokens=tuple(tokenizer.special_tokens),
     )
-
-
-def data_source(config: Sections) -> str:
-    """Return a digest of the dataset's source."""
-    (data,) = config.data.values()
-    return source_digest(data)

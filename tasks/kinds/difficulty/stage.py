@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.difficulty.page import difficulty_page
 from rlcore.tasks.kinds.difficulty.settings import DifficultyStage
-from rlcore.tasks.kinds.difficulty.step import run_difficulty
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
@@ -22,8 +20,8 @@ def difficulty_stage(name: str, config: RunConfig) -> Stage:
         name=name,
         version=1,
         kind="difficulty",
-        render_page=difficulty_page,
-        run=partial(run_difficulty, policy=policy),
+        render_page=Lazy("rlcore.tasks.kinds.difficulty.page:difficulty_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.difficulty.step:run_difficulty"), policy=policy),
         inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware"),
         source_digest=external_digest,

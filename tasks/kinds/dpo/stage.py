@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.dpo.page import dpo_page
 from rlcore.tasks.kinds.dpo.settings import DpoStage
-from rlcore.tasks.kinds.dpo.step import run_dpo
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 
@@ -21,8 +19,8 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         version=1,
         kind="checkpoint",
         registered_as=name,
-        render_page=dpo_page,
-        run=partial(run_dpo, start=start),
+        render_page=Lazy("rlcore.tasks.kinds.dpo.page:dpo_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),
         inputs=(start, *stages_of_data(config, own.data)),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=own.data),
     )

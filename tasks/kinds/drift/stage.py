@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from rlcore.tasks.kinds.drift.page import drift_page
-from rlcore.tasks.kinds.drift.step import run_drift
-from rlcore.tasks.kinds.kind import Stage, sections
-from rlcore.tasks.tracking.past import ChampionLineage
+from rlcore.tasks.kinds.kind import Lazy, Stage, sections
+
+if TYPE_CHECKING:
+    from rlcore.tasks.tracking.past import ChampionLineage
 
 
 def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:
@@ -17,8 +18,11 @@ def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:
         name="drift",
         version=1,
         kind="report",
-        render_page=drift_page,
-        run=partial(run_drift, accepted={name: past.datasets[name] for name in data if name in past.datasets}),
+        render_page=Lazy("rlcore.tasks.kinds.drift.page:drift_page"),
+        run=partial(
+            Lazy("rlcore.tasks.kinds.drift.step:run_drift"),
+            accepted={name: past.datasets[name] for name in data if name in past.datasets},
+        ),
         inputs=tuple(data),
         sections=sections("retrain"),
     )

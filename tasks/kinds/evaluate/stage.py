@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.evaluate.step import run_evaluate
-from rlcore.tasks.kinds.kind import Stage, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import Lazy, Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.episodes import evaluation_episodes, evaluation_sections
@@ -18,7 +17,7 @@ def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
         name=f"evaluate_{checkpoint}",
         version=1,
         kind="evaluation",
-        run=partial(run_evaluate, checkpoint=stage, data=data),
+        run=partial(Lazy("rlcore.tasks.kinds.evaluate.step:run_evaluate"), checkpoint=stage, data=data),
         inputs=(stage, *stages_of_data(config, data)),
         sections=evaluation_sections,
         source_digest=evaluation_episodes,

@@ -5,27 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rlcore.tasks.kinds.benchmark.settings import BenchmarkStage
 from rlcore.tasks.kinds.benchmark.stage import benchmark_stage
 from rlcore.tasks.kinds.evaluate.stage import evaluate_stage
-from rlcore.tasks.kinds.kind import Stage, sections, stages_of_data
-from rlcore.tasks.kinds.promote.page import promotion_page
-from rlcore.tasks.kinds.promote.step import (
-    CHALLENGER_ASKED,
-    CHAMPION_ASKED,
-    CHAMPION_STAGE,
-    WINS,
-    run_champion,
-    run_promote,
-)
+from rlcore.tasks.kinds.kind import Lazy, Stage, sections, stages_of_data
+from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.kinds.win_rate.stage import win_rate_stage
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.tracking.registry import ModelVersion
+
+if TYPE_CHECKING:
+    from rlcore.tasks.tracking.registry import ModelVersion
 
 
 def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
@@ -43,7 +38,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
             name=CHAMPION_STAGE,
             version=1,
             kind="checkpoint",
-            run=partial(run_champion, uri=uri, sha256=champion.sha256),
+            run=partial(Lazy("rlcore.tasks.kinds.promote.step:run_champion"), uri=uri, sha256=champion.sha256),
             sections=sections(),
             source_digest=partial(_constant, champion.model_id),
         )
@@ -56,9 +51,14 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         name="promote",
         version=1,
         kind="verdict",
-        render_page=promotion_page,
+        render_page=Lazy("rlcore.tasks.kinds.promote.page:promotion_page"),
         run=partial(
-            run_promote, challenger=challenger, champion=version, champion_sha256=sha256, data=data, judged=judged
+            Lazy("rlcore.tasks.kinds.promote.step:run_promote"),
+            challenger=challenger,
+            champion=version,
+            champion_sha256=sha256,
+            data=data,
+            judged=judged,
         ),
         inputs=inputs,
         sections=sections("name", "promotion"),

@@ -26,6 +26,7 @@ from rlcore.tasks.kinds.promote.figures import (
     require_tasks,
     wins_of,
 )
+from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, WINS
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
@@ -35,11 +36,6 @@ from rlcore.tasks.store.storage import read_json, read_table, write_json
 from rlcore.tasks.tracking.registry import count_look, download_model
 from rlcore.tasks.tracking.runs import open_tracker
 
-CHAMPION_STAGE = "champion"
-WINS = "champion_win_rate"
-"""The stage of the challenger's win rate over the champion, where that decides."""
-CHALLENGER_ASKED, CHAMPION_ASKED = "asked_challenger_", "asked_champion_"
-"""What the stages of both sides' benchmarks begin with."""
 _DIGITS = 16  # characters of digests that identify a look
 _PRIMARY = ("accuracy", "win rate")
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.rejection.page import rejection_page
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.rejection.settings import RejectionStage
-from rlcore.tasks.kinds.rejection.step import run_rejection
 from rlcore.tasks.presets.graph import prompt_data, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
@@ -23,8 +21,8 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         name=name,
         version=1,
         kind="dataset",
-        render_page=rejection_page,
-        run=partial(run_rejection, policy=policy, held_out=held_out),
+        render_page=Lazy("rlcore.tasks.kinds.rejection.page:rejection_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.rejection.step:run_rejection"), policy=policy, held_out=held_out),
         inputs=(policy, *data, *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware", data=own.data),
         source_digest=external_digest,

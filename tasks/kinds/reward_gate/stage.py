@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from rlcore.tasks.kinds.kind import Stage, own_sections, stages_of_data
-from rlcore.tasks.kinds.reward_gate.page import reward_gate_page
-from rlcore.tasks.kinds.reward_gate.step import run_reward_gate
+from rlcore.tasks.kinds.kind import Lazy, Stage, own_sections, stages_of_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
-from rlcore.tasks.tracking.past import ChampionLineage
+
+if TYPE_CHECKING:
+    from rlcore.tasks.tracking.past import ChampionLineage
 
 
 def reward_gate_stage(model: str, config: RunConfig, past: ChampionLineage) -> Stage:
@@ -20,9 +21,9 @@ def reward_gate_stage(model: str, config: RunConfig, past: ChampionLineage) -> S
         name="reward_gate",
         version=1,
         kind="verdict",
-        render_page=reward_gate_page,
+        render_page=Lazy("rlcore.tasks.kinds.reward_gate.page:reward_gate_page"),
         run=partial(
-            run_reward_gate,
+            Lazy("rlcore.tasks.kinds.reward_gate.step:run_reward_gate"),
             model=model,
             registered=f"{config.name}-{model}",
             previous=past.artifacts.get(model, ""),

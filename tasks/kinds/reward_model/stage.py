@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.reward_model.page import reward_page
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
-from rlcore.tasks.kinds.reward_model.step import run_reward_model
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 
@@ -21,8 +19,8 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         version=1,
         kind="reward_model",
         registered_as=name,
-        render_page=reward_page,
-        run=partial(run_reward_model, start=start),
+        render_page=Lazy("rlcore.tasks.kinds.reward_model.page:reward_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.reward_model.step:run_reward_model"), start=start),
         inputs=(start, *stages_of_data(config, pairs)),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=pairs),
     )

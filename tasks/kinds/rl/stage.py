@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.rl.page import rl_page
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.rl.settings import RlStage
-from rlcore.tasks.kinds.rl.step import run_online_rl
 from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import curriculum_of
@@ -28,8 +26,15 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         version=1,
         kind="policy",
         registered_as=name,
-        render_page=rl_page,
-        run=partial(run_online_rl, stage=name, start=start, reference=reference, evaluated=evaluated, earlier=earlier),
+        render_page=Lazy("rlcore.tasks.kinds.rl.page:rl_page"),
+        run=partial(
+            Lazy("rlcore.tasks.kinds.rl.step:run_online_rl"),
+            stage=name,
+            start=start,
+            reference=reference,
+            evaluated=evaluated,
+            earlier=earlier,
+        ),
         inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
         sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
         source_digest=external_digest,

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.sft.page import sft_page
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.sft.settings import SftStage
-from rlcore.tasks.kinds.sft.step import run_sft
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 
@@ -21,8 +19,8 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         version=1,
         kind="checkpoint",
         registered_as=name,
-        render_page=sft_page,
-        run=partial(run_sft, start=start, data=data),
+        render_page=Lazy("rlcore.tasks.kinds.sft.page:sft_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.sft.step:run_sft"), start=start, data=data),
         inputs=(start, *data),
         sections=own_sections(name, "hardware", "distributed"),
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.win_rate.page import win_rate_page
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
-from rlcore.tasks.kinds.win_rate.step import run_win_rate
 from rlcore.tasks.presets.graph import ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
@@ -23,8 +21,8 @@ def win_rate_stage(name: str, config: RunConfig) -> Stage:
         name=name,
         version=1,
         kind="win_rate",
-        render_page=win_rate_page,
-        run=partial(run_win_rate, policy=policy, reference=reference),
+        render_page=Lazy("rlcore.tasks.kinds.win_rate.page:win_rate_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.win_rate.step:run_win_rate"), policy=policy, reference=reference),
         inputs=tuple(dict.fromkeys((policy, reference, *data, *reward_models_of(own)))),
         sections=own_sections(name, "confidence", "hardware", data=own.human_pairs),
         source_digest=external_digest,

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig
 
 from rlcore.errors import ConfigError
+from rlcore.flows.plan import plan_memory
 from rlcore.flows.presets import open_preset
-from rlcore.flows.run import plan_memory
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.tasks.pipeline import memory_plan

@@ -11,9 +11,10 @@ import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
-from rlcore.flows import run as flow
+from rlcore.flows import plan as flow
+from rlcore.flows.plan import every_target, plan_memory, plan_targets
 from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.flows.run import every_target, plan_memory, plan_targets, run_promotion, run_targets
+from rlcore.flows.run import run_promotion, run_targets
 from rlcore.models.importing import import_model
 from rlcore.tasks.pipeline import sizes
 from rlcore.tasks.store.settings import Home

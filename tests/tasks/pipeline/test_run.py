@@ -14,8 +14,9 @@ from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.leases import LEASE_TAG, hold_lease
 from rlcore.tasks.pipeline.pipeline_run import open_pipeline_run
+from rlcore.tasks.pipeline.plan import PlanRow, format_plan, order_stages, plan
 from rlcore.tasks.pipeline.prefect_bridge import FlowRun
-from rlcore.tasks.pipeline.run import PlanRow, format_plan, order_stages, plan, run_pipeline
+from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of
 from rlcore.tasks.steps.base import StageContext, StageResult

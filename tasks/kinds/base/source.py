@@ -1,0 +1,47 @@
+"""Sections and source files of an import, which its key counts."""
+
+from __future__ import annotations
+
+from rlcore.config import ModelConfig
+from rlcore.errors import ModelError
+from rlcore.models.source_files import source_digest
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections, sections_of
+from rlcore.tasks.store.settings import find_home
+
+
+def registered_version(config: Sections, *, model: str) -> str:
+    """Return the version that ``models:/name@alias`` names now, for the stage's key.
+
+    Raises:
+        ModelError: the registry has no such version.
+    """
+    return source_files(Sections({"model": ModelConfig(source="registry", path=model)}))
+
+
+def import_sections(config: RunConfig) -> Sections:
+    """Select the sections of an import. Only a model from scratch, whose weights are drawn, needs the machine."""
+    hardware = ("hardware",) if config.model.source == "scratch" else ()
+    return sections_of(config, "model", *hardware)
+
+
+def source_files(config: Sections) -> str:
+    """Return a digest of the checkpoint's source, for the stage's key; empty if the configuration determines it.
+
+    An alias in a registry URI counts as the version that it names now: moving the alias reruns the import.
+    """
+    model: ModelConfig = config.model
+    if model.source != "registry":
+        return source_digest(model)
+    from rlcore.tasks.tracking.registry import find_version
+    from rlcore.tasks.tracking.runs import open_tracker
+
+    name, _, alias = model.path.removeprefix("models:/").partition("@")
+    if not alias:
+        return model.path
+    version = find_version(open_tracker(find_home()), name, alias)
+    if version is None:
+        raise ModelError(
+            f"no version of {name!r} carries the alias {alias!r}", where="model.path", fix="promote a version first"
+        )
+    return f"{version.name}/{version.version}"

@@ -1,0 +1,49 @@
+"""Key inputs of a stage: everything that determines its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlcore.config import to_dict
+from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.cache_keys import function_of
+from rlcore.tasks.pipeline.versions import versions
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import KeyInputs
+from rlcore.tasks.store.code_hash import closure_digests
+
+
+def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
+    """Return everything that determines the stage's result, as JSON values."""
+    module, arguments = function_of(stage.run)
+    sections = stage.sections(config)
+    counted, machine = _with_machine(sections)
+    chosen = stage.chosen(sections)
+    return {
+        "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
+        "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
+        "external": stage.source_digest(sections),
+        "code": closure_digests(module, chosen=chosen),
+        "arguments": to_dict(arguments),
+        "config": counted,
+        "machine": machine,
+        "seed": config.seed,
+        "versions": versions(module, sections, chosen=chosen),
+    }
+
+
+def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the configuration for a stage's key: its sections, with the detected machine in place of ``hardware``.
+
+    Thus ``auto`` counts as its resolved value. Without ``hardware`` the machine is empty.
+    """
+    counted = sections.for_key()
+    if "hardware" not in counted:
+        return counted, {}
+    from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch, which rejecting a command does not need
+
+    kept = {name: value for name, value in counted["hardware"].items() if name not in CHOSEN}
+    return {**counted, "hardware": kept}, to_dict(find_machine(sections.hardware))

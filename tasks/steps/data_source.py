@@ -1,0 +1,116 @@
+"""Source of a dataset: its adapter and options, and the digest by which a stage's key counts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcore.config.data import tried
+from rlcore.data_contracts.adapters import convert
+from rlcore.data_contracts.adapters.table import Kind
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import require_file
+from rlcore.errors import ConfigError, DataError
+from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.code_hash import closure_digest
+
+_HUB = re.compile(
+    r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
+)
+
+
+def resolve_adapter(config: DatasetConfig) -> str:
+    """Return the adapter in use: the fallback if there is one and ``path`` names no file.
+
+    Raises:
+        ConfigError: unknown adapter.
+    """
+    is_missing = bool(config.path) and not config.path.startswith(HUB) and not Path(config.path).exists()
+    adapter = config.fallback if is_missing and config.fallback else config.adapter
+    for name in {config.adapter, config.fallback, adapter} - {"", POLICY}:
+        with contract_errors(ConfigError):
+            convert.is_generator(name)
+    return adapter
+
+
+def check_options(kind: Kind, config: DatasetConfig) -> None:
+    """Reject options that neither the adapter nor its fallback knows.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    names = [name for name in (config.adapter, config.fallback) if name]
+    if POLICY in names:  # its options belong to the stage that samples
+        return
+    with contract_errors(ConfigError):
+        known = [convert.known_options(name, kind) for name in names]
+    allowed = frozenset[str]().union(*(options for options, _ in known))
+    takes_settings = any(settings for _, settings in known)
+    unknown = [name for name in config.options if name not in allowed and not (takes_settings and "." in name)]
+    if unknown:
+        raise ConfigError(
+            f"the adapter {' or '.join(map(repr, names))} has no option {unknown[0]!r}",
+            where=f"{kind}.options",
+            fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
+        )
+
+
+def source_digest(config: DatasetConfig) -> str:
+    """Return the source of the rows, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
+
+    Two sources give both. An adapter named ``module:NAME`` adds the digest of its code.
+
+    Raises:
+        ConfigError: unknown adapter, malformed hub path.
+        DataError: the file cannot be read, or is a pipe or a device.
+    """
+    adapter = resolve_adapter(config)
+    if adapter == POLICY:
+        return "generated"
+    paths = [path for path in (config.path, config.eval_path) if path or not config.path]
+    found = ["generated"] if convert.is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
+    return " ".join([*found, closure_digest(adapter.partition(":")[0])] if ":" in adapter else found)
+
+
+def _digest_of(path: str, adapter: str) -> str:
+    if path.startswith(HUB):
+        return hub_parts(path)["revision"]
+    try:
+        with contract_errors():
+            require_file(Path(path))
+        return file_sha256(Path(path))
+    except OSError as error:
+        raise DataError(
+            f"cannot read the dataset: {error.strerror}",
+            where=tried(path) if path else "path is empty",
+            fix=f"set path to a file for the adapter {adapter!r}, or set fallback",
+        ) from error
+
+
+def hub_parts(path: str) -> dict[str, str]:
+    """Return name, revision, subset and split of a hub path; empty or None if absent.
+
+    Raises:
+        ConfigError: it is malformed.
+    """
+    match = _HUB.fullmatch(path)
+    if match is None:
+        raise ConfigError(
+            "the hub path is malformed",
+            where=path,
+            fix="write hub:org/name@revision, …@revision/subset, or …/subset:split; the revision is a commit of 40 "
+            "hexadecimal digits",
+        )
+    return match.groupdict()
+
+
+@contextmanager
+def contract_errors(kind: type[DataError] | type[ConfigError] = DataError) -> Iterator[None]:
+    """Turn errors of the contracts, which do not import rlcore, into rlcore's own."""
+    try:
+        yield
+    except ContractError as error:
+        raise kind(error.what, where=error.where, fix=error.fix) from error
