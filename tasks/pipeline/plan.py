@@ -14,6 +14,7 @@ from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.remembered import remembered_in
 from rlcore.tasks.store.settings import Home
 
 
@@ -75,10 +76,11 @@ def recorded_refs(
 ) -> Mapping[str, ArtifactRef]:
     """Return :func:`cached_refs` from the records alone: no file is read, so damaged files are not noticed."""
     cache, known = StageCache(home.cache), dict[str, ArtifactRef]()
-    for stage in order_stages(stages, targets):
-        if all(name in known for name in stage.inputs):
-            record = cache.find(stage.name, key_of(key_inputs(stage, config, known)))
-            known |= {stage.name: record.ref} if record else {}
+    with remembered_in(home.source_facts):
+        for stage in order_stages(stages, targets):
+            if all(name in known for name in stage.inputs):
+                record = cache.find(stage.name, key_of(key_inputs(stage, config, known)))
+                known |= {stage.name: record.ref} if record else {}
     return known
 
 
@@ -95,11 +97,12 @@ def _look_up(
     store, cache = ArtifactStore(home.root), StageCache(home.cache)
     known: dict[str, ArtifactRef] = {}
     rows = []
-    for stage in order_stages(stages, targets):
-        row, ref = _plan_stage(stage, config, known, store, cache)
-        rows.append(row)
-        if ref is not None:
-            known[stage.name] = ref
+    with remembered_in(home.source_facts):
+        for stage in order_stages(stages, targets):
+            row, ref = _plan_stage(stage, config, known, store, cache)
+            rows.append(row)
+            if ref is not None:
+                known[stage.name] = ref
     return tuple(rows), known
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.tracking.runs import RunTracker
+
+if TYPE_CHECKING:
+    from rlcore.tasks.tracking.runs import RunTracker
 
 R = TypeVar("R")
 

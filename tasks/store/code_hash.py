@@ -25,6 +25,7 @@ from pathlib import Path
 import rlcore
 from rlcore.errors import StorageError
 from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen, imported_packages, imports_of, syntax_tree
+from rlcore.tasks.store.remembered import remembered
 
 OWN = "rlcore"  # the root of all rlcore modules
 
@@ -160,8 +161,9 @@ def _source(module: str, root: Path | None) -> Path | None:
     folder = (root or _ROOT) / top if top == OWN else _foreign(top)
     if folder is None:
         return None
-    base = folder.joinpath(*rest)
-    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)
+    base = "/".join((str(folder), *rest))
+    found = (path for path in (f"{base}/__init__.py", f"{base}.py") if os.path.isfile(path))  # noqa: PTH113 - of thousands
+    return next(map(Path, found), None)
 
 
 def _foreign(top: str) -> Path | None:
@@ -177,7 +179,7 @@ def _foreign(top: str) -> Path | None:
     return Path(spec.origin).with_suffix("") if spec.has_location and spec.origin else None
 
 
-@lru_cache(maxsize=1024)
+@remembered
 def _digest(source: str) -> str:
     return hashlib.sha256(ast.dump(_WithoutDocstrings().visit(syntax_tree(source))).encode()).hexdigest()
 

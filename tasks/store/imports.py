@@ -6,12 +6,13 @@ import ast
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+
+from rlcore.tasks.store.remembered import remembered
 
 Chosen = Mapping[str, frozenset[str]]
 """The rows that are chosen of each table of :func:`rlcore.choices.choices`, by its setting; else every row counts."""
 NOTHING_CHOSEN: Chosen = {}
-_Rows = tuple[tuple[str, str, frozenset[str]], ...]
+_Rows = list[tuple[str, str, list[str]]]
 _ATTEMPTS, _MOMENT = 20, 0.05  # attempts at a syntax tree, and seconds between them
 
 
@@ -22,7 +23,7 @@ def imports_of(source: str, package: str, chosen: Chosen = NOTHING_CHOSEN) -> fr
     """
     always, rows = _read(source, package)
     of_rows = (found for setting, row, found in rows if row in chosen.get(setting, (row,)))
-    return always.union(*of_rows)
+    return frozenset(always).union(*of_rows)
 
 
 def syntax_tree(source: str) -> ast.Module:
@@ -35,23 +36,27 @@ def syntax_tree(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-@lru_cache(maxsize=1024)
 def imported_packages(source: str) -> frozenset[str]:
     """Return the top-level names that a file imports, without Python's own and names for type checkers alone."""
+    return frozenset(_packages(source))
+
+
+@remembered
+def _packages(source: str) -> list[str]:
     tree = _WithoutTypeChecking().visit(syntax_tree(source))
     relative = (node for node in ast.walk(tree) if not (isinstance(node, ast.ImportFrom) and node.level))
     tops = {target.partition(".")[0] for node in relative for target in _targets(node, "")}
-    return frozenset(tops - sys.stdlib_module_names - {""})
+    return sorted(tops - sys.stdlib_module_names - {""})
 
 
-# Cached by the text and not by modification time, which is too coarse for two edits in one tick.
-@lru_cache(maxsize=1024)
-def _read(source: str, package: str) -> tuple[frozenset[str], _Rows]:
+# Remembered by the text and not by modification time, which is too coarse for two edits in one tick.
+@remembered
+def _read(source: str, package: str) -> tuple[list[str], _Rows]:
     """Return the unconditional imports of a module, and for each table row the setting, the row and its imports."""
     tree: ast.Module = _WithoutTypeChecking().visit(syntax_tree(source))
     tables = {statement: table for statement in tree.body if (table := _table(statement))}
     if not tables:
-        return frozenset(target for node in ast.walk(tree) for target in _targets(node, package)), ()
+        return sorted({target for node in ast.walk(tree) for target in _targets(node, package)}), []
     named, helpers = dict[str, frozenset[str]](), dict[str, ast.stmt]()
     roots: list[ast.AST] = []
     for statement in tree.body:
@@ -61,12 +66,12 @@ def _read(source: str, package: str) -> tuple[frozenset[str], _Rows]:
             helpers[statement.name] = statement
         elif statement not in tables:
             roots.append(statement)
-    rows = tuple(
-        (setting, row, _reached([value], package, named, helpers))
+    rows = [
+        (setting, row, sorted(_reached([value], package, named, helpers)))
         for setting, values in tables.values()
         for row, value in values.items()
-    )
-    return _reached(roots, package, named, helpers), rows
+    ]
+    return sorted(_reached(roots, package, named, helpers)), rows
 
 
 def _table(statement: ast.stmt) -> tuple[str, Mapping[str, ast.expr]] | None:

@@ -87,6 +87,11 @@ class Home:
         return self.root / "mlartifacts"
 
     @property
+    def source_facts(self) -> Path:
+        """Memo of facts of source files, which keys count (:mod:`rlcore.tasks.store.remembered`)."""
+        return self.cache / "sources.json"
+
+    @property
     def tracking_uri(self) -> str:
         """URI of MLflow's runs unless ``MLFLOW_TRACKING_URI`` names another."""
         return f"sqlite:///{self.root / 'mlflow.db'}"

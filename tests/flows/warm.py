@@ -129,6 +129,8 @@ def _look_ahead() -> None:
 
     for stage in stages(open_preset("tiny", ())):
         closure_digests(function_of(stage.run)[0])
+        for each in filter(None, (function_of(stage.run)[0], getattr(stage.render_page, "__module__", ""))):
+            importlib.import_module(each)
     pins()
     _init_modules_to_packages_map()
     configure_mappers()

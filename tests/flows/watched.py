@@ -6,12 +6,14 @@ import json
 import sys
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rlcore.flows.run import run_targets
 from rlcore.tasks.pipeline import stages
+from rlcore.tasks.pipeline.cache_keys import function_of
 from rlcore.tasks.store.settings import configure_environment, find_home
 
 CALL = "tests.flows.watched:main"
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
         if stage.name not in called:
             return run_step(stage, *given)
+        import_module(function_of(stage.run)[0])  # an import calls functions too
         threading.setprofile(look)
         sys.setprofile(look)
         try:

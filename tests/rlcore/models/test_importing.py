@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError, StorageError
 from rlcore.models.exporting import export_checkpoint
-from rlcore.models.importing import import_model, source_digest
+from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
@@ -379,16 +379,3 @@ def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
     with pytest.raises(StorageError, match="could not be written"):
         import_model(SCRATCH, tmp_path / "file" / "model", seed=0)
-
-
-def test_the_digest_of_a_source_follows_its_files(damaged: Path, tmp_path: Path) -> None:
-    config = ModelConfig(source="folder", path=str(damaged))
-    before = source_digest(config)
-    truncate(damaged)
-    assert before != source_digest(config)
-    assert source_digest(SCRATCH) == ""
-    (tmp_path / "mine.jinja").write_text("x", encoding="utf-8")
-    expected = hashlib.sha256(b"x").hexdigest()
-    assert source_digest(ModelConfig(source="scratch", chat_template=str(tmp_path / "mine.jinja"))) == expected
-    with pytest.raises(ModelError, match="cannot be read"):
-        source_digest(ModelConfig(source="gguf", path=str(tmp_path / "missing.gguf")))

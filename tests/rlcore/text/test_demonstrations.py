@@ -14,8 +14,8 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 from rlcore.errors import ModelError
-from rlcore.models.gguf import find_package_file
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
+from rlcore.models.source_files import find_package_file
 from rlcore.text.demonstrations import (
     Demonstration,
     assistant_spans,

@@ -14,7 +14,8 @@ import pytest
 from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.errors import ConfigError, DataError
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.steps.data import DatasetKind, Use, prepare_dataset, resolve_adapter, source_digest
+from rlcore.tasks.steps.data import DatasetKind, Use, prepare_dataset
+from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
 from rlcore.tasks.store.storage import read_table, write_table
