@@ -1,4 +1,4 @@
-"""Generated parts of the site: settings, metrics, presets and injected faults.
+"""Generated parts of the site: settings, metrics, presets, keys of peers and injected faults.
 
 A page of docs/ marks the place with ``<!-- generated: NAME -->``. ``make docs`` calls :func:`on_page_markdown`.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from rlcore.flows.presets import FOLDER, open_unvalidated
 from rlcore.metrics import render
 from rlcore.tasks.presets.pages import as_markdown
+from rlcore.tasks.presets.peers import KINDS, PEERS, peer_keys
 from rlcore.tasks.presets.stages import named_start
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +39,20 @@ def faults() -> str:
     rows = map(json.loads, FAULTS.read_text(encoding="utf-8").splitlines())
     lines = (_row(row["name"], row["caught"], row["steps"], _cell(row["message"])) for row in rows)
     return "\n".join(["| fault | result | after | message |", "|---|---|---|---|", *lines])
+
+
+def peers() -> str:
+    """Return a table for TRL and one for verl: each key with ours, its default and what to know."""
+    return "\n\n".join(f"### {title}\n\n" + "\n".join(_peer(name)) for name, title in PEERS.items())
+
+
+def _peer(peer: str) -> Iterator[str]:
+    yield from ("| theirs | ours | default | note |", "|---|---|---|---|")
+    for row in (row for row in peer_keys() if row.peer == peer):
+        ours = f"`{row.ours}`" if row.ours else f"none; only {' or '.join(map(str, row.only or ())) or 'unset'}"
+        defaults = dict.fromkeys(map(str, row.defaults.values()))
+        of = "" if peer == "verl" or len(row.trainers) == len(KINDS) else f" ({', '.join(row.trainers)})"
+        yield _row(f"`{row.name}`{of}", ours, ", ".join(defaults), row.note)
 
 
 def presets() -> str:
@@ -82,5 +97,6 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "settings": as_markdown,
     "metrics": render,
     "presets": presets,
+    "peers": peers,
     "faults": faults,
 }

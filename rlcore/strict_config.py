@@ -16,7 +16,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,16 +24,10 @@ from typing import Annotated, Any, Literal, TypeVar
 from rlcore.errors import ConfigError
 
 T = TypeVar("T")
+Hint = Callable[[str, object], str]
 INLINE = MappingProxyType({"inline": True})
 """Metadata of a dataclass field whose keys are written next to those of the other fields."""
-_NAMES = {
-    int: "an integer",
-    float: "a number",
-    str: "a text",
-    bool: "true or false",
-    dict: "a table",
-    list: "a list",
-}
+_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "a table", list: "a list"}
 
 
 @dataclass(frozen=True)
@@ -85,13 +79,25 @@ class OneOf:
     kinds: Mapping[str, type]
 
 
-def build(kind: type[T], document: Mapping[str, Any], *, source: str = "configuration") -> T:
+class _Errors(list[str]):
+    """Errors found so far, and the caller's hint for a key that does not belong where it is."""
+
+    def __init__(self, hint: Hint) -> None:
+        super().__init__()
+        self.hint = hint
+
+
+def build(
+    kind: type[T], document: Mapping[str, Any], *, source: str = "configuration", hint: Hint = lambda *_: ""
+) -> T:
     """Build a frozen dataclass from nested mappings, strictly.
+
+    ``hint`` returns what is meant by an unknown key, from its path and value, or "".
 
     Raises:
         ConfigError: Lists all errors, one per line, each with its path.
     """
-    errors: list[str] = []
+    errors = _Errors(hint)
     value = _build(kind, document, "", errors)
     if errors:
         raise config_error(errors, source)
@@ -155,7 +161,7 @@ def _list_item(items: list[Any], index: str, override: str) -> Any:
     return items[int(index)]
 
 
-def _build(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _build(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     origin = typing.get_origin(kind)
     if origin is Annotated:
         return _build_bounded(kind, value, path, errors)
@@ -172,7 +178,7 @@ def _build(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     return _build_scalar(kind, value, path, errors)
 
 
-def _build_bounded(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _build_bounded(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     inner, *bounds = typing.get_args(kind)
     if isinstance(bounds[0], OneOf):
         return _build_one_of(bounds[0], value, path, errors)
@@ -184,7 +190,7 @@ def _build_bounded(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     return built
 
 
-def _build_one_of(choice: OneOf, value: Any, path: str, errors: list[str]) -> Any:
+def _build_one_of(choice: OneOf, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, Mapping):
         errors.append(f"{path} = {value!r}: must be a section")
         return None
@@ -199,14 +205,16 @@ def _build_one_of(choice: OneOf, value: Any, path: str, errors: list[str]) -> An
     return _build_dataclass(choice.kinds[named], value, path, errors)
 
 
-def _build_dataclass(kind: type, value: Any, path: str, errors: list[str]) -> Any:
+def _build_dataclass(kind: type, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, Mapping):
-        errors.append(f"{path or 'preset'} = {value!r}: must be a section")
+        meant = errors.hint(path, value)
+        errors.append(f"{path or 'preset'} = {value!r}: must be a section" + (f"; {meant}" if meant else ""))
         return None
     before = len(errors)
     prefix = f"{path}." if path else ""
     known = keys_of(kind)
-    errors += [_unknown_key(key, known, prefix) for key in value if key not in known]
+    unknown = {key: errors.hint(f"{prefix}{key}", value[key]) for key in value if key not in known}
+    errors += [_unknown_key(key, known, prefix, meant) for key, meant in unknown.items()]
     built = _build_fields(kind, value, path, errors)
     if len(errors) > before:
         return None
@@ -225,7 +233,7 @@ def keys_of(kind: type) -> list[str]:
     return keys
 
 
-def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: list[str]) -> dict[str, Any]:
+def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: _Errors) -> dict[str, Any]:
     prefix = f"{path}." if path else ""
     fields = {f.name: f for f in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind, include_extras=True)
@@ -242,10 +250,10 @@ def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: list[
     return built
 
 
-def _unknown_key(key: str, fields: Sequence[str], prefix: str) -> str:
+def _unknown_key(key: str, fields: Sequence[str], prefix: str, meant: str) -> str:
     close = difflib.get_close_matches(key, fields, n=1)
-    hint = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(fields)}"
-    return f"{prefix}{key}: unknown key; {hint}"
+    nearest = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(fields)}"
+    return f"{prefix}{key}: unknown key; {meant or nearest}"
 
 
 def _without_none(kind: Any) -> Any:
@@ -253,14 +261,14 @@ def _without_none(kind: Any) -> Any:
     return functools.reduce(operator.or_, others, first)
 
 
-def _build_literal(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _build_literal(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     choices = typing.get_args(kind)
     if value not in choices:
         errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
     return value
 
 
-def _build_tuple(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _build_tuple(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, list | tuple):
         errors.append(f"{path} = {value!r}: must be a list")
         return ()
@@ -268,7 +276,7 @@ def _build_tuple(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     return tuple(_build(item_kind, item, f"{path}.{i}", errors) for i, item in enumerate(value))
 
 
-def _build_mapping(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _build_mapping(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, Mapping):
         errors.append(f"{path} = {value!r}: must be a table of names and values")
         return {}
@@ -276,7 +284,7 @@ def _build_mapping(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
     return {key: _build(item_kind, item, f"{path}.{key}", errors) for key, item in value.items()}
 
 
-def _build_scalar(kind: Any, value: Any, path: str, errors: list[str]) -> Any:
+def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if float in allowed and int not in allowed and type(value) is int:
         value = float(value) if abs(value) <= sys.float_info.max else math.inf

@@ -58,7 +58,7 @@ for _group, _commands in (
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
-    (_INSPECT, (machine.upgrade, settings.migrate_preset)),
+    (_INSPECT, (machine.upgrade, settings.migrate_preset, settings.from_trl)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

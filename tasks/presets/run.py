@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph_validation import graph_errors
+from rlcore.tasks.presets.peers import meant
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.renamed import kinds_in, old_names
 from rlcore.tasks.presets.report import ReportConfig
@@ -146,7 +148,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     document = changed
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     _require(document, _key_list(document, "requires", path), where=str(path))
-    return build(RunConfig, document, source=str(path))
+    return build(RunConfig, document, source=str(path), hint=partial(meant, document))
 
 
 def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
