@@ -49,6 +49,7 @@ class HealthFinding:
     Attributes:
         level: ``warn`` beyond the first limit, ``alarm`` beyond the second, ``stop`` after ``patience`` such readings.
         since: First iteration of the current streak.
+        cause: Likeliest cause, of :mod:`rlcore.checks.causes`; "" if the figures show none.
     """
 
     rule: str
@@ -58,9 +59,11 @@ class HealthFinding:
     value: float
     limit: float
     fix: str
+    cause: str = ""
 
     def __str__(self) -> str:
-        return f"{self.rule}: {self.metric}={self.value:.4g} limit={self.limit:g} since iteration {self.since}"
+        reading = f"{self.rule}: {self.metric}={self.value:.4g} limit={self.limit:g} since iteration {self.since}"
+        return f"{self.cause} ({reading})" if self.cause else reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,10 +114,8 @@ def length_ratio(history: History, index: int) -> float | None:
     """Return the ratio (at least 1) of the mean length to that of the first iterations, or its inverse."""
     length = history[index].get("completion/length")
     first = [row["completion/length"] for row in history[: min(_BASELINE, index + 1)] if "completion/length" in row]
-    if not length or not first:
-        return None
-    usual = sum(first) / len(first)
-    if min(abs(length), abs(usual)) < _MIN_LENGTH:
+    usual = sum(first) / max(1, len(first))
+    if not length or min(abs(length), abs(usual)) < _MIN_LENGTH:
         return None
     return max(length / usual, usual / length)
 

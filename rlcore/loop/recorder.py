@@ -33,7 +33,7 @@ class HealthStop:
     restored_iteration: int
 
     def __str__(self) -> str:
-        stop = f"stopped after iteration {self.iteration} by {self.finding}"
+        stop = f"stopped after iteration {self.iteration}: {self.finding}"
         return f"{stop}; the result is iteration {self.restored_iteration}. {self.finding.fix}"
 
 

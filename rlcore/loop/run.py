@@ -11,6 +11,7 @@ from typing import Any
 
 from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import EngineCalibration
+from rlcore.checks.causes import explained
 from rlcore.checks.health import HealthFinding, HealthMonitor, HealthReport
 from rlcore.errors import TrainingError
 from rlcore.loop.checkpoints import Checkpoints
@@ -88,7 +89,8 @@ class Run:
         for row in self.history:
             rows.append(row)
             report = self.health_monitor.update(rows)
-            self.findings += [to_record(each, int(row["iteration"])) for each in unreported(report, self.findings)]
+            new = (explained(each, rows, self.components.config) for each in unreported(report, self.findings))
+            self.findings += [to_record(each, int(row["iteration"])) for each in new]
 
 
 def unreported(report: HealthReport, known: Sequence[Mapping[str, Any]]) -> list[HealthFinding]:
@@ -111,14 +113,16 @@ def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
     New findings are recorded and logged. A rule without patience left stops the run, unless the configuration only
     warns.
     """
-    config = run.components.health
+    config, rl = run.components.health, run.components.config
     report = run.health_monitor.update(run.history)
-    for finding in unreported(report, run.findings):
+    for finding in (explained(each, run.history, rl) for each in unreported(report, run.findings)):
         run.findings.append(to_record(finding, run.iterations_done))
         run.recorder.log(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
     if report.stop and config.action == "stop":
         run.stop = HealthStop(
-            finding=report.stop, iteration=run.iterations_done, restored_iteration=report.last_healthy
+            finding=explained(report.stop, run.history, rl),
+            iteration=run.iterations_done,
+            restored_iteration=report.last_healthy,
         )
     warnings = sum(finding.level == "warn" for finding in report.findings)
     return report, {

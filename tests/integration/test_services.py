@@ -260,7 +260,7 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     refused, stopped = told[before:]
     assert (refused["event"], stopped["event"]) == ("rlcore.promotion.refused", "rlcore.run.stopped")
     assert refused["text"].startswith(f"{NAME} version 3: ")
-    assert re.search(r"^grpo of tiny: stopped after iteration \d+ by .*the result is iteration \d+", stopped["text"])
+    assert re.search(r"^grpo of tiny: stopped after iteration \d+: .*the result is iteration \d+", stopped["text"])
 
 
 def drop_rows(path: Path, count: int) -> None:

@@ -35,6 +35,6 @@ def test_the_log_gets_notes_and_lines_and_a_stop_as_a_warning(caplog: pytest.Log
 
 def test_a_stop_says_after_which_iteration_why_which_is_kept_and_what_to_do() -> None:
     assert str(STOP) == (
-        "stopped after iteration 9 by kl: kl/ref=0.75 limit=0.5 since iteration 5; the result is iteration 4."
+        "stopped after iteration 9: kl: kl/ref=0.75 limit=0.5 since iteration 5; the result is iteration 4."
         " lower the learning rate"
     )
