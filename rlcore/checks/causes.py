@@ -207,3 +207,14 @@ def explained(finding: HealthFinding, history: Sequence[Mapping[str, float]], rl
         if finding.rule in cause.rules and (found := cause.evidence(figures)):
             return replace(finding, cause=found, fix=cause.fix)
     return finding
+
+
+def unchanged(learning_rate: float, *, took_steps: bool = True) -> str:
+    """Return the message on training that ended with the weights of its start."""
+    if took_steps:
+        why = f"its updates are smaller than the precision of the saved weights (learning_rate = {learning_rate:g})"
+        fix = "raise learning_rate, or the number of steps"
+    else:
+        why = "no iteration took an optimizer step, because no group of answers had a signal"
+        fix = "see the findings of zero_signal above"
+    return f"health alarm: the policy did not change: {why}\n  fix: {fix}"

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import known_answers_canary, terms_canary
+from rlcore.checks.causes import unchanged
 from rlcore.checks.health import HealthMonitor
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.checkpoints import Checkpoints
@@ -45,7 +46,10 @@ def train(components: Components, recorder: Recorder | None = None) -> TrainResu
     with open_run(components, recorder or LogRecorder(components.config.num_iterations)) as run:
         while not run.is_over:
             iterate(run)
-        return finish(run)
+        result = finish(run)
+        if not result.took_steps:
+            run.recorder.log(unchanged(components.config.learning_rate, took_steps=False))
+        return result
 
 
 @contextmanager

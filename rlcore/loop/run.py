@@ -167,6 +167,11 @@ class TrainResult:
     stop: HealthStop | None
     rolled_back_history: tuple[Mapping[str, float], ...]
 
+    @property
+    def took_steps(self) -> bool:
+        """True if any iteration changed the policy."""
+        return any(row.get("gradient_norm", 1.0) for row in self.history)
+
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from rlcore.checks.audit.integrity import is_unchanged
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
 from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
@@ -198,8 +199,13 @@ def gates(folders: Folders) -> list[dict[str, Any]]:
 
 
 def health(folders: Folders) -> list[dict[str, Any]]:
-    """Return the findings of the health rules in each run."""
-    return [{"label": name, **read_json(folder / "health.json")} for name, folder in rl_runs(folders).items()]
+    """Return the findings of the health rules in each RL run, and trained models with the weights of their start."""
+    found, none = rl_runs(folders), dict[str, Any](findings=[], stopped=None)
+    return [
+        {"label": name, "unchanged": same, **(read_json(folder / "health.json") if name in found else none)}
+        for name, folder in folders.items()
+        if (same := is_unchanged(folder)) or name in found
+    ]
 
 
 def tokens_of(stage: str, folder: Path) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from rlcore.checks.audit.integrity import is_unchanged
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -66,7 +67,8 @@ def _stage_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
     for name, ref in refs.items():
         record = cache.find(name, ref.stage_key)
         took = f"{record.seconds:9.1f}" if record else f"{'?':>9}"
-        yield f"{name:<24}{took}  {ref.kind}/{ref.sha256[:12]}"
+        same = "  unchanged: the weights are those of its start" * is_unchanged(home.root / ref.uri)
+        yield f"{name:<24}{took}  {ref.kind}/{ref.sha256[:12]}{same}"
 
 
 def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> list[str]:

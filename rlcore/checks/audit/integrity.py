@@ -90,10 +90,22 @@ def digest_of_prompts(prompts: Iterable[Prompt]) -> str:
     return digest.hexdigest()
 
 
-def write_model_digest(folder: Path, *, stage: str, model: Path) -> None:
-    """Write the digests of a stage's model; ``model``: its checkpoint below ``folder``."""
+def write_model_digest(folder: Path, *, stage: str, model: Path, start: Path | None = None) -> bool:
+    """Write the digests of a stage's model, and return True if it has the weights of ``start``.
+
+    ``model``: its checkpoint below ``folder``. ``start``: artifact that training started from.
+    """
     seal = {"stage": stage, "weights": weights_digest(model), "tokens": fingerprint(ChatTokenizer.load(model))}
-    (folder / SEAL).write_text(json.dumps(seal, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    before = {"start": json.loads((start / SEAL).read_text(encoding="utf-8"))["weights"]} if start else {}
+    (folder / SEAL).write_text(json.dumps(seal | before, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return seal["weights"] == before.get("start")
+
+
+def is_unchanged(folder: Path) -> bool:
+    """Return True if training left the weights of its start as they were, by the digests in ``folder``."""
+    path = folder / SEAL
+    seal = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return "start" in seal and seal["start"] == seal["weights"]
 
 
 def verify_model(folder: Path, *, stage: str, model: Path) -> ChatTokenizer:

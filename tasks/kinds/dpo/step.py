@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlcore.checks.audit.integrity import verify_model, write_model_digest
+from rlcore.checks.causes import unchanged
 from rlcore.choices import choices
 from rlcore.config import DpoConfig
 from rlcore.distributed.distributed_supervised import DistributedDpo
@@ -50,7 +51,9 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         margins = run_dpo_steps(learner, data.train, data.held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.like_start)
         memory = peak_memory_gib(runtime.device)
-    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
+    model, before = context.folder / MODEL, context.inputs[start]
+    if write_model_digest(context.folder, stage=context.stage, model=model, start=before):
+        context.log(unchanged(config.learning_rate))
     write_json(history, context.folder / "history.json")
     figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)
     context.tracker.log_metrics(figures, step=len(history))

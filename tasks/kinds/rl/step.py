@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from rlcore.checks.audit.integrity import verify_model, write_model_digest
+from rlcore.checks.causes import unchanged
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
 from rlcore.hardware.runtime import Runtime
@@ -68,7 +69,8 @@ def _artifact(context: StageContext, components: Components, outcome: TrainResul
     """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
     components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.like_start)
-    write_model_digest(folder, stage=context.stage, model=folder / MODEL)
+    if write_model_digest(folder, stage=context.stage, model=folder / MODEL, start=context.inputs[START]):
+        context.log(unchanged(context.config.stage.settings.learning_rate, took_steps=outcome.took_steps))
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():
         shutil.copytree(skipped, folder / SKIPPED)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.checks.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
 from rlcore.checks.audit.supervised_data import require_demonstrations
+from rlcore.checks.causes import unchanged
 from rlcore.choices import choices
 from rlcore.config import SftConfig
 from rlcore.distributed.distributed_supervised import DistributedSft
@@ -60,7 +61,9 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         context.log(str(shuffle_gap))
         require_shuffle_gap(shuffle_gap, config.min_shuffle_gap)
         memory = peak_memory_gib(runtime.device)
-    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
+    model, before = context.folder / MODEL, context.inputs[start]
+    if write_model_digest(context.folder, stage=context.stage, model=model, start=before):
+        context.log(unchanged(config.learning_rate))
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}
     return StageResult(metrics=result | {"sft/shuffle_gap": shuffle_gap.gap, "memory/peak_gib": memory})

@@ -38,6 +38,17 @@ def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_co
     assert components.engine.differing_parts(components.learner.weights()) == []
 
 
+def test_a_run_without_a_step_ends_with_a_line_that_says_that_the_policy_did_not_change(
+    make_components: MakeComponents,
+) -> None:
+    components, tape = make_components(script=dict.fromkeys(QUESTIONS, ("wrong",))), Tape()
+    before = weights(components)
+    outcome = train(components, tape)
+    assert torch.equal(before, weights(components)) and not outcome.took_steps
+    assert tape.notes[-1].startswith("health alarm: the policy did not change: no iteration took an optimizer step")
+    assert sum("health alarm: rewards are constant at 0: no answer is right (zero_signal" in n for n in tape.notes) == 1
+
+
 def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_components: MakeComponents) -> None:
     config = {
         "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=1),

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.checks.audit.integrity import (
     digest_of_prompts,
+    is_unchanged,
     verify_model,
     verify_restored,
     verify_saved,
@@ -37,6 +38,25 @@ def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded
     model.get_input_embeddings().weight.data.mul_(1.5)
     with pytest.raises(StorageError, match=r"1 of \d+ saved tensors differ from the trained ones"):
         verify_saved(model.state_dict(), tmp_path / "model")
+
+
+def test_training_that_ends_with_the_weights_of_its_start_is_known_by_the_digests(
+    start: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    model = load_policy(start, **CPU)
+    for name in ("start", "same", "other"):
+        save_model(model, start, tmp_path / name / "model")
+        model.get_input_embeddings().weight.data.mul_(1.5 if name == "same" else 1.0)
+    found = {
+        name: write_model_digest(
+            tmp_path / name, stage=name, model=tmp_path / name / "model", start=tmp_path / "start" if number else None
+        )
+        for number, name in enumerate(("start", "same", "other"))
+    }
+    assert found == {"start": False, "same": True, "other": False}
+    assert {name: is_unchanged(tmp_path / name) for name in (*found, "no artifact")} == found | {"no artifact": False}
+    verify_model(tmp_path / "same", stage="same", model=tmp_path / "same" / "model")
 
 
 def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
