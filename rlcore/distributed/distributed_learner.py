@@ -144,8 +144,8 @@ class DistributedLearner:
         if self.ranks.is_running:
             self._call("wait")
 
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        self._call("save_model", start.absolute(), folder.absolute(), like_start=like_start)
+    def save_model(self, start: Path | str, folder: Path | str, *, like_start: bool = False) -> None:
+        self._call("save_model", Path(start).absolute(), Path(folder).absolute(), like_start=like_start)
 
     def close(self) -> None:
         try:

@@ -7,32 +7,45 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rlcore.checks.settings import check_run
 from rlcore.config import HardwareConfig, RlConfig, to_dict
 from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.errors import ConfigError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop.components import Components
+from rlcore.models.model_validation import read_config
 from rlcore.models.saving import weights_digest
 from rlcore.rewards.mix import WeightedReward
+from rlcore.rewards.user_function import UserFunction, function_reward
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
 
 def native_components(
-    start: Path, config: RlConfig, *, prompts: Sequence[Prompt], reward: WeightedReward, folder: Path, seed: int = 0
+    start: Path | str,
+    config: RlConfig,
+    *,
+    prompts: Sequence[Prompt],
+    reward: WeightedReward | UserFunction,
+    folder: Path | str,
+    seed: int = 0,
 ) -> Components:
     """Build the components of a run from the checkpoint ``start``, on a GPU if there is one.
 
-    Trained weights are float32. ``folder``: for the run's checkpoints. To add held-out problems or other health rules,
-    use ``dataclasses.replace(components, held_out=..., health=...)``.
+    Trained weights are float32. ``reward``: a function of rollouts, or the result of ``build_rewards``. ``folder``: for
+    the run's checkpoints. To add held-out problems or other health rules, use
+    ``dataclasses.replace(components, held_out=..., health=...)``.
 
     Raises:
-        ConfigError: An unknown algorithm, or a setting that the built-in engine does not support.
+        ConfigError: Settings that a preset may not have either, or that the built-in engine does not support.
         ModelError: ``start`` is not a trainable checkpoint.
     """
+    start, folder = Path(start), Path(folder)
     _require_supported(config)
+    check_run(config, prompts, read_config(start, local_files_only=True), source="native_components")
+    reward = reward if isinstance(reward, WeightedReward) else function_reward(reward)
     tokenizer = ChatTokenizer.load(start)
     device, dtype = choose_device_and_dtype(HardwareConfig())
     runtime = Runtime(device=device, compute_dtype=dtype)

@@ -62,7 +62,7 @@ class CheckpointInfo:
     weights_sha256: str
 
 
-def import_model(config: ModelConfig, folder: Path, *, seed: int) -> CheckpointInfo:
+def import_model(config: ModelConfig, folder: Path | str, *, seed: int) -> CheckpointInfo:
     """Write the configured starting model as a checkpoint folder, and verify it by reading it back.
 
     ``seed`` determines the weights of a model from scratch; other sources do not use it.
@@ -71,7 +71,7 @@ def import_model(config: ModelConfig, folder: Path, *, seed: int) -> CheckpointI
         ModelError: Unknown or unreachable model, damaged file, missing tokenizer or chat template.
         StorageError: ``folder`` exists or cannot be written.
     """
-    with no_progress_bars(), atomic_folder(folder) as temporary:
+    with no_progress_bars(), atomic_folder(Path(folder)) as temporary:
         model, backend = _read_source(config, seed=seed)
         if config.chat_template:
             backend.chat_template = read_template(Path(config.chat_template))

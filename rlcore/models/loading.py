@@ -25,7 +25,7 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 
 
-def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+def load_policy(folder: Path | str, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """Load a causal language model in evaluation mode (no dropout), without a cache by default.
 
     Raises:
@@ -40,8 +40,8 @@ def load_policy(folder: Path, *, device: torch.device, dtype: torch.dtype) -> Pr
 
 def save_model(
     model: PreTrainedModel,
-    tokenizer_folder: Path,
-    folder: Path,
+    tokenizer_folder: Path | str,
+    folder: Path | str,
     *,
     like_start: bool = False,
     state: Mapping[str, torch.Tensor] | None = None,
@@ -59,7 +59,8 @@ def save_model(
         ModelError: ``tokenizer_folder`` is not a checkpoint.
         StorageError: ``folder`` exists or cannot be written; nothing is left behind.
     """
-    with no_progress_bars(), atomic_folder(folder) as temporary:
+    tokenizer_folder = Path(tokenizer_folder)
+    with no_progress_bars(), atomic_folder(Path(folder)) as temporary:
         model.save_pretrained(temporary, **({} if state is None else {"state_dict": dict(state)}))
         if like_start:
             cast_like(temporary, tokenizer_folder)

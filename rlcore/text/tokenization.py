@@ -55,12 +55,13 @@ class ChatTokenizer:
         return self.eos_ids == other.eos_ids and self.hf_tokenizer.get_vocab() == other.hf_tokenizer.get_vocab()
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTokenizer:
+    def load(cls, folder: Path | str) -> ChatTokenizer:
         """Load a checkpoint's tokenizer, and check its template on conversations of several shapes.
 
         Raises:
             ModelError: There is no tokenizer, chat template or EOS id, or the template fails a check.
         """
+        folder = Path(folder)
         backend = load_backend(folder)
         tokenizer = cls.of(backend, read_eos_ids(folder, backend))
         require_round_trip(tokenizer)

@@ -136,7 +136,7 @@ class LearnerProtocol(ScoresCompletions, Protocol):
         """
         ...
 
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+    def save_model(self, start: Path | str, folder: Path | str, *, like_start: bool = False) -> None:
         """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint.
 
         ``like_start``: round weights to half precision if they are in half precision in ``start``.

@@ -166,7 +166,8 @@ class LocalLearner:
     def wait(self) -> None:
         self._writer.wait()
 
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+    def save_model(self, start: Path | str, folder: Path | str, *, like_start: bool = False) -> None:
+        start, folder = Path(start), Path(folder)
         policy, ranks = self.learner.policy, self.learner.ranks
         state = full_state_dict(policy)
         ranks.broadcast_object(partial(save_model, policy, start, folder, like_start=like_start, state=state))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries import mask_canary
+from rlcore.checks.settings import check_context
 from rlcore.config import AnswersConfig
 from rlcore.data_contracts.characters import has_visible
 from rlcore.environments.episodes import EpisodeSampler
@@ -31,7 +32,7 @@ from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_recorder import write_rollouts
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
 from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json
 from rlcore.text.tokenization import ChatTokenizer

@@ -1,11 +1,10 @@
-"""Prompts as token sequences, and checks against the model's positions."""
+"""Prompts as token sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Literal
 
-from rlcore.errors import ConfigError
 from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.steps.rows import PromptRow, read_prompts
 from rlcore.text.tokenization import ChatTokenizer
@@ -52,21 +51,3 @@ def read_prompt_sets(
 def id_in_dataset(prompt: Prompt, *, is_one_of_several: bool) -> str:
     """Return a prompt's id within its dataset, which :func:`tokenize_prompts` appends to the dataset's name."""
     return prompt.prompt_id.removeprefix(f"{prompt.dataset}/") if is_one_of_several else prompt.prompt_id
-
-
-def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int, *, key: str) -> None:
-    """Reject a run whose longest prompt and completion exceed the model's ``positions``.
-
-    ``key``: of the setting ``max_new_tokens``.
-    Raises:
-        ConfigError: names the prompt and the two limits.
-    """
-    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
-    needed = len(longest.token_ids) + max_new_tokens
-    if needed > positions:
-        raise ConfigError(
-            f"prompt {longest.prompt_id!r} has {len(longest.token_ids)} tokens and max_new_tokens is {max_new_tokens}: "
-            f"{needed} in all, the model reads {positions}",
-            where=key,
-            fix="lower max_new_tokens, or max_tokens of the dataset so that the gate leaves long prompts out",
-        )

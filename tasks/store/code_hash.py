@@ -30,11 +30,13 @@ from rlcore.tasks.store.remembered import remembered
 OWN = "rlcore"  # the root of all rlcore modules
 
 # The folder tells whether code can change a result. These move bytes, records, schedules or drawings, hold values that
-# are in the key themselves (rlcore.config) or texts (rlcore.metrics, causes), or can only stop a run (the audit and
-# some canaries: none of their metrics is in an artifact). Of a stage kind only its step and components compute.
+# are in the key themselves (rlcore.config) or texts (rlcore.metrics, causes), or can only stop a run (checks of
+# settings, the audit, some canaries: none of their metrics is in an artifact). Of a stage kind only its step and
+# components compute.
 NEUTRAL = (
     "rlcore.checks.audit",
     "rlcore.checks.causes",
+    "rlcore.checks.settings",
     *(f"rlcore.checks.canaries.{name}" for name in ("known_answers", "masks", "rewards")),
     "rlcore.config",
     "rlcore.metrics",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlcore.checks.canaries.known_answers import known_answer, prompts_for
-from rlcore.errors import CanaryError, RlcoreError
+from rlcore.errors import CanaryError, ConfigError, RlcoreError
 from rlcore.rewards.answers import required_prefix
 from rlcore.rewards.base import RewardFn, unwrap_reward
 from rlcore.rewards.environment import EnvironmentReward
@@ -52,7 +52,7 @@ def terms_canary(
         CanaryError: A term is wrong on a known answer, scores in another order, or returns a value that is not finite.
     """
     notes: list[str] = []
-    for term in reward.terms:
+    for term in _weighted(reward).terms:
         own = [prompt for prompt in prompts if term.applies_to(prompt)]
         probes = _probes_of(term.reward, own, prefill)
         if isinstance(unwrap_reward(term.reward), FunctionReward):
@@ -81,12 +81,26 @@ def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, p
         CanaryError: A term is wrong on a known answer.
     """
     notes = []
-    for term in reward.terms:
+    for term in _weighted(reward).terms:
         if probes := _probes_of(term.reward, [prompt for prompt in prompts if term.applies_to(prompt)], prefill):
             check_probes(term.reward, probes)
         elif term.reward.name in VERIFIERS:
             notes.append(f"the reward {term.reward.name!r} was not probed: no prompt has a reference")
     return notes
+
+
+def _weighted(reward: WeightedReward) -> WeightedReward:
+    """Return the reward.
+
+    Raises:
+        ConfigError: It is a plain function.
+    """
+    if not isinstance(reward, WeightedReward):
+        raise ConfigError(
+            f"a reward or verifier is a {type(reward).__name__}, not the result of function_reward or build_rewards",
+            fix="wrap the function: rlcore.function_reward(function)",
+        )
+    return reward
 
 
 def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries.served_weights import verify_served_weights
+from rlcore.checks.settings import check_context
 from rlcore.data_contracts.contracts import evaluations as contract
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
@@ -24,7 +25,7 @@ from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rollout_engine import longest, open_engine
 from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import Prompt, Rollout, is_correct

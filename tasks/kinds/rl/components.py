@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
+from rlcore.checks.settings import check_context
 from rlcore.choices import choices
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, HeldOut
@@ -20,7 +21,7 @@ from rlcore.tasks.steps.rewards import (
     verifier,
 )
 from rlcore.tasks.steps.rollout_engine import longest, sampling_engine
-from rlcore.tasks.steps.tokens import check_context, read_prompt_sets
+from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.steps.workload import engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner_protocol import LearnerProtocol

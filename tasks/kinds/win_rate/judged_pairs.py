@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from rlcore.checks.canaries.served_weights import verify_served_weights
+from rlcore.checks.settings import check_context
 from rlcore.config import WinRateConfig
 from rlcore.errors import DataError, RewardError
 from rlcore.hardware.runtime import Runtime
@@ -34,7 +35,6 @@ from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_eng
 from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
 from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
-from rlcore.tasks.steps.tokens import check_context
 from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer

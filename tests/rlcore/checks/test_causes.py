@@ -95,7 +95,7 @@ SHOWN: Mapping[str, tuple[str, Rows, str]] = {
         rows({"groups/zero_signal": 1.0, "reward/mean": 0.4, "reward/std": 0.5}),
         "answers to one prompt get equal rewards, other prompts other ones (mean 0.4)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SHOWN)

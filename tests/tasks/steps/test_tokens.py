@@ -7,11 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
-import pytest
 
-from rlcore.errors import ConfigError
 from rlcore.tasks.steps.rows import PromptRow
-from rlcore.tasks.steps.tokens import check_context, read_prompt_sets, tokenize_prompts
+from rlcore.tasks.steps.tokens import read_prompt_sets, tokenize_prompts
 from rlcore.tasks.store.storage import write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
@@ -56,13 +54,3 @@ def test_a_limit_is_of_each_data_set(tmp_path: Path, tokenizer: ChatTokenizer) -
     context = context_of(tmp_path, maths=["1", "2", "3"], code=["1"])
     limited = read_prompt_sets(context, ["maths", "code"], "train", tokenizer, limit=2)
     assert [prompt.prompt_id for prompt in limited] == ["maths/1", "maths/2", "code/1"]
-
-
-def test_the_longest_prompt_must_leave_room_for_a_whole_completion(tokenizer: ChatTokenizer) -> None:
-    long = PromptRow(prompt_id="long", messages=(Message(role="user", content="9" * 30),), reference="", task="")
-    prompts = tokenize_prompts([ROW, long, ROW], tokenizer)
-    needed = len(prompts[1].token_ids) + 8
-    check_context(needed, prompts, 8, key="stages.grpo.sampling.max_new_tokens")
-    with pytest.raises(ConfigError, match=rf"'long' .*{needed} in all, the model reads {needed - 1}") as caught:
-        check_context(needed - 1, prompts, 8, key="stages.grpo.sampling.max_new_tokens")
-    assert "sampling.max_new_tokens" in str(caught.value)
