@@ -1,4 +1,4 @@
-"""What the library checks before a run, as `rlcore plan` does, and what it accepts."""
+"""Checks of the library before a run, with the words of `rlcore plan`, and the forms of input that it accepts."""
 
 from __future__ import annotations
 
