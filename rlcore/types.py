@@ -160,9 +160,9 @@ class Score:
 CORRECT_FROM = 0.99  # graders with partial credit return floats near 1
 
 
-def is_correct(score: Score) -> bool:
-    """Return True if the answer was scored at 0.99 or more. This is the only definition of "correct"."""
-    return score.value is not None and score.value >= CORRECT_FROM
+def is_correct(score: Score, correct_from: float = CORRECT_FROM) -> bool:
+    """Return True if the score is ``correct_from`` or more. This is the only definition of "correct"."""
+    return score.value is not None and score.value >= correct_from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

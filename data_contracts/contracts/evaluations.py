@@ -1,4 +1,4 @@
-"""``evaluations/v1``: all answers of a held-out evaluation with their scores."""
+"""``evaluations/v2``: all answers of a held-out evaluation with their scores."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rlcore.data_contracts.contracts import column_checks
 from rlcore.data_contracts.contracts.contract import Contract, require
 from rlcore.data_contracts.errors import ContractError
 
-NAME = "evaluations/v1"
+NAME = "evaluations/v2"
 MODES = ("greedy", "sampled")
 
 
 class Evaluations(pa.DataFrameModel):
     """One row per answer.
 
-    ``has_reference``: the problem has a reference answer, so that the answer counts in accuracies; others are not
-    graded. ``value``: the verifier's score, null if it failed (then ``correct`` is false). ``num_tokens``: length of
-    the completion; ``finish_reason`` ``length`` means truncated by the token limit.
+    ``is_graded``: the answer counts in accuracies; answers to problems without the reference answer that their verifier
+    needs do not. ``value``: the verifier's score, null if it failed (then ``correct`` is false). ``num_tokens``: length
+    of the completion; ``finish_reason`` ``length`` means truncated by the token limit.
     """
 
     prompt_id: str
     task: str
     mode: str
     sample_index: int
-    has_reference: bool
+    is_graded: bool
     correct: bool
     value: float = pa.Field(nullable=True)
     completion: str

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
 from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
+
+if TYPE_CHECKING:
+    from rlcore.tasks.presets.run import RunConfig
 
 _NEXT = re.compile(r"\s+(?=[A-Za-z_][\w.]*=(?!=)|$)")  # before the key of another override, or at the end
 _NESTED = re.compile(r"""("(?:[^"\\]|\\.)*")|('[^']*')|([\[{(])|([\])}])""")
@@ -62,3 +66,10 @@ def open_home() -> Home:
     configure_environment(home)
     configure_logging()
     return home
+
+
+def announce(config: RunConfig, home: Home) -> None:
+    """Say on standard error what begins, before the imports that take seconds."""
+    start = " ".join(filter(None, (config.model.path, config.model.file))) or "a model from scratch"
+    sys.stderr.write(f"{config.name}: {', '.join(config.stages)} from {start}; state in {home.root}\n")
+    sys.stderr.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from rlcore.flows.cli.parameters import Gpus, GpuType, Overrides, Preset, open_home
+from rlcore.flows.cli.parameters import Gpus, GpuType, Overrides, Preset, announce, open_home
 
 
 def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
@@ -22,6 +22,7 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     from rlcore.flows.presets import open_unvalidated
 
     config = open_unvalidated(preset, overrides)  # reject unreadable presets before slow imports
+    announce(config, home)
     from rlcore.flows.plan import every_target
     from rlcore.flows.post_train import post_train
     from rlcore.tasks.pipeline.live_view import live_view
@@ -97,12 +98,15 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     from rlcore.flows.presets import open_preset
 
     config = open_preset(preset, overrides)  # reject invalid presets before anything starts
+    announce(config, home)
     from rlcore.flows.promote import promote as promote_flow
+    from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.pages import page_folder
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.store.markdown import on_terminal
 
-    refs = call_flow(promote_flow, preset=preset, overrides=overrides)
+    with live_view():
+        refs = call_flow(promote_flow, preset=preset, overrides=overrides)
     page = page_folder(home, config.name, "promote", refs["promote"]) / "verdict.md"
     sys.stdout.write(on_terminal(page.read_text(encoding="utf-8")))
     return 0
@@ -115,16 +119,19 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     rlcore retrain mine.toml
     ```
     """
-    open_home()
+    home = open_home()
     from rlcore.flows.presets import open_preset
     from rlcore.tasks.presets.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # reject invalid presets before anything starts
+    announce(config, home)
     from rlcore.flows.retrain import retrain as retrain_flow
+    from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.store.markdown import on_terminal
 
-    done = call_flow(retrain_flow, preset=preset, overrides=overrides)
+    with live_view():
+        done = call_flow(retrain_flow, preset=preset, overrides=overrides)
     sys.stdout.write(f"{on_terminal(done.page)}\n{done.outcome}\n")
     return 0

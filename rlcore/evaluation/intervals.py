@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -84,6 +84,17 @@ def dataset_accuracy(datasets: Sequence[str], correct: Sequence[bool]) -> dict[s
     for name, is_right in zip(datasets, correct, strict=True):
         answers.setdefault(name, []).append(is_right)
     return {f"eval/data/{name}": sum(each) / len(each) for name, each in answers.items()} if len(answers) > 1 else {}
+
+
+def dataset_scores(
+    datasets: Sequence[str], scores: Sequence[float | None], chosen: Collection[str]
+) -> dict[str, float]:
+    """Return the mean of the known scores on each of the chosen datasets, as ``eval/score/<name>``."""
+    known: dict[str, list[float]] = {}
+    for name, score in zip(datasets, scores, strict=True):
+        if name in chosen and score is not None and not math.isnan(score):
+            known.setdefault(name, []).append(score)
+    return {f"eval/score/{name}": sum(each) / len(each) for name, each in known.items()}
 
 
 def mean_fraction(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> Interval:

@@ -21,12 +21,14 @@ from rlcore.types import Prompt
 class HeldOut:
     """Problems that evaluate a run every ``eval_every`` iterations, and are never trained on.
 
-    ``verifier`` decides right or wrong, independently of the training reward. ``confidence``: level of the interval.
+    ``verifier`` grades, independently of the training reward. ``confidence``: level of the interval. ``correct_from``:
+    the score from which an answer is correct, of datasets whose verifier gives scores; of others 0.99.
     """
 
     prompts: Sequence[Prompt]
     verifier: WeightedReward
     confidence: float = 0.95
+    correct_from: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

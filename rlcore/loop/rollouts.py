@@ -12,7 +12,7 @@ from rlcore.algorithms.advantages import has_signal
 from rlcore.checks.audit.prompt_checks import require_groups
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import RewardError
-from rlcore.evaluation.intervals import accuracy, dataset_accuracy
+from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores
 from rlcore.loop.components import Components, HeldOut
 from rlcore.loop.prompt_schedule import SampledGroups, interleave, replace_groups, unused_prompts
 from rlcore.loop.run import Run, timed
@@ -21,7 +21,7 @@ from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_trainable, reward_of
-from rlcore.types import FailedRollout, Prompt, Rollout, ScoredRollout, is_correct
+from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, ScoredRollout, is_correct
 
 
 def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> SampledGroups[list[ScoredRollout]]:
@@ -123,25 +123,28 @@ def evaluate_held_out(
 ) -> dict[str, float]:
     """Return greedy accuracy on the held-out problems with its interval as ``eval/...``, in total and per dataset.
 
-    A problem that could not be sampled or graded counts as wrong, and in ``eval/failed``.
+    A problem that could not be sampled or graded counts as wrong, and in ``eval/failed``. Datasets whose verifier gives
+    scores have their mean as ``eval/score/...``.
 
     Raises:
         SamplingError: The engine is broken.
     """
     params = SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens, num_samples=1, greedy=True)
     groups = sampler.sample(held_out.prompts, params, seed=0)
-    scores = score_each([rollout for group in groups for rollout in group], held_out.verifier)
+    scores = score_each([each for group in groups for each in group], held_out.verifier)
     failed = [score.error for score in scores if score.error]
     if failed:
         log(f"held-out: ungraded={len(failed)}/{len(scores)} (counted as wrong), for example: {failed[0]}")
-    correct = [is_correct(score) for score in scores]
+    limits, sets = held_out.correct_from, [prompt.dataset for prompt in held_out.prompts]
+    correct = [is_correct(score, limits.get(name, CORRECT_FROM)) for score, name in zip(scores, sets, strict=True)]
     interval = accuracy(correct, confidence=held_out.confidence)
     return {
         "eval/accuracy": interval.mean,
         "eval/accuracy_low": interval.low,
         "eval/accuracy_high": interval.high,
         "eval/failed": float(len(failed)),
-        **dataset_accuracy([prompt.dataset for prompt in held_out.prompts], correct),
+        **dataset_accuracy(sets, correct),
+        **dataset_scores(sets, [score.value for score in scores], limits),
     }
 
 

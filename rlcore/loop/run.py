@@ -20,6 +20,7 @@ from rlcore.loop.history import History
 from rlcore.loop.prefetch import RolloutPrefetcher
 from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.loop.recorder import HealthStop, Recorder
+from rlcore.progress import begin
 
 START: Mapping[str, Any] = MappingProxyType(
     {"iteration": 0, "sealed_files": {}, "prompt_schedule": {}, "prefetched": "", "audit": {}}
@@ -175,7 +176,8 @@ class TrainResult:
 
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the wall seconds of a block under its name."""
+    """Add the wall seconds of a block under its name, which is also shown as the phase of the iteration."""
+    begin(name)
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

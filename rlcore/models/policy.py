@@ -20,6 +20,7 @@ from rlcore.models.batching import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
+from rlcore.progress import advance
 from rlcore.text.packing import PackedBatch, TokenSequence
 
 if TYPE_CHECKING:
@@ -135,7 +136,9 @@ def score_sequences(
 ) -> list[Float[Tensor, "_time"]]:
     """Return log-probabilities of completions without gradient: one float32 [T] tensor on the CPU per sequence."""
     results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
-    for packed in pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch):
+    batches = pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
+    for number, packed in enumerate(batches):
+        advance("scored batches", number, len(batches))
         batch = packed.to(device_of(model))
         scatter_tokens(run_forward(model, partial(_scores, model, batch, temperature)), batch, results)
     return results

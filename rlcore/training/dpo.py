@@ -28,6 +28,7 @@ from rlcore.models.loading import save_model
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
+from rlcore.progress import advance
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
@@ -152,6 +153,7 @@ def run_dpo_steps(
             margins = pair_margins(learner, held_out)
             metrics |= held_out_metrics(margins)
         report(step, metrics)
+        advance("steps", step, num_steps)
     return margins
 
 

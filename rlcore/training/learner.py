@@ -22,6 +22,7 @@ from rlcore.errors import NonFiniteError
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
+from rlcore.progress import advance
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
@@ -224,12 +225,18 @@ class Learner:
         trained, counted = [samples[chosen[i]] for i in mine], [weights[chosen[i]] for i in mine]
         zero_grad(self.policy, self.critic)  # an aborted update may have left some
         losses = self._losses()
-        for batch in pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch):
+        batches = pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch)
+        for number, batch in enumerate(batches):
+            self._show_progress(number / len(batches))
             for loss, name in losses.each(Columns(trained, counted, batch), totals):
                 add_gradient(loss, scale=self.loss_scale.value, name=name, ranks=self.ranks)
         for parameters in self._learning_parameters():
             self.ranks.sum_gradients(parameters)
         return totals.merged(self.ranks)
+
+    def _show_progress(self, fraction: float) -> None:
+        done, total = self.step_of_update, self.config.update.num_epochs * self.config.update.num_minibatches
+        advance("minibatches", done, total, fraction=(done + fraction) / total)
 
     def _take_steps(self, totals: StatAccumulator) -> None:
         """Step with the accumulated gradients; both are checked before either model changes.

@@ -12,6 +12,7 @@ from rlcore.algorithms.preference import smoothed
 from rlcore.config import PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import DataError
 from rlcore.models.reward_scale import RewardScale, fit_length_slope, lengths_of, measure_scale
+from rlcore.progress import advance
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import SuspectLabel, audit_labels, linear_pairs
@@ -65,6 +66,7 @@ def fit_reward_model(
         learner.begin(number, num_steps=len(batches))
         for step, sets in enumerate(batches, start=1):
             report(step, learner.step(sets))
+            advance("steps", number * len(batches) + step, config.ensemble * len(batches))
     return Fitted(score=learner.scores, suspects=tuple(suspects))
 
 

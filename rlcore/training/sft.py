@@ -20,6 +20,7 @@ from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
+from rlcore.progress import advance
 from rlcore.seeding import shuffled
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import PackedBatch
@@ -140,6 +141,7 @@ def run_sft_steps(
         if step == config.num_steps or (config.eval_every and step % config.eval_every == 0):
             metrics["sft/eval_loss"] = learner.mean_loss(held_out)
         report(step, metrics)
+        advance("steps", step, config.num_steps)
 
 
 def accumulate_gradient(

@@ -68,6 +68,11 @@ def interruptible() -> Iterator[None]:
         _state.resumes = _state.interruption is not None
 
 
+def is_interrupted() -> bool:
+    """Return True if Ctrl-C or SIGTERM has interrupted this process."""
+    return _state.interruption is not None
+
+
 @contextmanager
 def own_signals() -> Iterator[None]:
     """Handle signals as in :func:`interruptible`, if it was entered: Prefect installs its own handler around a flow.

@@ -1,7 +1,7 @@
-"""Live view: progress, speed, reward and remaining time in the last lines of a terminal.
+"""Live view: current work of a run, with progress, speed and remaining time.
 
-The loops call ``report_progress``, which logs a record that no other handler takes. Without a terminal there is no view
-and the plain lines are unchanged; a worker never opens one.
+It listens to :mod:`rlcore.progress`. On a terminal it is the last lines, redrawn so that the clock advances. Elsewhere
+it is a plain line now and then, only if a stage has logged nothing else for long. A worker never opens one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
@@ -18,73 +19,161 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from rlcore.tasks.pipeline.prefect_bridge import PROGRESS_LOGGER, Progress
+from rlcore import progress
+from rlcore.progress import Progress
 
+logger = logging.getLogger(__name__)
+
+PLAIN_SECONDS = 30.0  # between two lines without a terminal
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SPARKS = 24  # characters of a sparkline
 _BAR = 24
 _SHARES = {"completion/truncated": "truncated", "reward/term/format": "formatted"}  # shown beside the reward
 
 
-class LiveView(logging.Handler):
-    """Progress of the running loop, redrawn at each refresh, so that the clock advances."""
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Progress with the moment and progress from which its speed is measured."""
+
+    progress: Progress
+    began: float
+    first: Progress
+
+    def speed(self) -> list[str]:
+        """Return tokens per second and the remaining time, as far as they are known."""
+        now, seconds = self.progress, max(time.monotonic() - self.began, 1e-3)
+        tokens = now.metrics.get("tokens", 0.0) - self.first.metrics.get("tokens", 0.0)
+        rate = tokens / seconds if tokens > 0 else now.metrics.get("tokens_per_second", 0.0)
+        found = [f"{rate:,.0f} tokens/s"] if rate else []
+        if (gained := fraction_of(now) - fraction_of(self.first)) > 0.0:
+            found.append(f"{duration(seconds / gained * (1.0 - fraction_of(now)))} left")
+        return found
+
+
+def fraction_of(each: Progress) -> float:
+    """Return the finished fraction."""
+    return each.fraction or each.done / max(each.total, 1)
+
+
+class RunState(logging.Handler):
+    """Current work of a run: its stage, the stage's loop, the phase of a turn, and the parts of the phase."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
-        self._shown: Progress | None = None
+        self._stage, self._phase, self._began = "", "starting", time.monotonic()
+        self._loop: Timed | None = None
         self._rewards: list[float] = []
-        self._started = self._first_done = 0.0
+        self._parts: dict[str, Timed] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        progress: Progress = record.__dict__["progress"]
-        if self._shown is None or self._shown.label != progress.label or progress.done <= self._shown.done:
-            # The time of the first iteration is unknown: speed is measured from its end.
-            self._rewards, self._started, self._first_done = [], time.monotonic(), progress.done
-        self._shown = progress
-        if "reward/mean" in progress.metrics:
-            self._rewards.append(progress.metrics["reward/mean"])
+        each: Progress = record.__dict__["progress"]
+        if each.scope == "part":
+            self._parts = {**self._parts, each.label: _continued(self._parts.get(each.label), each)}
+        elif each.scope == "loop":
+            self._loop, self._phase, self._parts = _continued(self._loop, each), "", {}
+            if each.done <= 1:
+                self._rewards = []
+            if "reward/mean" in each.metrics:
+                self._rewards.append(each.metrics["reward/mean"])
+        else:
+            self._phase, self._parts, self._began = each.label, {}, time.monotonic()
+            if each.scope == "stage":
+                self._stage, self._phase, self._loop = each.label, "", None
+
+    def rows(self) -> list[list[Text | str]]:
+        """Return the cells of each line: the loop, then the running parts or the phase."""
+        running = [each for each in self._parts.values() if each.progress.done < each.progress.total]
+        label = " ".join(filter(None, (self._stage, self._phase)))
+        waiting: list[list[Text | str]] = [[Text(label, style="bold"), duration(time.monotonic() - self._began)]]
+        lines = [_cells(label, each, each.progress.label) for each in running] or waiting
+        is_looping = self._loop is not None and self._loop.progress.done < self._loop.progress.total
+        return [self._loop_cells(), *lines] if is_looping else lines
+
+    def line(self) -> str:
+        """Return the newest progress as one line, empty if there is none."""
+        running = [each for each in self._parts.values() if each.progress.done < each.progress.total]
+        if not running:
+            return ""
+        shown = running[-1]
+        counted = [_counted(shown.progress), f"{fraction_of(shown.progress):.0%}", *shown.speed()]
+        loop = _counted(self._loop.progress) if self._loop else ""
+        return ": ".join(filter(None, (loop or self._stage, self._phase, ", ".join(counted))))
+
+    def _loop_cells(self) -> list[Text | str]:
+        assert self._loop is not None
+        now, metrics = self._loop.progress, self._loop.progress.metrics
+        cells = _cells(now.label, self._loop, "")
+        if "reward/mean" in metrics:
+            cells[3:3] = [Text(sparkline(self._rewards), style="cyan"), f"reward {metrics['reward/mean']:.3f}"]
+        return cells + [f"{words} {metrics[name]:.0%}" for name, words in _SHARES.items() if name in metrics]
 
     def __rich__(self) -> Table:
-        table = Table.grid(padding=(0, 2))
-        if self._shown is None or self._shown.done >= self._shown.total:
-            return table
-        shown, metrics = self._shown, self._shown.metrics
-        seconds, turns = time.monotonic() - self._started, shown.done - self._first_done
-        cells: list[Text | str] = [
-            Text(shown.label, style="bold"),
-            Text(bar(shown.done, shown.total)),
-            f"{shown.done}/{shown.total}",
-        ]
-        if "reward/mean" in metrics:
-            cells += [Text(sparkline(self._rewards), style="cyan"), f"reward {metrics['reward/mean']:.3f}"]
-        cells += [f"{words} {metrics[name]:.0%}" for name, words in _SHARES.items() if name in metrics]
-        if "tokens_per_second" in metrics:
-            cells.append(f"{metrics['tokens_per_second']:,.0f} tokens/s")
-        cells.append(f"{duration(seconds / turns * (shown.total - shown.done))} left" if turns else "")
-        table.add_row(*cells)
+        table = Table.grid()
+        for row in self.rows():
+            table.add_row(Text("  ").join(each if isinstance(each, Text) else Text(each) for each in row))
         return table
+
+
+class PlainLines(RunState):
+    """View without a terminal: a line after ``PLAIN_SECONDS`` without one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        each: Progress = record.__dict__["progress"]
+        if each.scope in ("stage", "loop"):  # which are logged
+            self._said = time.monotonic()
+        elif time.monotonic() - self._said >= PLAIN_SECONDS and (line := self.line()):
+            self._said = time.monotonic()
+            logger.info("%s", line)
+
+
+def _continued(known: Timed | None, each: Progress) -> Timed:
+    """Return progress with the beginning of the known one, unless it has begun anew."""
+    is_same = known is not None and (known.progress.label, known.progress.total) == (each.label, each.total)
+    if known is None or not is_same or fraction_of(each) < fraction_of(known.progress):
+        return Timed(progress=each, began=time.monotonic(), first=each)
+    return Timed(progress=each, began=known.began, first=known.first)
+
+
+def _counted(each: Progress) -> str:
+    return f"{each.label} {each.done}/{each.total}"
+
+
+def _cells(label: str, timed: Timed, unit: str) -> list[Text | str]:
+    now = timed.progress
+    counted = f"{now.done}/{now.total} {unit}".rstrip()
+    return [Text(label, style="bold"), bar(fraction_of(now), 1), counted, *timed.speed()]
 
 
 @contextmanager
 def live_view() -> Iterator[None]:
-    """Show the view on standard error while the block runs, if that is a terminal. Other lines appear above it."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    view, logger = LiveView(), logging.getLogger(PROGRESS_LOGGER)
-    level, terminal = logger.level, sys.stderr
-    with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4):
-        # Existing handlers hold the terminal itself; their output must go through the view.
-        moved = _move_handlers(terminal, sys.stderr)
-        logger.addHandler(view)
-        logger.setLevel(logging.DEBUG)
-        try:
+    """Show the view on standard error while the block runs. On a terminal other lines appear above it."""
+    source, terminal = progress.logger, sys.stderr
+    level, passes_on = source.level, source.propagate
+    view = RunState() if terminal.isatty() else PlainLines()
+    source.addHandler(view)
+    source.setLevel(logging.DEBUG)
+    source.propagate = False  # other handlers would log each record
+    try:
+        if not terminal.isatty():
             yield
-        finally:
-            logger.removeHandler(view)
-            logger.setLevel(level)
-            for handler in moved:
-                _point(handler, terminal)
+            return
+        with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4):
+            # Existing handlers hold the terminal itself; their output must go through the view.
+            moved = _move_handlers(terminal, sys.stderr)
+            try:
+                yield
+            finally:
+                for handler in moved:
+                    _point(handler, terminal)
+    finally:
+        source.removeHandler(view)
+        source.setLevel(level)
+        source.propagate = passes_on
 
 
 def _move_handlers(old: TextIO, new: TextIO) -> list[logging.StreamHandler[TextIO]]:
@@ -115,7 +204,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round((value - low) / span * 7)] if span else _BLOCKS[0] for value in last)
 
 
-def bar(done: int, total: int) -> str:
+def bar(done: float, total: float) -> str:
     """Return a bar of fixed width."""
     full = round(_BAR * done / max(total, 1))
     return "━" * full + "─" * (_BAR - full)

@@ -20,19 +20,20 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 from rlcore.errors import RlcoreError
-from rlcore.tasks.pipeline.interrupts import interruptible, start_prefect_server
+from rlcore.progress import Progress, show
+from rlcore.tasks.pipeline.interrupts import interruptible, is_interrupted, start_prefect_server
 from rlcore.tasks.pipeline.leases import end_orphaned_servers, mark_launcher
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import engine_name, find_home
 
 if TYPE_CHECKING:
     from prefect import Flow, Task
+    from prefect.client.schemas.objects import FlowRun as PrefectRun
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 
-PROGRESS_LOGGER = "rlcore.progress"  # its records are below the level of other handlers
 _PROGRESS_SECONDS = 5.0  # an update costs 15 to 300 ms, too much for each turn of a fast loop
 
 
@@ -59,7 +60,18 @@ def call_flow(flow: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             logger.warning("%s", line)
         mark_launcher()
         start_prefect_server()
-        return flow(*args, **kwargs)
+        return flow.with_options(on_crashed=[_cancel_if_interrupted])(*args, **kwargs)
+
+
+def _cancel_if_interrupted(flow: object, flow_run: PrefectRun, state: object) -> None:
+    """Show an interrupted flow run as cancelled: to Prefect an interruption is a crash."""
+    if not is_interrupted():
+        return
+    from prefect.client.orchestration import get_client
+    from prefect.states import Cancelled
+
+    with _as_far_as_the_server_answers(), get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run.id, Cancelled(message="Interrupted; the same command resumes."), force=True)
 
 
 def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -111,20 +123,9 @@ def current_flow_run() -> FlowRun | None:
     return FlowRun(flow_run_id=str(run.id), name=run.name, attempt=run.run_count, url=url)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Progress of a loop, as records of the logger ``PROGRESS_LOGGER`` carry it in ``progress``."""
-
-    label: str
-    done: int
-    total: int
-    metrics: Mapping[str, float]
-
-
 def report_progress(label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
     """Show a loop's progress in the live view, and on the flow run's page every five seconds and at the end."""
-    progress = Progress(label=label, done=done, total=total, metrics=metrics or {})
-    logging.getLogger(PROGRESS_LOGGER).debug("%s: %d of %d", label, done, total, extra={"progress": progress})
+    show(Progress(scope="loop", label=label, done=done, total=total, metrics=metrics or {}))
     if not _in_flow_run():
         return
     percent = 100.0 * done / max(total, 1)

@@ -6,7 +6,7 @@ A reward model, a judge or a format reward needs none. A verifier does, and so d
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rlcore.data_contracts.adapters.convert import is_generator, row_function
 from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.stream import RowFn
 from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rewards_of
@@ -45,18 +46,23 @@ def promotion_reference_errors(config: RunConfig) -> Iterator[str]:
     names = evaluated_data(config)
     if config.promotion and config.promotion.win_rate:
         return
-    if names and set(names) == without_references(config, names):
+    if names and len(_ungraded(config, names)) == len(names):
         yield (
-            f"promotion: is decided by accuracy, and the rows of {', '.join(names)} have no references; evaluate on "
-            "data that have some (evaluation.data), or decide by a win rate (promotion.win_rate)"
+            f"promotion: is decided by accuracy, and the rows of {', '.join(names)} have no references; {NO_ACCURACY}"
         )
 
 
 def unmeasured_line(config: RunConfig, data: Collection[str]) -> list[str]:
     """Yield a sentence if evaluations cannot report accuracy."""
     names = [name for name in evaluated_data(config) if name in data]
-    bare = [name for name in names if name in without_references(config, names)]
+    bare = _ungraded(config, names)
     return [f"evaluation: no accuracy on {', '.join(bare)}, whose rows have no references"] if bare else []
+
+
+def _ungraded(config: RunConfig, names: Sequence[str]) -> list[str]:
+    """Return the datasets without the references that their verifiers need."""
+    bare = without_references(config, names)
+    return [name for name in names if not config.evaluation.grades(name, has_reference=name not in bare)]
 
 
 def without_references(config: RunConfig, names: Collection[str]) -> set[str]:

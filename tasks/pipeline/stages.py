@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.errors import RlcoreError, StorageError
+from rlcore.progress import begin
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import key_of
@@ -75,6 +76,7 @@ def _compute(
 ) -> Record:
     """Run the step in its folders and MLflow run, and move its output into the store."""
     key, started = key_of(ingredients), time.perf_counter()
+    begin(stage.name, scope="stage")
     with (
         emit_on_failure(config.name, stage.name),
         exported(config, stage.name) as show,

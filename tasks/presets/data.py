@@ -24,6 +24,7 @@ _PATHS = (
     (("model",), ("chat_template",)),
     (("stages", "*", "sampling", "episodes"), ("search_corpus",)),
     (("stages", "*", "rewards", "*", "options"), ("template",)),
+    (("evaluation", "verifiers", "*", "options"), ("template",)),
     *_SHIPPED,
 )
 

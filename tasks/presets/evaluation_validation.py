@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rlcore.tasks.presets.evaluation import EXACT
 from rlcore.tasks.presets.graph import checkpoints, evaluated_data, prompt_data, rl_stages
 from rlcore.tasks.presets.stages import reward_models_of, rl_of
 
@@ -25,15 +26,29 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
             yield f"evaluation.data = {name!r}: no dataset of prompts; choose among {listed(known)}"
     if not known:
         yield "data: no dataset has prompts, so nothing can be evaluated; add one with contract = 'prompts'"
-    for place, verifier in enumerate(config.evaluation.verifiers):
-        for name in verifier.data:
-            if name not in known:
-                at = f"evaluation.verifiers.{place}.data"
-                yield f"{at} = {name!r}: no dataset of prompts; choose among {listed(known)}"
+    yield from _verifier_errors(config, known)
     for name in evaluated_data(config):
         deciding = [each for each in config.evaluation.verifiers if not each.data or name in each.data]
         if len(deciding) != 1:
             yield f"evaluation.verifiers: {len(deciding)} decide on the dataset {name!r}; give each dataset one"
+
+
+def _verifier_errors(config: RunConfig, known: Sequence[str]) -> Iterator[str]:
+    """Yield verifiers of unknown datasets and reward models, and those that cannot grade sampled pairs."""
+    models = [name for name, stage in config.stages.items() if stage.kind == "reward_model"]
+    sampled = [name for name, data in config.data.items() if data.is_sampled]
+    for place, verifier in enumerate(config.evaluation.verifiers):
+        at = f"evaluation.verifiers.{place}"
+        for name in verifier.data:
+            if name not in known:
+                yield f"{at}.data = {name!r}: no dataset of prompts; choose among {listed(known)}"
+        if verifier.kind == "reward_model" and verifier.stage not in models:
+            yield f"{at}.stage = {verifier.stage!r}: no stage of the kind reward_model; choose among {listed(models)}"
+        if sampled and not verifier.is_exact:
+            yield (
+                f"{at}.kind = {verifier.kind!r}: the pairs of data.{sampled[0]} are sampled as a right and a wrong "
+                f"answer, and it gives scores; choose among {listed(EXACT)}, or name a file of pairs"
+            )
 
 
 def promotion_errors(config: RunConfig) -> Iterator[str]:

@@ -72,6 +72,8 @@ def needed_stages(config: RunConfig) -> dict[str, tuple[str, ...]]:
         named = [named_start(stage), reference_of(stage), *data_of(stage), *reward_models_of(stage), *policies]
         if draw := curriculum_of(stage):
             named.append(draw.pass_rates)
+        if rl_of(stage):
+            named += config.evaluation.reward_models  # it is evaluated while it trains
         found[name] = tuple(dict.fromkeys(each for each in named if each in config.stages))
     return found
 
@@ -176,6 +178,8 @@ def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str,
     sampled = {config.data[name].policy for name in names & config.data.keys()} & config.stages.keys()
     own |= {each for name in sampled for each in (name, *ancestors(config, name))}
     is_evaluated = any(target.startswith("evaluate_") for target in targets) or own & rl_stages(config).keys()
+    graders = config.evaluation.reward_models if is_evaluated else ()
+    own |= {each for name in graders for each in (name, *ancestors(config, name))}
     stages = [config.stages[name] for name in own]
     read = [each for stage in stages for each in (*data_of(stage), *gold_pairs_of(stage), *human_pairs_of(stage))]
     data = {*names, *read}

@@ -82,8 +82,3 @@ def episodes_digest(config: EpisodeConfig) -> str:
     read = sha256(json.dumps(schemas).encode()).hexdigest()
     own = [closure_digest(config.module), read, *map(file_digest, config.files)]
     return " ".join(filter(None, [corpus_digest(config), *own]))
-
-
-def evaluation_episodes(config: Sections) -> str:
-    """Return the :func:`episodes_digest` of the evaluated episodes."""
-    return episodes_digest(config.episodes)

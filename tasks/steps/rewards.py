@@ -23,13 +23,15 @@ if TYPE_CHECKING:
     from rlcore.models.reward_ensemble import RewardModel
 
 
-def verifier(config: EvaluationConfig, *, prefill: str) -> WeightedReward:
-    """Open the grader of held-out answers: right or wrong, independent of the training reward.
+def verifier(context: StageContext, runtime: Runtime, *, prefill: str) -> WeightedReward:
+    """Open the grader of held-out answers, independent of the training reward.
 
     ``prefill``: of the tokenizer whose model answers.
     """
-    terms = tuple(each.term for each in config.verifiers)
-    return build_rewards(terms, resources=RewardResources(prefill=prefill))
+    config: EvaluationConfig = context.config.evaluation
+    models = open_reward_models(context, config.terms, runtime)
+    resources = reward_resources(models, tokens_per_microbatch=config.tokens_per_microbatch, prefill=prefill)
+    return build_rewards(config.terms, resources=resources)
 
 
 def open_reward_models(

@@ -40,6 +40,7 @@ NEUTRAL = (
     *(f"rlcore.checks.canaries.{name}" for name in ("known_answers", "masks", "rewards")),
     "rlcore.config",
     "rlcore.metrics",
+    "rlcore.progress",
     "rlcore.tasks.drawing",
     "rlcore.tasks.pipeline",
     "rlcore.tasks.presets",

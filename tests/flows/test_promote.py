@@ -126,7 +126,7 @@ def answers(correct: list[bool], tasks: list[str], tokens: int = 10) -> pd.DataF
         {
             "prompt_id": [f"p{i}" for i in range(len(correct))],
             "task": tasks,
-            "has_reference": True,
+            "is_graded": True,
             "correct": correct,
             "value": [float(each) for each in correct],
             "finish_reason": "stop",
@@ -195,7 +195,7 @@ def test_a_safety_task_without_held_out_problems_is_refused_for_a_first_champion
     frame = answers([True, True], ["a", "harm"])
     settings = PromotionConfig(challenger="grpo", safety_tasks=("harm",))
     require_tasks(frame, settings)
-    for missing in (frame[:1], frame.assign(has_reference=[True, False])):
+    for missing in (frame[:1], frame.assign(is_graded=[True, False])):
         with pytest.raises(DataError, match="safety task 'harm'"):
             require_tasks(missing, settings)
     with pytest.raises(DataError, match="safety task 'harm'"):
@@ -298,7 +298,7 @@ def test_by_a_win_rate_accuracy_is_a_guard_where_there_are_references_and_all_an
     settings = PromotionConfig(challenger="grpo", win_rate="wins", min_task_problems=3)
     old, new = answers([True] * 4, ["a"] * 4), answers([True] * 4, ["a"] * 4, 12)
     for frame in (old, new):
-        frame.loc[3, "has_reference"] = False
+        frame.loc[3, "is_graded"] = False
     wins = wins_of(pd.DataFrame({"forward": [1.0, 1.0], "backward": [1.0, 1.0]}))
     primary, guards = compared_by_wins(wins, old, new, settings)
     assert (primary.challenger - primary.champion).tolist() == [0.5, 0.5]
@@ -322,7 +322,7 @@ def test_a_promotion_by_a_stage_that_is_no_win_rate_is_refused() -> None:
 
 def test_a_least_accuracy_without_references_is_refused() -> None:
     frame = answers([True], ["a"])
-    frame["has_reference"] = False
+    frame["is_graded"] = False
     assert [each.name for each in limits_of(frame, [], PromotionConfig(challenger="sft"))] == ["answers truncated"]
     with pytest.raises(ConfigError, match="min_accuracy"):
         limits_of(frame, [], PromotionConfig(challenger="sft", min_accuracy=0.1))

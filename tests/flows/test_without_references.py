@@ -96,7 +96,7 @@ def test_rewards_without_references_just_work_and_no_accuracy_is_told(tracked_ho
         assert (summary["eval/no_reference"], summary["eval/problems"]) == (8, 0)
         answers = read_table(made[f"evaluate_{name}"] / "answers.parquet")
         assert len(answers) == 8 + 8 * 2
-        assert not answers["has_reference"].any()
+        assert not answers["is_graded"].any()
     history = read_json(made["brief"] / "history.json")
     assert len(history) == 2
     assert not [key for row in history for key in row if key.startswith("eval/")]

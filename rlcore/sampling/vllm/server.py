@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rlcore.errors import SamplingError
+from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
@@ -145,7 +146,7 @@ class VllmSampler:
     ) -> None:
         """Add a completion or a failure of every request to ``made``."""
         reasons: dict[_Request, str] = {}
-        num_requests = len(pending)
+        num_requests, total = len(pending), len(made) + len(pending)
         for attempt in range(MAX_ATTEMPTS):
             if attempt and pending:
                 self._progress(f"engine: retry completions={len(pending)} reason={reasons[pending[0]]}")
@@ -157,6 +158,7 @@ class VllmSampler:
                     reasons[request] = outcome.reason
                 else:
                     made[request] = outcome
+                advance("answers", len(made), total)
             pending = [request for request in pending if request not in made]
         if pending and len(pending) == num_requests:
             raise SamplingError(

@@ -105,10 +105,13 @@ def first_contrasts(differences: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: float) -> str:
-    """Return rows of accuracy with interval, pass@k if sampled, and length."""
+    """Return rows of accuracy with interval, pass@k if sampled, length, and mean scores of verifiers that give some."""
+    scores = sorted({key for row in summaries.values() for key in row if key.startswith("eval/score/")})
+    titles = "".join(f" score on {plain(key.removeprefix('eval/score/'))} |" for key in scores)
+    interval_title = f"{format_level(confidence)} interval"
     lines = [
-        f"| checkpoint | greedy accuracy | {format_level(confidence)} interval | problems | pass@1 | pass@k | length |",
-        "|---|---|---|---|---|---|---|",
+        f"| checkpoint | greedy accuracy | {interval_title} | problems | pass@1 | pass@k | length |{titles}",
+        "|---|---|---|---|---|---|---|" + "---|" * len(scores),
     ]
     for label, row in summaries.items():
         ks = sorted(int(key.removeprefix("eval/pass_at_")) for key in row if re.fullmatch(r"eval/pass_at_\d+", key))
@@ -120,6 +123,7 @@ def accuracy_table(summaries: Mapping[str, Mapping[str, float]], *, confidence: 
         lines.append(
             f"| {label} | {mean} | {interval} | {row['eval/problems']:.0f} "
             f"| {first} | {best} | {row['completion/length']:.1f} |"
+            + "".join(f" {row[key]:.3f} |" if key in row else " – |" for key in scores)
         )
     return "\n".join(lines)
 

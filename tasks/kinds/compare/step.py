@@ -49,6 +49,6 @@ def evaluations_in(folders: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def greedy_answers(folder: Path) -> pd.DataFrame:
-    """Return a checkpoint's greedy answers to the problems with a reference answer, in the problems' order."""
+    """Return a checkpoint's greedy answers to the problems that are graded, in the problems' order."""
     table = read_table(folder / "answers.parquet")
-    return table[(table["mode"] == "greedy") & table["has_reference"]].sort_values("prompt_id").reset_index(drop=True)
+    return table[(table["mode"] == "greedy") & table["is_graded"]].sort_values("prompt_id").reset_index(drop=True)

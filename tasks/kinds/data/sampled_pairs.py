@@ -48,7 +48,7 @@ def write_sampled_pairs(
     prefill = tokenizer.prefill
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        grade = stack.enter_context(verifier(context.config.evaluation, prefill=prefill))
+        grade = stack.enter_context(verifier(context, runtime, prefill=prefill))
         sampler = stack.enter_context(
             open_engine(
                 checkpoint,

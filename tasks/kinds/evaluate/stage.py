@@ -7,7 +7,8 @@ from functools import partial
 from rlcore.tasks.kinds.kind import Lazy, Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.episodes import evaluation_episodes, evaluation_sections
+from rlcore.tasks.steps.episodes import evaluation_sections
+from rlcore.tasks.steps.external import evaluation_digest
 
 
 def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
@@ -18,7 +19,7 @@ def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
         version=1,
         kind="evaluation",
         run=partial(Lazy("rlcore.tasks.kinds.evaluate.step:run_evaluate"), checkpoint=stage, data=data),
-        inputs=(stage, *stages_of_data(config, data)),
+        inputs=(stage, *stages_of_data(config, data), *config.evaluation.reward_models),
         sections=evaluation_sections,
-        source_digest=evaluation_episodes,
+        source_digest=evaluation_digest,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,7 +13,7 @@ from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.checks.settings import check_context
 from rlcore.data_contracts.contracts import evaluations as contract
-from rlcore.evaluation.intervals import accuracy, dataset_accuracy, mean_fraction, pass_at_k
+from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -28,7 +28,7 @@ from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import write_table
-from rlcore.types import Prompt, Rollout, is_correct
+from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, Score, is_correct
 
 
 def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:
@@ -40,7 +40,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
     check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        grade = stack.enter_context(verifier(config, prefill=tokenizer.prefill))
+        grade = Grader(config, stack.enter_context(verifier(context, runtime, prefill=tokenizer.prefill)))
         engine = stack.enter_context(
             open_engine(
                 model / MODEL,
@@ -65,10 +65,11 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
             table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
     contract.check_evaluations(table)
     write_table(table, context.folder / "answers.parquet")
-    greedy_rows = table[(table["mode"] == "greedy") & table["has_reference"]]
-    graded = [prompt.dataset for prompt in prompts if prompt.has_reference]
+    greedy_rows = table[(table["mode"] == "greedy") & table["is_graded"]]
+    graded = [prompt.dataset for prompt in prompts if grade.can_grade(prompt)]
     by_data = dataset_accuracy(graded, greedy_rows["correct"].tolist())
-    summary = summarise(table, config, seed=context.seed) | by_data
+    scores = dataset_scores(graded, greedy_rows["value"].tolist(), config.limits(data))
+    summary = summarise(table, config, seed=context.seed) | by_data | scores
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
@@ -86,26 +87,43 @@ def log_line(summary: Mapping[str, float], confidence: float) -> str:
     return f"accuracy={summary['eval/accuracy']:.3f} {interval} n={summary['eval/problems']:.0f} {left_out}".rstrip()
 
 
+class Grader:
+    """Verifiers of an evaluation, each for its datasets."""
+
+    def __init__(self, config: EvaluationConfig, verify: RewardFn) -> None:
+        self._config, self._verify = config, verify
+
+    def can_grade(self, prompt: Prompt) -> bool:
+        """Return False if the prompt has no reference answer and its verifier needs one."""
+        return self._config.grades(prompt.dataset, has_reference=prompt.has_reference)
+
+    def scores(self, rollouts: Sequence[Rollout | FailedRollout]) -> Iterator[tuple[Score, bool]]:
+        """Yield the score of each rollout, and whether its answer is correct."""
+        limits = self._config.limits([rollout.prompt.dataset for rollout in rollouts])
+        graded = iter(score_each([each for each in rollouts if self.can_grade(each.prompt)], self._verify))
+        for rollout in rollouts:
+            score = next(graded) if self.can_grade(rollout.prompt) else failed_score("the prompt has no reference")
+            yield score, is_correct(score, limits.get(rollout.prompt.dataset, CORRECT_FROM))
+
+
 def answers(
-    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: RewardFn, *, seed: int
+    sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: Grader, *, seed: int
 ) -> pd.DataFrame:
     """Return a row per completion. A problem that could not be answered or graded counts as wrong, with its reason.
 
-    Prompts without reference answer are answered but not graded.
+    Prompts without reference answer are answered but not graded if their verifier needs one.
     """
     groups = sampler.sample(prompts, params, seed=seed)
     flat = [(index, rollout) for group in groups for index, rollout in enumerate(group)]
-    graded = iter(score_each([rollout for _, rollout in flat if rollout.prompt.has_reference], grade))
     rows: list[dict[str, Any]] = []
-    for index, rollout in flat:
-        score = next(graded) if rollout.prompt.has_reference else failed_score("the prompt has no reference")
+    for (index, rollout), (score, correct) in zip(flat, grade.scores([each for _, each in flat]), strict=True):
         row: dict[str, Any] = {
             "prompt_id": rollout.prompt.prompt_id,
             "task": rollout.prompt.task,
             "mode": "greedy" if params.greedy else "sampled",
             "sample_index": index,
-            "has_reference": rollout.prompt.has_reference,
-            "correct": is_correct(score),
+            "is_graded": grade.can_grade(rollout.prompt),
+            "correct": correct,
             "value": float("nan") if score.value is None else score.value,
         }
         if isinstance(rollout, Rollout):
@@ -123,10 +141,10 @@ def answers(
 def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> dict[str, float]:
     """Return metrics over problems: with Wilson's interval for greedy, a bootstrap over problems for sampled accuracy.
 
-    Accuracies cover the problems that have a reference answer, and are absent if none has one.
+    Accuracies cover the problems that can be graded, and are absent if there is none.
     """
     greedy = table[table["mode"] == "greedy"]
-    graded = greedy[greedy["has_reference"]]
+    graded = greedy[greedy["is_graded"]]
     summary = {
         "eval/problems": float(len(graded)),
         "eval/no_reference": float(len(greedy) - len(graded)),
@@ -142,7 +160,7 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
         "eval/accuracy_low": interval.low,
         "eval/accuracy_high": interval.high,
     }
-    sampled = table[(table["mode"] == "sampled") & table["has_reference"]]
+    sampled = table[(table["mode"] == "sampled") & table["is_graded"]]
     if len(sampled):
         right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
         for k in sorted({1, config.num_samples}):

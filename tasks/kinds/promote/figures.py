@@ -45,32 +45,32 @@ def in_favour(answers: pd.DataFrame) -> pd.DataFrame:
     Failures of engine or grader count as wrong for the challenger. If they did so for the champion, a broken evaluation
     of the champion would promote any challenger.
     """
-    is_lost = answers["has_reference"] & answers["value"].isna()
+    is_lost = answers["is_graded"] & answers["value"].isna()
     return answers.assign(
         correct=answers["correct"] | is_lost, finish_reason=answers["finish_reason"].mask(is_lost, "stop")
     )
 
 
 def require_tasks(answers: pd.DataFrame, settings: PromotionConfig) -> None:
-    """Check that each safety task has held-out problems with reference answers.
+    """Check that each safety task has held-out problems that are graded.
 
     Raises:
         DataError: a task has none, so that no guard covers it.
     """
-    if missing := sorted(set(settings.safety_tasks) - set(_with_reference(answers)["task"])):
+    if missing := sorted(set(settings.safety_tasks) - set(_graded(answers)["task"])):
         raise DataError(f"no held-out problem is of the safety task {missing[0]!r}", where="promotion.safety_tasks")
 
 
 def compared(
     champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """Return accuracy and guards from both sides' greedy answers to the problems that have a reference answer.
+    """Return accuracy and guards from both sides' greedy answers to the problems that are graded.
 
     Raises:
         DataError: they did not answer the same problems.
     """
     _same_problems(champion, challenger)
-    old, new = _with_reference(in_favour(champion)), _with_reference(challenger)
+    old, new = _graded(in_favour(champion)), _graded(challenger)
     return _paired("accuracy", old["correct"], new["correct"], 0.0), [
         *_task_guards(old, new, settings),
         *_style_guards(old, new, settings),
@@ -89,7 +89,7 @@ def wins_of(table: pd.DataFrame) -> Values:
 def compared_by_wins(
     wins: Values, champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """Return the win rate by prompt against ½, with accuracy as a guard if there are enough reference answers.
+    """Return the win rate by prompt against ½, with accuracy as a guard if enough of them are graded.
 
     Raises:
         DataError: as :func:`compared`.
@@ -97,7 +97,7 @@ def compared_by_wins(
     _same_problems(champion, challenger)
     primary = PairedMetric(name="win rate", champion=np.full(len(wins), 0.5), challenger=wins)
     champion = in_favour(champion)
-    old, new = _with_reference(champion), _with_reference(challenger)
+    old, new = _graded(champion), _graded(challenger)
     guards = _task_guards(old, new, settings)
     if len(new) >= settings.min_task_problems:
         guards.append(_paired("accuracy on all tasks", old["correct"], new["correct"], settings.task_margin))
@@ -145,16 +145,16 @@ def judge_check(distrust: Sequence[str]) -> Check:
 
 
 def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: PromotionConfig) -> list[Check]:
-    """Return the challenger's own limits. Accuracy has one if problems have reference answers.
+    """Return the challenger's own limits. Accuracy has one if problems are graded.
 
     Raises:
         ConfigError: there is a limit on a metric that was not measured: accuracy, or KL to the reference policy.
     """
-    correct = _with_reference(answers)["correct"].astype(float).tolist()
+    correct = _graded(answers)["correct"].astype(float).tolist()
     if settings.min_accuracy and not correct:
         raise ConfigError(
-            "promotion.min_accuracy: no held-out prompt has a reference, so there is no accuracy",
-            fix="leave min_accuracy out, or evaluate on data with references",
+            "promotion.min_accuracy: no held-out prompt has the reference that its verifier needs",
+            fix="leave min_accuracy out, evaluate on data with references, or name another verifier",
         )
     limits = [check_min("accuracy by itself", correct, settings.min_accuracy)] if correct else []
     cut = float((answers["finish_reason"] == "length").mean())
@@ -176,8 +176,8 @@ def _same_problems(champion: pd.DataFrame, challenger: pd.DataFrame) -> None:
         raise DataError("champion and challenger did not answer the same problems", fix="evaluate both again")
 
 
-def _with_reference(answers: pd.DataFrame) -> pd.DataFrame:
-    return answers[answers["has_reference"]].reset_index(drop=True)
+def _graded(answers: pd.DataFrame) -> pd.DataFrame:
+    return answers[answers["is_graded"]].reset_index(drop=True)
 
 
 def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:

@@ -27,6 +27,7 @@ from rlcore.tasks.kinds.promote.figures import (
     wins_of,
 )
 from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, WINS
+from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
@@ -69,11 +70,11 @@ def run_promote(
     settings: PromotionConfig = context.config.promotion
     ref = context.input_refs[challenger]
     answers = {name: greedy_rows(folder) for name, folder in evaluations(context.inputs, challenger).items()}
-    if not settings.win_rate and not answers["challenger"]["has_reference"].any():
+    if not settings.win_rate and not answers["challenger"]["is_graded"].any():
         raise DataError(
-            "no held-out prompt has a reference, so there is no accuracy to decide by",
+            "no held-out prompt has the reference that its verifier needs, so there is no accuracy to decide by",
             where="promotion",
-            fix="evaluate on data with references (evaluation.data), or decide by a win rate (promotion.win_rate)",
+            fix=NO_ACCURACY,
         )
     require_tasks(answers["challenger"], settings)
     wins = read_json(context.inputs[WINS] / "win_rate.json") if WINS in context.inputs else None

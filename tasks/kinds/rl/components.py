@@ -15,6 +15,7 @@ from rlcore.models.architectures import max_positions
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
 from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rewards import (
@@ -57,7 +58,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
         max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
         engine = stack.enter_context(placed.open_engine(max_tokens))
         sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
-        grader = stack.enter_context(verifier(evaluation, prefill=tokenizer.prefill))
+        grader = stack.enter_context(verifier(context, runtime, prefill=tokenizer.prefill))
         yield Components(
             seed=context.seed,
             learner=placed.learner,
@@ -69,16 +70,22 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
             prompts=prompts,
             folder=context.work / "checkpoints",
             identity={"stage": context.stage_key},
-            held_out=HeldOut(prompts=monitored, verifier=grader, confidence=evaluation.confidence),
+            held_out=HeldOut(
+                prompts=monitored,
+                verifier=grader,
+                confidence=evaluation.confidence,
+                correct_from=evaluation.limits(evaluated),
+            ),
             health=context.config.health,
             mixture_weights=stage.prompts,
         )
 
 
 def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTokenizer) -> list[Prompt]:
-    """Return the held-out problems with a reference answer, for evaluation during training."""
-    asked = read_prompt_sets(context, names, "eval", tokenizer, limit=context.config.evaluation.num_monitor_problems)
-    found = [prompt for prompt in asked if prompt.has_reference]
+    """Return the held-out problems that can be graded, for evaluation during training."""
+    config: EvaluationConfig = context.config.evaluation
+    asked = read_prompt_sets(context, names, "eval", tokenizer, limit=config.num_monitor_problems)
+    found = [prompt for prompt in asked if config.grades(prompt.dataset, has_reference=prompt.has_reference)]
     if asked and not found:
         context.log("no held-out prompt has a reference: no accuracy is measured while the run trains")
     return found

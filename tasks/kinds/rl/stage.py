@@ -20,7 +20,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
     reference = stage_of_checkpoint(ref_policy_of(name, own)) or start
     draw = curriculum_of(own)
-    measured = (draw.pass_rates,) if draw else ()
+    measured, graders = (draw.pass_rates,) if draw else (), config.evaluation.reward_models
     return Stage(
         name=name,
         version=1,
@@ -35,7 +35,9 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
             evaluated=evaluated,
             earlier=earlier,
         ),
-        inputs=tuple(dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))),
+        inputs=tuple(
+            dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings), *graders))
+        ),
         sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
         source_digest=external_digest,
     )

@@ -52,6 +52,7 @@ def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime:
     recorder = StageRecorder(context, rl.num_iterations)
     try:
         with open_components(context, evaluated, runtime) as components, open_run(components, recorder) as run:
+            context.report_progress(f"{stage} iterations", run.iterations_done, rl.num_iterations)
             while not run.is_over:
                 context.run_task("iteration", run.iterations_done + 1, partial(iterate, run))
                 context.report_progress(f"{stage} iterations", run.iterations_done, rl.num_iterations, run.history[-1])

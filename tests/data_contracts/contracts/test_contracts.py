@@ -47,7 +47,7 @@ EVALUATION = {
     "task": "sum",
     "mode": "greedy",
     "sample_index": 0,
-    "has_reference": True,
+    "is_graded": True,
     "correct": True,
     "value": 1.0,
     "completion": "",
