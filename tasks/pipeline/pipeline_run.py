@@ -99,7 +99,8 @@ def open_pipeline_run(
         }
     parent = tracker.reopen_run(known[0], tags=tags) if known else None
     if parent is None:
-        parent = tracker.start_run(experiment, flow_run.name if flow_run else config.name, tags=tags)
+        flow = flow_run.name.split()[0] if flow_run else ""  # its other words name the preset's file
+        parent = tracker.start_run(experiment, f"{config.name} {flow}".rstrip(), tags=tags)
     parent.log_params(to_dict(config))
     if parent.url:
         report_link("mlflow run", parent.url)

@@ -72,7 +72,7 @@ def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTra
     tracker = run.tracker.reopen_run(begun[0], parent=parent) if begun else None
     if tracker is None:
         tags = {"stage": stage, "stage_key": key, "code": code_version()}
-        tracker = run.tracker.start_run(run.experiment, stage, tags=tags, parent=parent)
+        tracker = run.tracker.start_run(run.experiment, f"{run.experiment} {stage}", tags=tags, parent=parent)
     write_json({"run_id": tracker.run_id}, known)
     run.parent.set_tags({f"stage.{stage}": f"run:{tracker.run_id}"})
     return tracker

@@ -55,6 +55,14 @@ class StageLine:
     versions: Mapping[str, str]
 
 
+_written: list[Path] = []  # by this process: another one may write reports in the same state directory
+
+
+def last_report() -> Path | None:
+    """Return the report that this process wrote last; None if it wrote none."""
+    return _written[-1] if _written else None
+
+
 def publish_report(
     run: PipelineRun, config: RunConfig, refs: Refs, *, started: str, origin: Origin | None = None
 ) -> Path:
@@ -74,6 +82,7 @@ def publish_report(
     flow_run = current_flow_run()
     prefect = flow_run.url if flow_run else ""
     known = replace(origin or Origin(), run_id=run.parent.run_id, mlflow=run.parent.url, prefect=prefect)
+    _written.append(path)
     path.write_text(render(config, refs, folders, lines, started=started, origin=known), encoding="utf-8")
     run.parent.log_artifact(path, "report")
     _describe_run(run, config, folders, path, known)

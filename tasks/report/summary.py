@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
 from rlcore.checks.audit.integrity import is_unchanged
 from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.report.run_page import last_report
 from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
@@ -24,7 +24,7 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """Format a table of the stages with their original seconds, followed by the comparison's page."""
     lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, since=time.time() - seconds)]
+    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, report=last_report())]
     lines.append("open the UIs: rlcore ui")
     return "\n".join(lines) + "\n"
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from rlcore.tasks.report.run_info import rollout_shapes
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
-
-_FILE = "report.html"
 
 
 def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
@@ -29,12 +28,11 @@ def rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
         yield f"{name:<24}{reward:>18}{cut:>18}{marked:>18}"
 
 
-def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, since: float) -> Iterator[str]:
-    """Return the paths of the models, and of the report of a run that began at ``since`` (seconds since the epoch)."""
+def place_lines(home: Home, refs: Mapping[str, ArtifactRef], *, report: Path | None) -> Iterator[str]:
+    """Return the paths of the models, and of the run's report if it has one."""
     for name, ref in refs.items():
         folder = home.root / ref.uri / MODEL
         if ref.kind != "dataset" and folder.is_dir():
             yield f"{'model ' + name:<24}{folder}"
-    reports = [path for path in (home.root / "reports").glob(f"*/{_FILE}") if path.stat().st_mtime >= since]
-    if reports:
-        yield f"{'report':<24}{max(reports, key=lambda path: path.stat().st_mtime)}"
+    if report:
+        yield f"{'report':<24}{report}"

@@ -39,7 +39,8 @@ num_problems = 6
 max_new_tokens = 8
 """
 PAIRS = '[data.pairs]\nadapter = "preferences"\nmax_tokens = 160\n'
-PATHS = {"base": "", "chat": "", "preferences": PAIRS + 'path = "pairs.jsonl"\n'}
+JUDGED = "[stages.win_rate.sampling]\nmax_new_tokens = 8\n"
+PATHS = {"base": "", "chat": "", "preferences": PAIRS + 'path = "pairs.jsonl"\n' + JUDGED}
 
 
 def question(number: int) -> dict[str, object]:
@@ -65,7 +66,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "pairs.jsonl", pairs)
     for name, extra in PATHS.items():
         text = OWN.format(name=name) + extra
-        assert len(text.splitlines()) <= 22
+        assert len(text.splitlines()) <= 24
         (folder / f"my_{name}.toml").write_text(text, encoding="utf-8")
     return folder
 

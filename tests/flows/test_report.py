@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
@@ -159,17 +157,13 @@ def test_the_run_in_mlflow_has_the_table_as_its_description_and_the_accuracies_a
 def test_the_terminal_ends_with_the_shape_of_the_rollouts_and_where_everything_lies(micro_home: Path) -> None:
     refs = refs_of(micro_home)
     config = load_preset(ROOT / "flows" / "presets" / "tiny.toml")
-    age = time.time() - report_of(micro_home).stat().st_mtime
-    lines = summarise(Home(root=micro_home), config.name, refs, seconds=age + 1.0).splitlines()
+    lines = summarise(Home(root=micro_home), config.name, refs, seconds=1.0).splitlines()
     (head,) = [number for number, line in enumerate(lines) if line.startswith("first -> last iteration")]
     assert lines[head].split()[-2:] == ["truncated", "formatted"]
     assert re.fullmatch(r"grpo +-?[\d.]+ -> -?[\d.]+ +[\d.]+% -> [\d.]+% +[\d.]+% -> [\d.]+%", lines[head + 1])
     models = [line.split()[-1] for line in lines if line.startswith("model ")]
     assert len(models) == 5 and all((Path(path) / "config.json").is_file() for path in models)
-    assert lines[-2].split() == [
-        "report",
-        str(max((micro_home / "reports").glob("*/report.html"), key=os.path.getmtime)),
-    ]
+    assert not [line for line in lines if line.startswith("report ")]  # another process wrote those that are there
     said = [line for line in lines if line and not line.startswith(("|", " "))]
     assert len(said) == len(set(said))  # nothing twice
 

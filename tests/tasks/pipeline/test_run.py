@@ -225,7 +225,8 @@ def test_the_pipeline_is_one_run_with_its_computed_stages_below(tracked_home: Ho
         sorted(each.info.run_name for each in runs if each.data.tags.get(PARENT_TAG) == parent.info.run_id)
         for parent in parents
     ]
-    assert below == [["rl"], ["data", "sft"]]
+    assert below == [["toy rl"], ["toy data", "toy sft"]]
+    assert {each.info.run_name for each in parents} == {"toy"}
     assert parents[0].data.tags["stage.sft"] == f"cached:{refs['sft'].mlflow_run_id}"
     assert parents[0].data.params["sft.value"] == "1"
     assert {each.info.status for each in runs} == {"FINISHED"}

@@ -14,7 +14,7 @@ from rlcore.loop.rollouts import evaluate_held_out
 from rlcore.metrics import check_names
 from rlcore.rewards.base import failed_score, scored
 from rlcore.sampling.base import SamplingParams
-from rlcore.tasks.kinds.evaluate.step import answers, log_line, summarise
+from rlcore.tasks.kinds.evaluate.step import Grader, answers, log_line, summarise
 from rlcore.tasks.kinds.rl.step import seed_after
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.types import FailedRollout, Prompt, Rollout, Score
@@ -80,8 +80,8 @@ def test_the_monitor_counts_what_failed_as_wrong_and_says_so_just_as_the_evaluat
     assert (figures["eval/accuracy"], figures["eval/failed"]) == (accuracy, failed)
     assert ["counted as wrong" in text for text in said] == [True] * bool(failed)
     params = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=1, greedy=True)
-    table = answers(engine, prompts, params, grade, seed=0)  # type: ignore[arg-type]
     config = EvaluationConfig(num_problems=4, max_new_tokens=8)
+    table = answers(engine, prompts, params, Grader(config, grade), seed=0)  # type: ignore[arg-type]
     summary = summarise(table, config, seed=0)
     assert {name: summary[name] for name in figures} == figures
 
@@ -98,7 +98,8 @@ def test_accuracy_is_of_the_problems_with_a_reference_and_is_not_told_where_none
             dataclasses.replace(template, prompt_id=str(number), task=kind, reference=reference)
             for number, (kind, reference) in enumerate(kinds)
         ]
-        return summarise(answers(engine, prompts, params, grade, seed=0), config, seed=0)  # type: ignore[arg-type]
+        graded = Grader(config, grade)  # type: ignore[arg-type]
+        return summarise(answers(engine, prompts, params, graded, seed=0), config, seed=0)
 
     some = evaluated("7", "7", "", " ")
     check_names(some)
