@@ -66,6 +66,10 @@ if TYPE_CHECKING:
     from rlcore.loop import iterate as iterate
     from rlcore.loop import open_run as open_run
     from rlcore.loop import train as train
+    from rlcore.loop.curves import CurveRecorder as CurveRecorder
+    from rlcore.loop.curves import TensorBoard as TensorBoard
+    from rlcore.loop.curves import Trackio as Trackio
+    from rlcore.loop.curves import Wandb as Wandb
     from rlcore.loop.native import chat_prompts as chat_prompts
     from rlcore.loop.native import native_components as native_components
     from rlcore.models.importing import import_model as import_model
@@ -114,6 +118,10 @@ _HOMES: Mapping[str, str] = MappingProxyType(
         "iterate": "rlcore.loop",
         "open_run": "rlcore.loop",
         "train": "rlcore.loop",
+        "CurveRecorder": "rlcore.loop.curves",
+        "TensorBoard": "rlcore.loop.curves",
+        "Trackio": "rlcore.loop.curves",
+        "Wandb": "rlcore.loop.curves",
         "chat_prompts": "rlcore.loop.native",
         "native_components": "rlcore.loop.native",
         "import_model": "rlcore.models.importing",

@@ -8,6 +8,7 @@ from typing import Any, cast
 from rlcore.config import HardwareConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.tracking import TrackingConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,7 @@ class ToyConfig:
     retrain: None = None
     evaluation: Level = field(default_factory=Level)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     @classmethod
     def run(cls, **changed: Any) -> RunConfig:

@@ -28,6 +28,7 @@ from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.config_warnings import unusual_values
+from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
 from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors, reference_errors, unmeasured_line
 from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
@@ -93,6 +94,7 @@ def preflight(
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
     errors = [
         *config.errors,
+        *tool_errors(config.tracking),
         *_model(config.model),
         *collect_error("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
         *chain(*(_stage(context, name) for name in stages)),

@@ -20,6 +20,7 @@ from rlcore.progress import begin
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import key_of
+from rlcore.tasks.pipeline.curves import open_curves
 from rlcore.tasks.pipeline.events import emit_health_stop, emit_on_failure, emit_snapshot
 from rlcore.tasks.pipeline.exporter import exported
 from rlcore.tasks.pipeline.interrupts import track_stage
@@ -83,6 +84,7 @@ def _compute(
         _folders(run.home, key) as (folder, work),
         track_stage(stage.name, work),
         open_stage_run(stage.name, key, work, run) as tracker,
+        open_curves(config, run.home, stage.name, tracker),
     ):
         tracker.show = show
         context = StageContext(

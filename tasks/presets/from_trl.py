@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rlcore.strict_config import config_error
 from rlcore.tasks.presets.key_reference import plain
 from rlcore.tasks.presets.peers import KINDS
+from rlcore.tasks.presets.tracking import Tool
 from rlcore.tasks.presets.trl_objective import objective_of, rewards_of
 from rlcore.tasks.presets.trl_settings import TrlSettings, read_settings
 from rlcore.tasks.presets.trl_sources import Source, max_positions, model_of, source_of
@@ -95,6 +96,9 @@ def from_trl(file: Path, trainer: str = "") -> str:
         if row.is_copied and (value := trl.get(row.name)) is not None:
             draft.put(row.name, value)
     _precision(draft)
+    wanted = trl.get("report_to") or []
+    if also := [each for each in get_args(Tool) if each in ([wanted] if isinstance(wanted, str) else wanted)]:
+        draft.put("report_to", also)
     steps = {"rl": _rl_steps, "sft": _sft_steps, "dpo": _pair_steps, "reward_model": _pair_steps}[kind](draft, source)
     _optimizer(draft, steps)
     _adapters(draft)

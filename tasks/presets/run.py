@@ -29,6 +29,7 @@ from rlcore.tasks.presets.renamed import kinds_in, old_names
 from rlcore.tasks.presets.report import ReportConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.stages import AnyStage
+from rlcore.tasks.presets.tracking import TrackingConfig
 
 Section = TypeVar("Section")
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -54,6 +55,7 @@ class RunConfig:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     promotion: PromotionConfig | None = None
     retrain: RetrainConfig | None = None
 

@@ -32,15 +32,17 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
+    from rlcore.loop.curves import Tools
+
 logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 _MAX_TABLES = 100
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _MAX_PARAM = 500  # MLflow's limit in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
-# Between two writes of metrics: one of fifty costs 30 ms of processor time, one of two hundred 40. MLflow's own queue
-# takes up to a second to stop at the end of a run, and only logs its errors.
+# Between two writes of metrics, which cost 30 ms of processor time. MLflow's own queue only logs its errors.
 _WRITE_SECONDS = 5.0
 
 
@@ -64,8 +66,7 @@ class Tracker:
     """MLflow's server or database, for one state directory."""
 
     def __init__(self, client: MlflowClient, uri: str, artifact_root: str | None) -> None:
-        self.client = client
-        self.uri = uri
+        self.client, self.uri = client, uri
         self._artifact_root = artifact_root  # None: the server decides
 
     def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
@@ -96,10 +97,7 @@ class Tracker:
         return RunTracker(self.client, run) if run else None
 
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
-        """Return the ids of an experiment's runs with that tag, the newest first.
-
-        ``status``: a required status, such as ``= 'KILLED'``.
-        """
+        """Return the ids of an experiment's runs with that tag and a status such as ``= 'KILLED'``, newest first."""
         query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
         return [run.info.run_id for run in self.client.search_runs([self._experiment_id(experiment)], query)]
 
@@ -120,8 +118,7 @@ class Tracker:
         return len(running)
 
     def _experiment_id(self, name: str) -> str:
-        known = self.client.get_experiment_by_name(name)
-        if known is not None:
+        if (known := self.client.get_experiment_by_name(name)) is not None:
             return str(known.experiment_id)
         location = f"{self._artifact_root}/{name}" if self._artifact_root else None
         kind = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on curves, not on traces
@@ -145,6 +142,7 @@ class RunTracker:
         self._waiting: list[Metric] = []
         self._sent = time.monotonic()
         self.show: Callable[[Mapping[str, float], int], None] | None = None  # also called with each step
+        self.also: Tools | None = None  # other tools that record each step
         self._tables: list[dict[str, str]] | None = None  # those that the interface shows; None: not read yet
         self._told_tables = True  # whether MLflow has recorded all of them
 
@@ -166,9 +164,8 @@ class RunTracker:
     @property
     def url(self) -> str:
         """Run's page, empty if MLflow is a database without a server."""
-        base = os.environ.get("MLFLOW_TRACKING_URI", "")
-        place = f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
-        return base.rstrip("/") + place if base.startswith("http") else ""
+        base = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
+        return f"{base}/#/experiments/{self.experiment_id}/runs/{self.run_id}" if base.startswith("http") else ""
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters; nested ones get dotted names, long ones are truncated to 500 characters."""
@@ -178,18 +175,21 @@ class RunTracker:
         for start in range(0, len(entries), _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
 
-    def log_metrics(self, metrics: Mapping[str, float], step: int = 0) -> None:
-        """Log numbers at a step; :meth:`flush` stores them.
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = 0) -> None:
+        """Log numbers at a step, None: after the last one; :meth:`flush` stores them.
 
         A fast loop's steps are written together, every five seconds. A reopened run drops steps that it already has:
         after a resume the last iterations are repeated. A later call raises the error of a failed write.
         """
         from mlflow.entities import Metric
 
+        at = step or 0
         if self.show is not None:
-            self.show(metrics, step)
+            self.show(metrics, at)
+        if self.also is not None:
+            self.also.write(metrics, step)
         now = int(time.time() * 1000)
-        self._waiting += [Metric(name, float(x), now, step) for name, x in metrics.items() if self._is_new(name, step)]
+        self._waiting += [Metric(name, float(x), now, at) for name, x in metrics.items() if self._is_new(name, at)]
         if time.monotonic() - self._sent > _WRITE_SECONDS or len(self._waiting) > _METRICS_PER_CALL:
             self._send()
 
@@ -197,12 +197,14 @@ class RunTracker:
         """Log the metrics of a finished stage, except those whose curve the run already has."""
         self.flush()
         known = self.client.get_run(self.run_id).data.metrics
-        self.log_metrics({name: value for name, value in metrics.items() if name not in known})
+        self.log_metrics({name: value for name, value in metrics.items() if name not in known}, step=None)
 
     def flush(self) -> None:
         """Wait until all metrics and tables are written; no later kill can lose one."""
         self._send()
         self._writer.wait()
+        if self.also is not None:
+            self.also.flush()
 
     def set_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
@@ -240,8 +242,7 @@ class RunTracker:
 
         ``context`` is its use: ``train`` or ``eval``.
         """
-        described = describe_dataset(path, name=name, context=context)
-        self.client.log_inputs(self.run_id, [described])
+        self.client.log_inputs(self.run_id, [described := describe_dataset(path, name=name, context=context)])
         return LoggedDataset(name=name, digest=described.dataset.digest)
 
     def log_model_metrics(

@@ -163,7 +163,7 @@ def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
 
 
 def test_the_name_of_a_preset_is_in_no_key() -> None:
-    assert changed("name=mine") == set()
+    assert changed("name=mine") == changed("tracking.also=['wandb']") == set()
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from rlcore.models.importing import import_model
 from tests.architecture.source_files import ROOT
 
 PUBLIC = """
-ChatTokenizer CheckpointConfig Components CriticConfig FailedRollout HealthConfig HealthStop HeldOut KlConfig Learner
-LimitConfig LogRecorder Message ModelConfig NativeSampler ObjectiveConfig OptimConfig Prompt Recorder RewardResources
-RewardTerm RlConfig RlcoreError Rollout Run Sampler SamplingConfig SamplingParams Score ScoredRollout ScriptedSampler
-ShapeConfig TrainResult UpdateConfig build_rewards chat_prompts finish function_reward import_model iterate load_policy
-native_components open_run save_model train
+ChatTokenizer CheckpointConfig Components CriticConfig CurveRecorder FailedRollout HealthConfig HealthStop HeldOut
+KlConfig Learner LimitConfig LogRecorder Message ModelConfig NativeSampler ObjectiveConfig OptimConfig Prompt Recorder
+RewardResources RewardTerm RlConfig RlcoreError Rollout Run Sampler SamplingConfig SamplingParams Score ScoredRollout
+ScriptedSampler ShapeConfig TensorBoard Trackio TrainResult UpdateConfig Wandb build_rewards chat_prompts finish
+function_reward import_model iterate load_policy native_components open_run save_model train
 """
 SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=128)
 

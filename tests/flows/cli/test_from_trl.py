@@ -100,7 +100,8 @@ def converted(project: Path, trainer: str, config: str) -> dict[str, Any]:
 
 
 def test_a_grpo_configuration_becomes_a_preset_with_the_same_numbers(project: Path) -> None:
-    found = converted(project, "grpo", GRPO)["stages"]["grpo"]
+    preset = converted(project, "grpo", GRPO)
+    found = preset["stages"]["grpo"]
     # A batch of 8 x 2 = 16 completions is 4 prompts of 4. 100 prompts are 25 batches a pass, 50 in two passes.
     assert (found["prompts_per_iteration"], found["group_size"], found["num_iterations"]) == (4, 4, 50)
     # Each batch is trained on twice, in one optimizer step each: 100 steps, a tenth of which warm up.
@@ -113,8 +114,9 @@ def test_a_grpo_configuration_becomes_a_preset_with_the_same_numbers(project: Pa
         "scale": "group_sample", "clip_low": 0.2, "clip_high": 0.28, "weighting": "token_mean",
     }  # fmt: skip
     assert found["rewards"] == [{"kind": "math"}, {"kind": "my_rewards:brief", "weight": 0.2}]
+    assert preset["tracking"] == {"also": ["wandb"]}
     text = (project / "grpo.toml").read_text()
-    assert "without effect on the weights: logging_steps, output_dir, report_to" in text
+    assert "without effect on the weights: logging_steps, output_dir\n" in text
     assert "group_size = 4  # num_generations" in text
 
 
