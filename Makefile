@@ -44,7 +44,7 @@ $(VENV)/.installed: pyproject.toml $(LOCK)
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torch==' infra/locks/pipeline.txt)"
-	$(INSTALL) '.[dev,gguf,lora,bnb]'
+	$(INSTALL) '.[pipeline,dev,gguf,lora,bnb]'
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --requirement infra/locks/data.txt
 	@touch $@
 

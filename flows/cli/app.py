@@ -36,9 +36,9 @@ Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset, 130 interrup
 
 
 def _version() -> str:
-    from importlib.metadata import version
+    from rlcore.extras import describe_installation
 
-    return version("rlcore")
+    return describe_installation()
 
 
 app = App(

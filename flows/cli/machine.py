@@ -43,5 +43,5 @@ def doctor() -> int:
         errors += finding.state == "missing"
         sys.stdout.write(lines(finding) + "\n")
         sys.stdout.flush()
-    sys.stdout.write(f"{errors} of these keep the demo from running\n" if errors else "the demo can run: make demo\n")
+    sys.stdout.write(f"{errors} of these keep the demo from running\n" if errors else "the demo can run: rlcore run\n")
     return 1 if errors else 0

@@ -19,6 +19,7 @@ from infra.services.orphans import stop_orphans
 from infra.services.provision import is_configured, missing, provision
 from infra.services.table import SERVICES
 from rlcore.errors import ServiceError
+from rlcore.extras import install_command
 from rlcore.tasks.pipeline.server_access import HOST, USER
 from rlcore.tasks.store.locks import file_lock
 
@@ -144,9 +145,7 @@ def _refuse_missing_driver() -> None:
 
     missing = [name for name in ("asyncpg", "psycopg2") if find_spec(name) is None]
     if missing:
-        raise ServiceError(
-            f"no driver for PostgreSQL: {', '.join(missing)}", fix="install the extra: pip install -e '.[services]'"
-        )
+        raise ServiceError(f"no driver for PostgreSQL: {', '.join(missing)}", fix=install_command("services"))
 
 
 def _is_supervised(layout: Layout) -> bool:

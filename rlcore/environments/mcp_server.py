@@ -19,14 +19,13 @@ from rlcore.environments.base import CallError
 from rlcore.environments.call_arguments import Schema
 from rlcore.environments.environment import RESERVED
 from rlcore.errors import ConfigError, shown
+from rlcore.extras import install_command
 from rlcore.types import Prompt
 
 try:
     from mcp import Client, MCPError, StdioServerParameters
 except ImportError as error:
-    raise ConfigError(
-        "the extra is not installed", where="environment", fix="run: pip install 'rlcore[mcp]'"
-    ) from error
+    raise ConfigError("the extra mcp is not installed", where="environment", fix=install_command("mcp")) from error
 
 _START_SECONDS = 60.0  # for listing the tools; calls have the timeout of episodes
 _BAD_ARGUMENTS = -32602  # JSON-RPC: Invalid params

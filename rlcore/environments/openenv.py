@@ -21,6 +21,7 @@ from rlcore.environments.base import CallError
 from rlcore.environments.call_arguments import Schema
 from rlcore.environments.environment import RESERVED, to_text
 from rlcore.errors import ConfigError, shown
+from rlcore.extras import install_command
 from rlcore.types import Prompt
 
 try:
@@ -29,7 +30,7 @@ try:
     from websockets.sync.client import connect as connect_now
 except ImportError as error:
     raise ConfigError(
-        "the extra is not installed", where="environment", fix="run: pip install 'rlcore[openenv]'"
+        "the extra openenv is not installed", where="environment", fix=install_command("openenv")
     ) from error
 
 _ROW = ("prompt_id", "reference", "task")

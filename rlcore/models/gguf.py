@@ -9,6 +9,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlcore.errors import ModelError
+from rlcore.extras import install_command
 
 
 def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -29,7 +30,7 @@ def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     except ImportError as error:
         raise ModelError(
-            f"GGUF files need more packages: {error}", where=str(path), fix="pip install 'rlcore[gguf]'"
+            f"GGUF files need more packages: {error}", where=str(path), fix=install_command("gguf")
         ) from error
     except Exception as error:  # damaged files raise any exception, including struct.error
         raise ModelError(

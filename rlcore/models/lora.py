@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
+from rlcore.extras import install_command
 from rlcore.hardware.precision import at_least_float32
 from rlcore.models.adapter_targets import choose_targets, log_coverage
 from rlcore.models.architectures import backbone
@@ -187,7 +188,7 @@ def _peft_config(config: LoraConfig, targets: list[str]) -> Any:
     try:
         from peft import LoraConfig
     except ImportError as error:
-        raise ModelError(f"adapters need peft: {error}", fix="pip install 'rlcore[lora]'") from error
+        raise ModelError(f"adapters need peft: {error}", fix=install_command("lora")) from error
     return LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, bias="none", target_modules=targets)
 
 

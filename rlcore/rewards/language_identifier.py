@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from rlcore.errors import ConfigError
+from rlcore.extras import install_command
 
 # Candidate languages, each tested on answers of three words and more. Without this restriction, one of the
 # hundred others wins for some short texts.
@@ -34,7 +35,7 @@ def open_identifier() -> Callable[[str], str]:
         raise ConfigError(
             'identifier = "py3langid" needs the package py3langid, which is not installed',
             where="the reward language",
-            fix='pip install "rlcore[language]", or identifier = "words"',
+            fix=f"{install_command('language')}, or identifier = 'words'",
         ) from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     identifier.set_languages(list(LANGUAGES))

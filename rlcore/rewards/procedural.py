@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.errors import ConfigError
+from rlcore.extras import install_command
 from rlcore.rewards.answers import clean, find_answer
 from rlcore.rewards.base import failed_score, score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
@@ -36,6 +39,10 @@ class ProceduralReward:
     name = "procedural"
 
     def __init__(self, options: ProceduralOptions | None = None, *, prefill: str = "") -> None:
+        if find_spec("reasoning_gym") is None:
+            raise ConfigError(
+                "the reward procedural needs reasoning-gym, which is not installed", fix=install_command("pipeline")
+            )
         self._options, self._prefill = options or ProceduralOptions(), prefill
         self._pool = GraderPool(
             "procedural", timeout_seconds=self._options.timeout_seconds, num_workers=self._options.num_workers

@@ -204,7 +204,7 @@ def _isolation(backend: Backend) -> Isolation:
     if bwrap is None:
         raise SandboxError(
             "bubblewrap is not installed, so untrusted programs cannot be isolated",
-            fix="infra/install_sandbox.sh (or: apt-get install bubblewrap); bubblewrap needs Linux",
+            fix="as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap); it needs Linux",
         )
     return Isolation(bwrap=bwrap, image=str(box_image() / "root"))
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlcore.config import OptimConfig
 from rlcore.distributed.ranks import ONE, Ranks, gather_full
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
+from rlcore.extras import install_command
 from rlcore.hardware.precision import no_autocast
 from rlcore.training.loss_scale import LossScale
 
@@ -46,7 +47,7 @@ def _eight_bit(described: list[dict[str, Any]], config: OptimConfig) -> torch.op
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise ConfigError(
-            f"moments in 8 bits need bitsandbytes: {error}", where="optim.kind", fix="pip install 'rlcore[bnb]'"
+            f"moments in 8 bits need bitsandbytes: {error}", where="optim.kind", fix=install_command("bnb")
         ) from error
     # It keeps float32 moments of tensors below 4,096 numbers, where quantization would save nothing.
     optimizer: torch.optim.Optimizer = AdamW8bit(described, betas=(config.beta1, config.beta2), eps=_EPS)

@@ -46,7 +46,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import read_version
 from rlcore.text.tokenization import ChatTokenizer
 
-_SANDBOX = "infra/install_sandbox.sh (or: apt-get install bubblewrap)"
+_SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -28,6 +28,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, ModelError, ServiceError
+from rlcore.extras import engine_command
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.architectures import positions_of
 from rlcore.models.loading import load_policy
@@ -73,7 +74,7 @@ def serve_model(
     """
     token, interpreter = _token(), _vllm_python(python)
     if engine == "vllm" and not interpreter:
-        raise ConfigError("vLLM is not installed", fix="`make engine` installs it into .venv-engine")
+        raise ConfigError("vLLM is not installed", fix=f"install it: {engine_command()}")
     with _ending_in_order(), open_registered(home, model) as registered, listen(host, port) as address:
         if not is_chat_model(registered.folder):
             raise ModelError(f"{model} is a reward model, which answers nothing", fix="name a policy")

@@ -112,7 +112,7 @@ def _require_results(home: Home) -> None:
         raise StorageError(
             "nothing was run here yet, so there is nothing to look at",
             where=str(home.root),
-            fix="run make demo (or: rlcore run), or set RLCORE_HOME to its state directory",
+            fix="run rlcore run, or set RLCORE_HOME to its state directory",
         )
 
 
@@ -128,5 +128,5 @@ def _require_free(mlflow_port: int, prefect_port: int) -> None:
                 raise ConfigError(
                     f"port {port} cannot be used: {getattr(error, 'strerror', None) or error}",
                     where=f"--{name}-port",
-                    fix=f"rlcore ui --{name}-port {port % 60000 + 1} (make ui {name.upper()}_PORT={port % 60000 + 1})",
+                    fix=f"rlcore ui --{name}-port {port % 60000 + 1}",
                 ) from error

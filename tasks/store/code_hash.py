@@ -30,7 +30,7 @@ from rlcore.tasks.store.remembered import remembered
 OWN = "rlcore"  # the root of all rlcore modules
 
 # The folder tells whether code can change a result. These move bytes, records, schedules or drawings, hold values that
-# are in the key themselves (rlcore.config) or texts (rlcore.metrics, causes), or can only stop a run (checks of
+# are in the key themselves (rlcore.config) or texts (rlcore.extras, metrics, causes), or can only stop a run (checks of
 # settings, the audit, some canaries: none of their metrics is in an artifact). Of a stage kind only its step and
 # components compute.
 NEUTRAL = (
@@ -39,6 +39,7 @@ NEUTRAL = (
     "rlcore.checks.settings",
     *(f"rlcore.checks.canaries.{name}" for name in ("known_answers", "masks", "rewards")),
     "rlcore.config",
+    "rlcore.extras",
     "rlcore.metrics",
     "rlcore.progress",
     "rlcore.tasks.drawing",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,14 @@ from packaging.requirements import Requirement
 
 from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ConfigError, RlcoreError, SandboxError
+from rlcore.extras import (
+    describe_installation,
+    engine_command,
+    extra_names,
+    install_command,
+    make_command,
+    requirements,
+)
 from rlcore.tasks.store.cache import describe_machine
 from rlcore.tasks.store.settings import Home, engine_name
 
@@ -26,7 +33,7 @@ GIB = 2**30
 # graders and MLflow.
 MEMORY_GIB, DISK_GIB = 2.0, 1.0
 _SECONDS = 3.0  # seconds within which a server must answer
-_INSTALL = "run make setup, or: uv pip install --constraint infra/locks/pipeline.txt ."
+_NO_RECIPE = ("pipeline", "dev", "docs")  # extras: the first is required
 _MARKS = {"ok": "ok", "absent": "-", "missing": "MISSING"}
 _PAGES = {"Prefect": "version", "MLflow": "api/2.0/mlflow/experiments/search?max_results=1"}
 State = Literal["ok", "absent", "missing"]
@@ -46,6 +53,7 @@ def run_checks(home: Home) -> Iterator[DoctorCheck]:
     """Yield the results of all checks, those for the demo first."""
     checks: tuple[Callable[[], DoctorCheck], ...] = (
         python,
+        installation,
         packages,
         device,
         cores,
@@ -65,7 +73,7 @@ def _tried(check: Callable[[], DoctorCheck]) -> DoctorCheck:
     try:
         return check()
     except (ImportError, RlcoreError) as error:
-        return DoctorCheck(subject="this environment", state="missing", text=str(error), fix=_INSTALL)
+        return DoctorCheck(subject="this environment", state="missing", text=str(error), fix=_install())
 
 
 def lines(finding: DoctorCheck) -> str:
@@ -83,11 +91,16 @@ def python() -> DoctorCheck:
     )
 
 
+def installation() -> DoctorCheck:
+    """Report the version of rlcore, and where it is installed."""
+    return DoctorCheck(subject="rlcore", state="ok", text=describe_installation())
+
+
 def packages() -> DoctorCheck:
     """Report the required libraries and their versions."""
-    errors = [error for text in _required() if (error := _error_of(Requirement(text)))]
+    errors = [error for each in (*requirements(), *requirements("pipeline")) if (error := _error_of(each))]
     if errors:
-        return DoctorCheck(subject="packages", state="missing", text="; ".join(errors), fix=_INSTALL)
+        return DoctorCheck(subject="packages", state="missing", text="; ".join(errors), fix=_install())
     shown = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "prefect", "mlflow"))
     return DoctorCheck(subject="packages", state="ok", text=shown)
 
@@ -160,7 +173,9 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
         return DoctorCheck(subject=f"{name} server", state="ok", text=url or without)
     import httpx
 
-    fix = f"start it (make services), or unset {variable} for the embedded one"
+    services = make_command("services")
+    start = f"start it ({services})" if services else "start it"
+    fix = f"{start}, or unset {variable} for the embedded one"
     base = url.rstrip("/")
     try:
         # MLflow has it next to its pages, Prefect below its API. Only that page requires authentication.
@@ -170,7 +185,8 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return DoctorCheck(subject=f"{name} server", state="missing", text=f"{url} does not answer: {error}", fix=fix)
     if answer.status_code in (401, 403):
-        text, fix = f"{url} does not let us in ({answer.status_code})", "source clients.env, which make services names"
+        text = f"{url} does not let us in ({answer.status_code})"
+        fix = "set the user and password of the server, such as by its clients.env"
         return DoctorCheck(subject=f"{name} server", state="missing", text=text, fix=fix)
     state: State = "ok" if answer.is_success else "missing"
     return DoctorCheck(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
@@ -206,19 +222,21 @@ def rollout_engine() -> DoctorCheck:
         return DoctorCheck(subject="rollout engines", state="ok", text=f"native; vLLM by engine.python = {str(own)!r}")
     text = "native alone; engine.kind = 'vllm' needs vLLM in an environment of its own"
     return DoctorCheck(
-        subject="rollout engines", state="absent", text=text, fix="make engine, then engine.python names it"
+        subject="rollout engines", state="absent", text=text, fix=f"{engine_command()}; engine.python names it"
     )
 
 
 def extras() -> DoctorCheck:
-    """Report the optional libraries of pyproject.toml that recipes need."""
-    known: Mapping[str, str] = {"peft": "lora", "bitsandbytes": "bnb", "gguf": "gguf"}
-    missing = [name for name in known if importlib.util.find_spec(name) is None]
-    there = ", ".join(name for name in known if name not in missing)
+    """Report the extras that recipes need."""
+    names = [name for name in extra_names() if name not in _NO_RECIPE]
+    states = {name: not any(map(_error_of, requirements(name))) for name in names}
+    there = ", ".join(name for name, is_there in states.items() if is_there) or "none"
+    missing = [name for name, is_there in states.items() if not is_there]
     if not missing:
         return DoctorCheck(subject="extras", state="ok", text=there)
-    fix = f"pip install 'rlcore[{','.join(known[name] for name in missing)}]'"
-    return DoctorCheck(subject="extras", state="absent", text=f"{', '.join(missing)} not installed", fix=fix)
+    text = f"{there}; not installed: {', '.join(missing)}"
+    fix = f"one of them, such as {missing[0]}: {install_command(missing[0])}"
+    return DoctorCheck(subject="extras", state="absent", text=text, fix=fix)
 
 
 def _half_precision() -> str:
@@ -233,16 +251,12 @@ def _half_precision() -> str:
     return f"fast in {', '.join(['float32', *fast])}"
 
 
-def _required() -> list[str]:
-    try:
-        return [text for text in metadata.requires("rlcore") or [] if not re.search(r";.*\bextra\b", text)]
-    except metadata.PackageNotFoundError as error:
-        raise RlcoreError("rlcore is not installed in this environment") from error
+def _install() -> str:
+    """Return the command that installs what is missing; a checkout has pinned versions."""
+    return make_command("setup") or install_command("pipeline")
 
 
 def _error_of(requirement: Requirement) -> str:
-    if requirement.marker and not requirement.marker.evaluate():
-        return ""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:

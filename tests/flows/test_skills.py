@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.extras import install_command
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_table
 from tests.flows import test_forgetting as forgetting
@@ -35,7 +36,7 @@ def promoted(home: Path, *overrides: str) -> dict[str, object]:
 def test_without_the_harness_the_run_ends_before_anything_is_trained(tmp_path: Path) -> None:
     done = run_warm(["run", "--preset", "skills"], environment(tmp_path), ROOT)
     assert done.returncode != 0
-    assert "stages.skills: the evaluation harness is not installed: pip install 'rlcore[benchmarks]'" in done.stderr
+    assert f"stages.skills: the evaluation harness is not installed: {install_command('benchmarks')}" in done.stderr
     assert not (tmp_path / "artifacts" / "checkpoint").exists()
 
 

@@ -19,6 +19,7 @@ from rlcore.distributed.cluster.connection import connected
 from rlcore.distributed.cluster.host import Host, Role
 from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import ConfigError, RlcoreError, ServiceError
+from rlcore.extras import install_command
 
 _WAIT_SECONDS = 10.0  # polling interval while the cluster has no room
 
@@ -190,7 +191,7 @@ def _import_ray() -> ModuleType:
         raise ConfigError(
             "distributed.backend = 'ray' needs Ray, which is not installed",
             where="distributed.backend",
-            fix="pip install 'rlcore[ray]'; or set it to 'processes' for the ranks of one machine",
+            fix=f"{install_command('ray')}; or set it to 'processes' for the ranks of one machine",
         ) from error
     module: ModuleType = ray
     return module

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
+from rlcore.extras import engine_command
 from rlcore.sampling.vllm import guard
 from rlcore.sampling.vllm.client import Address, EngineUnreachableError, call
 from rlcore.sampling.vllm.worker.gate import TOKEN, Gate
@@ -104,7 +105,7 @@ class ServerProcess:
             raise SamplingError(
                 f"the interpreter {python} does not exist",
                 where="engine.python",
-                fix="`make engine` creates .venv-engine/bin/python",
+                fix=f"name an environment with vLLM, such as .venv-engine/bin/python: {engine_command()}",
             )
         with self._log.open("wb") as log:
             self._guard = subprocess.Popen(

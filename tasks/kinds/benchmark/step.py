@@ -15,6 +15,7 @@ from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.intervals import accuracy, mean_fraction
+from rlcore.extras import install_command
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
@@ -36,7 +37,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"stages.{context.stage} needs the evaluation harness, which is not installed ({error.name})",
-            fix="pip install 'rlcore[benchmarks]'",
+            fix=install_command("benchmarks"),
         ) from error
     folder = context.inputs[policy] / MODEL
     tokenizer = verify_model(context.inputs[policy], stage=policy, model=folder)

@@ -299,7 +299,10 @@ def boxes_below(pid: int) -> list[int]:
 
 def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with SandboxPool() as pool, pytest.raises(SandboxError, match=r"(?s)not installed.*fix:.*infra/install_sandbox.sh"):
+    with (
+        SandboxPool() as pool,
+        pytest.raises(SandboxError, match=r"(?s)not installed.*fix:.*apt-get install bubblewrap"),
+    ):
         pool.run("print(1)")
 
 

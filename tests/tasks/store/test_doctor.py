@@ -8,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
 
 from rlcore.config import HardwareConfig
+from rlcore.extras import install_command
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store import doctor
 from rlcore.tasks.store.doctor import GIB, DoctorCheck, lines
@@ -56,7 +58,7 @@ def test_the_command_says_every_finding_and_its_exit_code_is_that_of_the_faults(
     assert [
         each for each in (*subjects, "MLflow server", "sandbox", "rollout engines", "extras") if each not in said
     ] == []
-    assert said.endswith("the demo can run: make demo\n")
+    assert said.endswith("the demo can run: rlcore run\n")
 
     monkeypatch.setenv("RLCORE_ENGINE", "none")
     assert main(["doctor"]) == 1
@@ -75,12 +77,18 @@ def test_a_finding_says_what_to_do_only_where_something_is_missing() -> None:
 
 def test_a_missing_and_an_old_library_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor.packages().state == "ok"
-    wanted = ["no-such-library>=1", "numpy<1", "torch", 'numpy<1; python_version < "3"']
-    monkeypatch.setattr(doctor, "_required", lambda: wanted)
+    monkeypatch.setattr(doctor, "requirements", lambda *_: [Requirement("no-such-library>=1"), Requirement("numpy<1")])
     found = doctor.packages()
     assert found.state == "missing"
     assert found.text.startswith("no-such-library is missing; numpy is ")
     assert found.text.endswith(", not <1")
+    assert found.fix.startswith("make ")
+
+    monkeypatch.setattr(doctor, "make_command", lambda _: "")  # not a checkout
+    assert doctor.packages().fix == install_command("pipeline")
+    extras = doctor.extras()
+    assert (extras.state, "make" in extras.fix) == ("absent", False)
+    assert extras.fix.endswith(install_command("gguf"))
 
 
 def test_a_card_that_is_not_there_is_a_fault_and_a_cpu_is_none() -> None:
@@ -121,7 +129,7 @@ def test_without_bubblewrap_the_sandbox_is_absent_and_the_demo_is_not_lost(monke
     monkeypatch.setenv("PATH", "")
     found = doctor.sandbox()
     assert (found.state, "bubblewrap is not installed" in found.text) == ("absent", True)
-    assert "infra/install_sandbox.sh" in found.fix
+    assert "apt-get install bubblewrap" in found.fix
 
 
 def test_an_environment_in_which_a_library_cannot_be_imported_is_a_fault_and_no_traceback(

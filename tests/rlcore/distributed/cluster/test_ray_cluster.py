@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -8,6 +9,7 @@ from rlcore.config import DistributedConfig, RayConfig, RewardTerm, to_dict
 from rlcore.distributed.cluster import ray_cluster
 from rlcore.distributed.cluster.ray_cluster import open_cluster
 from rlcore.errors import ConfigError, SamplingError, ServiceError
+from rlcore.extras import install_command
 from tests.rlcore.distributed.cluster.fake_ray import FakeRay
 from tests.rlcore.distributed.cluster.placed import TERMS, placement
 
@@ -19,7 +21,7 @@ def notes() -> list[str]:
 def test_without_ray_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(ConfigError, match=r"needs Ray(.|\n)*pip install 'rlcore\[ray\]'"),
+        pytest.raises(ConfigError, match=rf"needs Ray(.|\n)*{re.escape(install_command('ray'))}"),
         open_cluster(placement(), gpus=False, log=print),
     ):
         pass

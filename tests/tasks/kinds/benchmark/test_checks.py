@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.extras import install_command
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.kinds.benchmark import checks
 
@@ -14,7 +15,7 @@ def test_a_missing_harness_and_a_missing_task_are_named_with_their_keys(monkeypa
     config = open_preset("skills", ('stages.skills.tasks=["sum_choice", "gone"]',))
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     installed, task = checks.errors("stages.skills", config.stages["skills"])
-    assert installed == "stages.skills: the evaluation harness is not installed: pip install 'rlcore[benchmarks]'"
+    assert installed == f"stages.skills: the evaluation harness is not installed: {install_command('benchmarks')}"
     assert task.startswith("stages.skills.tasks: there is no file ")
     assert Path(task.rpartition(" ")[2]).name == "gone.yaml"
 

@@ -14,6 +14,7 @@ from rlcore.config.benchmark import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.promotion import PairedMetric, PromotionRule, decide
+from rlcore.extras import install_command
 from rlcore.tasks.kinds.benchmark.step import metrics_of, run_benchmark, summarize, task_files
 from rlcore.tasks.kinds.promote.figures import asked_both
 
@@ -135,4 +136,4 @@ def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch,
     context: Any = SimpleNamespace(config=sections(tmp_path), stage="skills")
     with pytest.raises(ConfigError, match=r"stages\.skills needs the evaluation harness") as fault:
         run_benchmark(context, policy="grpo")
-    assert "pip install 'rlcore[benchmarks]'" in str(fault.value)
+    assert install_command("benchmarks") in str(fault.value)
