@@ -71,8 +71,8 @@ def _arguments(bracket: str, extras: tuple[str, ...]) -> tuple[str, ...]:
         path = unquote(parts.path)
         if not Path(path).exists():
             return tuple(f"{each.name}{each.specifier}" for each in requirements(*extras))
-        is_editable = origin.get("dir_info", {}).get("editable", False)
-        return ("--editable",) * is_editable + (path + bracket,)
+        is_editable = bool(origin.get("dir_info", {}).get("editable"))
+        return (*("--editable",) * is_editable, path + bracket)
     if "vcs_info" in origin:
         source = origin["vcs_info"]
         return (f"rlcore{bracket} @ {source['vcs']}+{origin['url']}@{source['commit_id']}",)

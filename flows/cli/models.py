@@ -38,7 +38,7 @@ def lineage(model: Model, /) -> int:
     rlcore lineage tiny-grpo@champion
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.report.lineage_picture import draw
     from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 

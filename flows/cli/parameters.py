@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
+from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, configure_reading, find_home
 
 if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
@@ -56,14 +56,15 @@ GpuType = Annotated[str, Parameter(help="Type of the GPUs: a100, h100, h200 or l
 Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@champion or tiny-grpo/3.")]
 
 
-def open_home() -> Home:
+def open_home(*, reads: bool = False) -> Home:
     """Prepare and return the state directory, with this process's environment and log.
 
+    ``reads``: the command only shows what is there, and creates no state directory.
     Raises:
         StorageError: it cannot be made or written.
     """
     home = find_home()
-    configure_environment(home)
+    (configure_reading if reads else configure_environment)(home)
     configure_logging()
     return home
 

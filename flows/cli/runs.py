@@ -44,7 +44,7 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     rlcore plan mine.toml
     ```
     """
-    open_home()
+    open_home(reads=True)
     from rlcore.flows.plan import every_target, plan_memory, plan_targets
     from rlcore.tasks.pipeline.plan import format_plan
 
@@ -67,7 +67,7 @@ def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus =
     rlcore estimate mine.toml --gpus 64 --gpu-type h200
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
     from rlcore.tasks.pipeline.layouts import layout_lines

@@ -20,7 +20,7 @@ def ui(
     rlcore ui --mlflow-port 5001
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.pipeline.ui_servers import serve
 
     return serve(home, mlflow_port=mlflow_port, prefect_port=prefect_port)

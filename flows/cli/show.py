@@ -27,7 +27,7 @@ def show(
     rlcore show tiny-grpo@champion
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.report.summary import show_model, show_preset
 
     if not what.endswith(".toml") and ("@" in what or "/" in what):

@@ -40,15 +40,16 @@ def validate(
     rlcore validate mine.toml
     ```
     """
-    home = open_home()
-    from rlcore.tasks.pipeline.data_check import check_data
+    home = open_home(reads=True)
+    from rlcore.tasks.pipeline.data_check import check_data, reports_in
 
     sets, seed, references = _data_sets(source, contract, adapter, overrides)
     passed = True
-    for name, config in sets.items():
-        check = check_data(name, config, seed=seed, folder=home.root / "checks" / name, references=references(name))
-        sys.stdout.write("\n".join(check.lines) + "\n")
-        passed &= check.passed
+    with reports_in(home) as folder:
+        for name, config in sets.items():
+            check = check_data(name, config, seed=seed, folder=folder / name, references=references(name))
+            sys.stdout.write("\n".join(check.lines) + "\n")
+            passed &= check.passed
     return 0 if passed else 1
 
 

@@ -7,7 +7,9 @@ other rules are those of a run.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
 from rlcore.tasks.steps.references import unusable
+from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column, read_json
 
 References = Literal["compared", "unused", "unknown"]
@@ -46,6 +49,29 @@ class Check:
 
     passed: bool
     lines: tuple[str, ...]
+
+
+@contextmanager
+def reports_in(home: Home) -> Iterator[Path]:
+    """Yield the folder for reports: ``checks/`` of the state directory.
+
+    Without a state directory it is a temporary folder, of which only the reports of sets with rejected rows stay.
+    """
+    if home.is_made:
+        yield home.root / "checks"
+        return
+    folder = Path(tempfile.mkdtemp(prefix="rlcore-checks-"))
+    try:
+        yield folder
+    finally:
+        for checked in folder.iterdir():
+            rejected = checked / "quarantine.jsonl"
+            for path in checked.glob("*.parquet" if rejected.is_file() and rejected.stat().st_size else "*"):
+                path.unlink()
+            with suppress(OSError):
+                checked.rmdir()
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetConfig:

@@ -90,7 +90,7 @@ def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Coll
             where=str(folder),
             fix="make room there, or set RLCORE_HOME to a larger disk",
         )
-    return f"disk: the run writes about {format_bytes(need)}, {format_bytes(free)} are free"
+    return f"disk: the run writes about {format_bytes(need)}, {format_bytes(free)} are free in {folder}"
 
 
 def free_bytes(folder: Path) -> int:

@@ -55,6 +55,11 @@ class Home:
     root: Path
 
     @property
+    def is_made(self) -> bool:
+        """True if a command has run here."""
+        return self.cache.is_dir()
+
+    @property
     def artifacts(self) -> Path:
         return self.root / "artifacts"
 
@@ -113,6 +118,18 @@ def configure_environment(home: Home) -> None:
     require_readable(home)
 
 
+def configure_reading(home: Home) -> None:
+    """Do as :func:`configure_environment` for a state directory that exists; where there is none, create nothing.
+
+    Raises:
+        StorageError: as :func:`configure_environment`.
+    """
+    if home.is_made:
+        configure_environment(home)
+    else:
+        _set_variables(home)
+
+
 def prepare_environment(home: Home) -> None:
     """Do as :func:`configure_environment`, also for state that needs an upgrade.
 
@@ -121,6 +138,10 @@ def prepare_environment(home: Home) -> None:
     """
     _make_writable(home)
     remove_left(home.work)
+    _set_variables(home)
+
+
+def _set_variables(home: Home) -> None:
     os.environ["RLCORE_HOME"] = str(home.root)  # for child processes
     placed = {
         "PREFECT_HOME": str(home.prefect),

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import logging
 
+from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.passwords import private_file
 from rlcore.tasks.store.settings import Home
+
+
+def require_made(home: Home) -> None:
+    """Refuse a state directory that does not exist, as for a command that only reads.
+
+    Raises:
+        StorageError: it does not exist.
+    """
+    if not home.root.is_dir():
+        raise StorageError(
+            "nothing was run here yet", where=str(home.root), fix="set RLCORE_HOME to the state directory of the runs"
+        )
 
 
 def make_database(home: Home) -> None:

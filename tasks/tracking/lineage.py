@@ -50,7 +50,7 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
 def read_records(home: Home) -> tuple[Record, ...]:
     """Return all records of the state directory, the newest first."""
     cache = StageCache(home.cache)
-    stages = sorted(folder.name for folder in home.cache.iterdir() if folder.is_dir())
+    stages = sorted(folder.name for folder in home.cache.glob("*") if folder.is_dir())
     found = [record for stage in stages for record in cache.records(stage)]
     return tuple(sorted(found, key=lambda record: record.created, reverse=True))
 

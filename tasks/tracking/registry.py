@@ -128,7 +128,11 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
         version = find_version(tracker, name, alias) if alias else find_number(tracker, name, number)
         found = {"version": str(version.version), **read_tags(tracker, version)} if version else None
     if found is None:
-        raise ModelError(f"there is no registered model {model!r}", fix="write name@champion or name/3")
+        raise ModelError(
+            f"there is no registered model {model!r}",
+            where=uri.removeprefix(_SQLITE),
+            fix="write name@champion or name/3; if it was trained in another folder, set RLCORE_HOME to its .rlcore",
+        )
     return {"name": name, **found}
 
 

@@ -22,7 +22,7 @@ from rlcore.tasks.store.background import BackgroundWriter
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.database import make_database
+from rlcore.tasks.tracking.database import make_database, require_made
 from rlcore.tasks.tracking.datasets import LoggedDataset, describe_dataset
 from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
 from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
@@ -49,6 +49,7 @@ _WRITE_SECONDS = 5.0
 def open_tracker(home: Home) -> Tracker:
     """Open MLflow's server if ``MLFLOW_TRACKING_URI`` names one, else the database of the state directory."""
     uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
+    require_made(home)
     from mlflow import MlflowClient
 
     with file_lock(home.root / "mlflow.lock"):  # two processes that create the tables concurrently fail
