@@ -124,7 +124,7 @@ def check(
     results = [_result(rule, outcome, details) for rule, outcome in outcomes]
     results += [_apart_result(resolved), kept.overlap()] if outcomes else []
     errors = [*fatal, *_rate_errors(quarantine, counts, state, limits)]
-    errors += [f"{one.name}: {one.value:g}, {one.detail}" for one in results if one.severity == "error" and not one.ok]
+    errors += [one.detail for one in results if one.severity == "error" and not one.ok]
     report = _report(stream, scanned, state, kept, counts=counts, rules=tuple(results), errors=tuple(errors))
     return GateResult(quarantine=quarantine, report=report)
 

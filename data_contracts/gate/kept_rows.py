@@ -53,13 +53,13 @@ class KeptRows:
 
     def overlap(self) -> RuleResult:
         """Return the fraction of evaluation prompts that share an n-gram with a training row."""
-        touched, prompts = self._overlap.num_touched, self._overlap.num_prompts
+        touched, prompts, size = self._overlap.num_touched, self._overlap.num_prompts, self._overlap.size
         return RuleResult(
-            name=f"eval_shares_no_{self._overlap.size}_words",
+            name=f"eval_shares_no_{size}_words",
             severity="warning",
             value=touched / max(1, prompts),
             ok=not touched,
-            detail=f"{touched} of {prompts} prompts" if touched else "",
+            detail=f"{touched} of {prompts} evaluation prompts share {size} words with training" if touched else "",
         )
 
     def _note(self, rows: list[dict[str, Any]], places: Rows) -> None:

@@ -9,17 +9,10 @@ from typing import Any
 from rlcore.data_contracts.drift.sketches import Sketch
 from rlcore.data_contracts.errors import ContractError
 
-_WARNINGS = {
-    "eval_prompts_are_apart": "training rows are nearly prompts that are evaluated on",
-    "as_many_rows_as_asked": "there are fewer rows than requested",
-    "rows_differ": "some rows have the prompt and the answers of another row",
-    "chosen_is_longer": "the chosen side is longer too often or too seldom",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class RuleResult:
-    """Result of one dataset rule."""
+    """Result of one dataset rule; ``detail`` is a sentence if it is not ok."""
 
     name: str
     severity: str
@@ -80,8 +73,7 @@ class GateReport:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentence for each rule that warns about accepted rows."""
-        broken = [rule for rule in self.rules if not rule.ok and rule.severity == "warning"]
-        return tuple(f"{_WARNINGS.get(rule.name, rule.name)} ({rule.value:.3g}): {rule.detail}" for rule in broken)
+        return tuple(rule.detail for rule in self.rules if not rule.ok and rule.severity == "warning")
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``report.json``."""

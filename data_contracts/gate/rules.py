@@ -13,9 +13,9 @@ from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledg
 
 
 class RuleOutcome(NamedTuple):
-    """Result of a rule: a value for the report, True if it is valid, and the first offender as text.
+    """Result of a rule: a value for the report, True if it is valid, and a sentence if it is not.
 
-    ``rows``: those of ``detail``, as ``{0}``, ``{1}``, …, formatted with :class:`RowSummary`.
+    ``rows``: those of ``detail``, the sentence, as ``{0}``, ``{1}``, …, formatted with :class:`RowSummary`.
     """
 
     value: float
@@ -75,7 +75,7 @@ def unique_ids(state: DatasetState) -> RuleOutcome:
     """Count the rows whose id an earlier row has."""
     rows = np.flatnonzero(state.is_accepted)
     repeated = rows[~_is_first(state.ledger.name[rows])]
-    return _outcome(repeated, len(repeated), "the first is {0.name!r} in {0.place}")
+    return _outcome(repeated, len(repeated), "rows with the id of an earlier row", "{0.name!r} in {0.place}")
 
 
 def disjoint_prompts(state: DatasetState) -> RuleOutcome:
@@ -84,15 +84,17 @@ def disjoint_prompts(state: DatasetState) -> RuleOutcome:
     keys = state.ledger.key
     shared = train[np.isin(keys[train], keys[held_out])]
     others = held_out[np.isin(keys[held_out], keys[shared[:1]])]
-    detail = "the first is {0.prompt!r} in {0.place}, and {1.prompt!r} in {1.place} is held out"
-    return _outcome(np.append(shared[:1], others[:1]), len(np.unique(keys[shared])), detail)
+    first = "{0.prompt!r} in {0.place}, and {1.prompt!r} in {1.place} is held out"
+    rows = np.append(shared[:1], others[:1])
+    return _outcome(rows, len(np.unique(keys[shared])), "prompts both for training and held out", first)
 
 
 def no_foreign_prompts(state: DatasetState) -> RuleOutcome:
     """Count the training prompts that another dataset evaluates on."""
     train = np.flatnonzero(state.is_accepted & (state.split == TRAIN))
     found = train[np.isin(state.ledger.key[train], state.evaluated)]
-    return _outcome(found, len(np.unique(state.ledger.key[found])), "the first is {0.prompt!r} in {0.place}")
+    count = len(np.unique(state.ledger.key[found]))
+    return _outcome(found, count, "training prompts that another dataset evaluates on", "{0.prompt!r} in {0.place}")
 
 
 def filled_splits(state: DatasetState) -> RuleOutcome:
@@ -107,7 +109,8 @@ def enough_rows(state: DatasetState) -> RuleOutcome:
     """Return the kept rows as a fraction of the requested ones."""
     sides = ((TRAIN, state.num_train, "for training"), (EVAL, state.num_eval, "held out"))
     counts = {side: int((state.split[state.is_kept] == side).sum()) for side in (TRAIN, EVAL)}
-    detail = ", ".join(f"{counts[side]:,} of {asked:,} {words}" for side, asked, words in sides)
+    parts = ", ".join(f"{counts[side]:,} of {asked:,} {words}" for side, asked, words in sides)
+    detail = f"there are fewer rows than requested: {parts}"
     share = sum(counts.values()) / (state.num_train + state.num_eval)
     return RuleOutcome(share, share >= 1.0, detail)
 
@@ -117,17 +120,19 @@ def distinct_rows(state: DatasetState) -> RuleOutcome:
     rows = np.flatnonzero(state.is_kept)
     contents = np.column_stack([state.prompts[rows].astype(np.uint64), state.ledger.answers[rows]])
     repeated = rows[~_is_first(np.ascontiguousarray(contents).view([("", np.uint64)] * contents.shape[1])[:, 0])]
-    return _outcome(repeated, len(repeated), "the first is {0.prompt!r}")
+    return _outcome(repeated, len(repeated), "rows with the prompt and the answers of an earlier row", "{0.prompt!r}")
 
 
 def length_balance(state: DatasetState) -> RuleOutcome:
     """Return the fraction of pairs whose chosen side has more characters, which a reward model must beat."""
     longer = float((state.ledger.longer[state.is_kept] > 0).mean())
-    return RuleOutcome(longer, 0.2 <= longer <= 0.8, "far from one half: length alone tells the sides apart")
+    detail = f"the chosen side is longer in {longer:.0%} of the pairs: length alone tells the sides apart"
+    return RuleOutcome(longer, 0.2 <= longer <= 0.8, detail)
 
 
-def _outcome(rows: Rows, value: int, detail: str) -> RuleOutcome:
-    return RuleOutcome(value, not value, detail if value else "", rows[:2])
+def _outcome(rows: Rows, count: int, what: str, first: str) -> RuleOutcome:
+    """Return a count of offenders; ``first`` formats the first of ``rows``."""
+    return RuleOutcome(count, not count, f"{what}: {count:,}; the first is {first}" if count else "", rows[:2])
 
 
 def _is_first(values: Column) -> Mask:

@@ -148,6 +148,6 @@ def _details(folder: Path) -> Iterator[str]:
     for rule in report["rules"]:
         is_about_number = rule["name"] == "as_many_rows_as_asked"
         if rule["severity"] == "warning" and not rule["ok"] and not (is_about_number and asked_for_all):
-            yield f"  warning: {rule['name'].replace('_', ' ')}: {rule['value']:.3g}, {rule['detail']}"
+            yield f"  warning: {rule['detail']}"
     if report["quarantined"]:
         yield f"  all rejected rows: {folder / 'quarantine.jsonl'}"

@@ -138,7 +138,7 @@ def _ids_and_sides() -> Iterator[Case]:
             lines=[*rows(contract), again],
             settings=LOOSE,
             expected=[
-                Refused(words="unique_ids: 1, the first is 'r3' in line 13")
+                Refused(words="rows with the id of an earlier row: 1; the first is 'r3' in line 13")
                 if contract != "preference_pairs"  # where the id is the set's, too
                 else Quarantined(line=13, field="set_id", reason="another pair of this set has another prompt")
             ],

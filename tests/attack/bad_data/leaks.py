@@ -44,7 +44,7 @@ def _typed_leaks() -> Iterator[Case]:
                 name=f"{name}, {contract}",
                 contract=contract,
                 lines=[*train, held_out],
-                expected=[Refused(words="train_and_eval_share_no_prompt: 1")],
+                expected=[Refused(words="prompts both for training and held out: 1")],
             )
         yield _two_files("prompts", name, typed)
         yield _foreign("prompts", name, typed, split={"split": "train"})
@@ -58,7 +58,7 @@ def _two_files(contract: Contract, name: str, typed: Any) -> Case:
         contract=contract,
         lines=rows(contract),
         eval_lines=[row(contract, "held", typed(FARMER)), row(contract, "more", "Is the moon made of cheese?")],
-        expected=[Refused(words="train_and_eval_share_no_prompt: 1")],
+        expected=[Refused(words="prompts both for training and held out: 1")],
     )
 
 
@@ -66,7 +66,7 @@ def _foreign(contract: Contract, name: str, typed: Any, *, split: Row) -> Case:
     """A question of ours is one that another data set evaluates on, there typed in another way."""
     lines = rows(contract, split=bool(split))
     expected: Expected = (
-        Refused(words="train_holds_no_foreign_eval_prompt: 1") if split else Apart(text="farmer has 12")
+        Refused(words="training prompts that another dataset evaluates on: 1") if split else Apart(text="farmer has 12")
     )
     return Case(
         family="a leak into another data set",
@@ -238,5 +238,5 @@ def _what_must_stay_apart() -> Iterator[Case]:
             family="different questions",
             name=f"loosely: {one}",
             lines=lines,
-            expected=[Refused(words="train_and_eval_share_no_prompt")],
+            expected=[Refused(words="prompts both for training and held out")],
         )

@@ -182,12 +182,15 @@ def test_the_prompts_of_a_file_of_pairs_come_once() -> None:
 @pytest.mark.parametrize("num_train", [1, 2, 3, 100])
 def test_what_is_wrong_with_a_file_is_wrong_however_many_of_its_rows_are_asked_for(num_train: int) -> None:
     repeated = [pair(0), pair(1), pair(2), pair(3, pair_id="p1"), pair(5)]
-    assert gate_rows(repeated, num_train=num_train).report.errors == ("unique_ids: 1, the first is 'p1' in line 4",)
+    assert gate_rows(repeated, num_train=num_train).report.errors == (
+        "rows with the id of an earlier row: 1; the first is 'p1' in line 4",
+    )
     leak = pair(0)["messages"]
     leaking = [pair(0), pair(1), pair(2), pair(3, messages=leak), pair(5)]
     (fault,) = gate_rows(leaking, num_train=num_train).report.errors
     assert fault == (
-        "train_and_eval_share_no_prompt: 1, the first is 'question 0' in line 4, and 'question 0' in line 1 is held out"
+        "prompts both for training and held out: 1; the first is 'question 0' in line 4, and 'question 0' in line 1 "
+        "is held out"
     )
 
 
@@ -221,7 +224,7 @@ def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_
     assert not report.warnings
     short = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=3).report
     # 4 + 2 of 4 + 3
-    assert short.warnings == ("there are fewer rows than requested (0.857): 4 of 4 for training, 2 of 3 held out",)
+    assert short.warnings == ("there are fewer rows than requested: 4 of 4 for training, 2 of 3 held out",)
 
 
 def test_a_prompt_on_both_sides_refuses_the_dataset_also_in_another_spelling() -> None:
@@ -261,6 +264,7 @@ def test_a_shared_run_of_thirteen_words_is_reported_and_not_refused() -> None:
     train, held_out = asks(f"x {RUN} x"), asks(f"y {RUN} y")
     result = gate_rows([pair(1, messages=train), pair(4, messages=held_out), pair(8)], max_tokens=64)
     assert rule(result, "eval_shares_no_13_words") == (0.5, False)
+    assert "1 of 2 evaluation prompts share 13 words with training" in result.report.warnings
     assert result.report.passed
 
 
@@ -312,7 +316,7 @@ def test_other_rows_take_the_place_of_those_that_share_words() -> None:
 def test_a_side_without_rows_refuses_the_dataset(number: int) -> None:
     result = gate_rows([pair(number)])
     missing = "eval" if number else "train"
-    assert result.report.errors == (f"both_splits_have_rows: 1, no rows for {missing}",)
+    assert result.report.errors == (f"no rows for {missing}",)
 
 
 def test_no_rows_before_or_after_the_gate_refuse_the_dataset_even_if_all_may_be_quarantined() -> None:

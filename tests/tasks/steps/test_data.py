@@ -146,7 +146,9 @@ def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_trainin
     row = PromptRow(prompt_id="", messages=(Message(role="user", content="question 2"),), reference="", task="t")
     dataset = config(adapter="preferences", path=str(path), num_train=9, num_eval=3)
     assert prepare("preferences", tmp_path / "clean", dataset).num_train == 9
-    with pytest.raises(DataError, match="train_holds_no_foreign_eval_prompt: 1, the first is 'question 2'"):
+    with pytest.raises(
+        DataError, match="training prompts that another dataset evaluates on: 1; the first is 'question 2'"
+    ):
         prepare("preferences", tmp_path / "out", dataset, [row])
 
 
@@ -170,7 +172,7 @@ def test_a_file_of_its_own_may_be_what_is_evaluated(tmp_path: Path) -> None:
 
 def test_a_prompt_of_the_evaluations_file_that_the_training_file_has_refuses_both(tmp_path: Path) -> None:
     dataset = two_files(tmp_path, range(50), [50, 7], prompt_id="other")
-    with pytest.raises(DataError, match="train_and_eval_share_no_prompt: 1, the first is 'question 7'"):
+    with pytest.raises(DataError, match="prompts both for training and held out: 1; the first is 'question 7'"):
         prepare("prompts", tmp_path / "out", dataset)
 
 

@@ -24,6 +24,6 @@ def test_the_page_says_how_many_rows_are_used_over_and_set_aside_and_what_warns(
     write_json(report.to_json(), tmp_path / "report.json")
     page = data_page(Result(preset="mine", stage="prepare_sums", confidence=0.95, data=tmp_path, inputs={}), tmp_path)
     assert page.startswith("**4 for training, 1 held out, 2 unused, 1 quarantined**")
-    assert "fewer rows than requested (0.714): 4 of 4 for training, 1 of 3 held out" in page
+    assert "fewer rows than requested: 4 of 4 for training, 1 of 3 held out" in page
     assert "| must not be blank | 1 |" in page
     assert (tmp_path / "data.md").read_text(encoding="utf-8") == page
