@@ -35,6 +35,10 @@ from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.contracts.prompts import Prompts
 
 _TEXTS = ("style", "entry_point", "prelude", "solution", "checker")
+_FORM = (
+    "must be JSON of a code task: style 'stdin' with tests {input, output}, or an entry_point and style 'call' with "
+    "tests {args, output} or style 'assert' with texts as tests"
+)
 _CHOICE = re.compile(r"[A-Za-z]{1,10}")
 _TEST_FIELDS = {"stdin": ({"input", "output"}, set[str]()), "call": ({"args", "output"}, {"kwargs"})}
 
@@ -46,7 +50,7 @@ class CodeTasks(Prompts):
         strict = True
         name = "code_tasks/v1"
 
-    @pa.check("reference", error="must be a code task: a style, and tests of that style")
+    @pa.check("reference", error=_FORM)
     @classmethod
     def reference_is_a_code_task(cls, texts: pd.Series) -> pd.Series:
         return texts.map(_is_code_task).astype(bool)

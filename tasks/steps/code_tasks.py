@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 
+_SHOWN = 80  # characters of a test
 _LIMITS = ResourceLimits(wall_seconds=10.0, cpu_seconds=60)
 
 
@@ -28,11 +30,22 @@ def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
     """Return for each program the first failed test and its result; empty if the program passed."""
     jobs = [Job(reference=trial.reference, code=trial.code, limits=_LIMITS, stop_early=True) for trial in trials]
     # INFRA here is a row whose tests cannot run at all: a broken sandbox fails when it starts.
-    return [_failure(outcomes) for outcomes in sandbox.check_all(jobs)]
+    return [
+        _failure(trial.reference, outcomes) for trial, outcomes in zip(trials, sandbox.check_all(jobs), strict=True)
+    ]
 
 
-def _failure(outcomes: Sequence[RunResult]) -> str:
+def _failure(reference: str, outcomes: Sequence[RunResult]) -> str:
     for place, one in enumerate(outcomes):
         if one.status is not RunStatus.PASS:
-            return f"test {place + 1} of {len(outcomes)}: {one.error or one.status}"
+            return f"test {place + 1} of {len(outcomes)}, {_shown(reference, place)}: {one.error or one.status}"
     return ""
+
+
+def _shown(reference: str, place: int) -> str:
+    """Return a test in a few words: its assertion, the text that it reads, or the arguments of its call."""
+    task = json.loads(reference, parse_int=lambda digits: int(digits[:_SHOWN]))  # long integers have no text
+    test = task["tests"][place]
+    name = "" if isinstance(test, str) else "input " if "input" in test else "args "
+    text = " ".join(test.split()) if isinstance(test, str) else repr(test[name.strip()])
+    return name + (text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")

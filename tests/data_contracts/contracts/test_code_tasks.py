@@ -76,7 +76,8 @@ def test_a_task_of_each_style_fulfils_the_contract(task: dict[str, Any]) -> None
     ],
 )
 def test_a_malformed_task_is_refused(task: Any) -> None:
-    assert reasons(task) == ["must be a code task: a style, and tests of that style"]
+    (reason,) = reasons(task)
+    assert reason.startswith("must be JSON of a code task: style 'stdin' with tests {input, output}, or an entry_point")
 
 
 def test_the_columns_of_prompts_are_checked_too() -> None:

@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps.code_tasks import test_suite_filter as suite_filter
 from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.rows import read_prompts
 from tests.rlcore.sandbox.conftest import require_bubblewrap
@@ -56,5 +59,42 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     }
     assert len(read_prompts(folder / "train.parquet")) == 3
     refused = {row["line"]: row for row in map(json.loads, (folder / "quarantine.jsonl").read_text().splitlines())}
-    assert refused[5]["excerpt"] == "test 1 of 1: returned 1, expected 5"
-    assert refused[7]["excerpt"].startswith("test 1 of 1: the tests cannot be run:")
+    assert refused[5]["excerpt"] == "test 1 of 1, args [1, 4]: returned 1, expected 5"
+    assert refused[7]["excerpt"].startswith("test 1 of 1, assert add(lambda: 1, 2): the tests cannot be run:")
+
+
+# Solutions as public datasets have them, each with the reason against it: programs that graders elsewhere reject pass.
+SOLUTIONS = {
+    "open(0)": ({"style": "stdin", "solution": "print(2 * int(open(0).read()))"}, ""),
+    "a type of typing": ({"solution": "def add(a: Optional[int], b: List[int]):\n    return a + b"}, ""),
+    "class Solution": ({"solution": "class Solution:\n    def add(self, a, b):\n        return a + b"}, ""),
+    "a digit": ({"style": "stdin", "solution": "print(int(input()) * 2 + 1e-9)"}, ""),
+    "another number": (
+        {"style": "stdin", "solution": "print(3 * int(input()))"},
+        "test 1 of 2, input '3': printed '9\\n', expected '6.0'",
+    ),
+    "an assertion": (
+        {
+            "style": "assert",
+            "tests": ["assert add(2, 2) == 4", "assert add(3, 4) == 7"],
+            "solution": "def add(a, b): return 4",
+        },
+        "test 2 of 2, assert add(3, 4) == 7: AssertionError",
+    ),
+    "a library": (
+        {"style": "stdin", "solution": "import nowhere\nprint(2 * int(input()))"},
+        "test 1 of 2, input '3': ModuleNotFoundError: No module named 'nowhere' (line 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_a_rejected_solution_names_the_test_what_it_gave_and_what_was_expected(name: str) -> None:
+    require_bubblewrap()
+    fields, expected = SOLUTIONS[name]
+    if fields.get("style") == "stdin":
+        fields = {**fields, "tests": [{"input": "3", "output": "6.0"}, {"input": "4", "output": "8.0"}]}
+    with suite_filter() as screen:
+        found = screen([task(2, **fields)["reference"]])
+    assert found.get(0, "").removeprefix("its solution does not pass its tests: ").startswith(expected)
+    assert bool(found) == bool(expected)
