@@ -23,10 +23,13 @@ TYPICAL_MAXIMUM = {
     "kl.coefficient": 10.0,
     "update.num_epochs": 64,
 }
+PRETRAINED_MAXIMUM = {"all weights": 1e-4, "LoRA": 1e-3}
+"""Largest learning rates of recipes that start from a pretrained model. Made-up models bear more."""
+_LORA_RANKS = ("update.lora.rank", "lora.rank", "backbone.lora.rank")
 
 
 def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
-    """Yield a sentence for each value of these stages that exceeds the values of all recipes, or the data."""
+    """Return a sentence for each value of these stages that exceeds the values of all recipes, or the data."""
     found = []
     for name in stages:
         stage, path = config.stages[name], f"stages.{name}"
@@ -34,8 +37,21 @@ def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
             value = _value(stage.settings, key)
             if value is not None and value > largest:
                 found.append(f"warning: {path}.{key} = {value!r}: recipes have at most {largest!r}; is this intended?")
+        if config.model.source != "scratch":
+            found += _pretrained_rate(path, stage)
         found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
     return found
+
+
+def _pretrained_rate(path: str, stage: StageConfig) -> Iterator[str]:
+    """Warn about a learning rate that is usual for small models from scratch, and wrecks a pretrained one."""
+    trained = "LoRA" if any(_value(stage.settings, rank) for rank in _LORA_RANKS) else "all weights"
+    value, largest = _value(stage.settings, "learning_rate"), PRETRAINED_MAXIMUM[trained]
+    if value is not None and largest < value <= TYPICAL_MAXIMUM["learning_rate"]:
+        yield (
+            f"warning: {path}.learning_rate = {value!r}: recipes that train {trained} of a pretrained model have at "
+            f"most {largest!r}; is this intended?"
+        )
 
 
 def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
