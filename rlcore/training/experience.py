@@ -64,10 +64,7 @@ def build_experience(
     _refuse_infinite([item for _, item in numbered])
     kept = [(number, item) for number, item in numbered if is_trainable(item, truncated)]
     if not kept:
-        raise TrainingError(
-            "none of the iteration's rollouts can be trained on: all are unscored or truncated",
-            fix="see the errors in the rollout table; raise sampling.max_new_tokens if all are truncated",
-        )
+        raise _untrainable([item for _, item in numbered])
     rollouts = [item.rollout for _, item in kept]
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
     in_reward = scoring_models.has_reference and kl.apply_to == "reward"
@@ -90,6 +87,23 @@ def build_experience(
         metrics["kl/ref"] = float(torch.cat([k3(gap)[mask] for gap, mask in zip(gaps, masks, strict=True)]).mean())
     mean_kl = float(torch.stack([gap.sum() for gap in gaps]).mean())
     return Experience(samples=samples, metrics=metrics, mean_kl=mean_kl, next_values=tuple(passes.next_values.tolist()))
+
+
+def _untrainable(items: Sequence[ScoredRollout]) -> TrainingError:
+    """Return the error that no rollout can be trained on, with the most frequent reason and its fix."""
+    errors = [item.score.error for item in items if not _is_scored(item)]
+    cut = sum(item.rollout.finish_reason == "length" for item in items)
+    if not items:
+        what, fix = "the engine completed none", "see the reason in the log line 'rollouts: failed'"
+    elif errors and len(errors) >= cut:
+        what = f"{len(errors)} of {len(items)} have no score, for example: {errors[0]}"
+        fix = "read the errors in the rollout table, and correct the reward"
+    elif cut:
+        what = f"{cut} of {len(items)} were cut at sampling.max_new_tokens, and truncated_completions = 'mask'"
+        fix = "raise sampling.max_new_tokens, or set update.truncated_completions to 'score' or 'zero'"
+    else:
+        what, fix = "they hold no token of the policy", "check the loss masks of the sampler"
+    return TrainingError(f"none of the iteration's rollouts can be trained on: {what}", fix=fix)
 
 
 def is_trainable(item: ScoredRollout, truncated: str) -> bool:

@@ -27,7 +27,11 @@ SLACK = 0.01  # lower bound of 1 - p, because a float32 log-probability is uncer
 QUANTILE = 0.95
 TIMES_NOISE = 4.0  # largest spread, in multiples of the noise before any update
 TEMPERATURE = 0.025  # largest relative error of the temperature ...
+COLLAPSED = 0.01  # nats per token, the limit of the health rule for entropy
 SIGMAS = 6.0  # ... or this number of standard errors, if there are few probes
+
+
+_SMALLER = "lower learning_rate, and start again; if the policy was as certain before, check the engine"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,7 @@ class LogprobAgreement:
         high_odds: Its 95 % quantile.
         temperature: The engine's temperature, relative to the learner's.
         temperature_error: Its standard error.
+        entropy: Mean entropy of the learner's distributions, nats per token.
     """
 
     num_tokens: int
@@ -48,6 +53,7 @@ class LogprobAgreement:
     high_odds: float
     temperature: float
     temperature_error: float
+    entropy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,7 @@ def agreement(
         high_odds=float(odds.quantile(QUANTILE)),
         temperature=1.0 / (1.0 + slope) if slope > -1.0 else math.inf,
         temperature_error=error,
+        entropy=float(entropy.mean()),
     )
 
 
@@ -123,20 +130,20 @@ def check_agreement(found: LogprobAgreement, *, noise: Spread | None, dtype: tor
     Raises:
         CanaryError: Another temperature, or a difference that rounding does not explain.
     """
-    off = abs(found.temperature - 1.0)
+    off, collapse = abs(found.temperature - 1.0), _collapse(found)
     if not off <= max(TEMPERATURE, SIGMAS * found.temperature_error):  # also if NaN
         raise CanaryError(
-            f"the engine samples at {found.temperature:.3f} times the trainer's temperature "
+            f"{collapse}the engine samples at {found.temperature:.3f} times the trainer's temperature "
             f"(standard error {found.temperature_error:.3f}, {found.num_tokens} tokens)",
-            fix="check the engine's logit processors: temperature, top-p, penalties",
+            fix=_SMALLER if collapse else "check the engine's logit processors: temperature, top-p, penalties",
         )
     limits = LIMITS[dtype]
     if not found.max_abs <= limits.max_abs:
-        raise _differ(f"{found.max_abs:.3g} nats", f"{limits.max_abs:g}")
+        raise _differ(found, f"{found.max_abs:.3g} nats", f"{limits.max_abs:g}")
     bound = tolerance(noise, limits)
     if not (found.mean_odds <= bound.mean and found.high_odds <= bound.high):
         shown = f"{found.mean_odds:.3g} of log-odds on average, {found.high_odds:.3g} at the 95 % quantile"
-        raise _differ(shown, f"{bound.mean:.3g} and {bound.high:.3g}")
+        raise _differ(found, shown, f"{bound.mean:.3g} and {bound.high:.3g}")
 
 
 def tolerance(noise: Spread | None, limits: AgreementLimits) -> Spread:
@@ -150,10 +157,21 @@ def tolerance(noise: Spread | None, limits: AgreementLimits) -> Spread:
     )
 
 
-def _differ(found: str, bound: str) -> CanaryError:
+def _differ(found: LogprobAgreement, difference: str, bound: str) -> CanaryError:
+    collapse = _collapse(found)
     return CanaryError(
-        f"the engine's log-probabilities differ from the learner's by {found} (limit {bound})",
-        fix="compare precision and weights of both; a sync may have been partial",
+        f"{collapse}the engine's log-probabilities differ from the learner's by {difference} (limit {bound})",
+        fix=_SMALLER if collapse else "compare precision and weights of both; a sync may have been partial",
+    )
+
+
+def _collapse(found: LogprobAgreement) -> str:
+    """Return the likelier cause of a difference if the policy is certain of every token: rounding decides then."""
+    if found.entropy >= COLLAPSED:
+        return ""
+    return (
+        f"the policy has collapsed to an entropy of {found.entropy:.2g} nats per token, so the last update was too "
+        "large: "
     )
 
 

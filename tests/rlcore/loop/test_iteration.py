@@ -134,7 +134,9 @@ def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_components:
     script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
     components = make_components(script=script)
     before = weights(components)
-    with pytest.raises(TrainingError, match="none of the iteration's rollouts can be trained on"):
+    with pytest.raises(
+        TrainingError, match="none of the iteration's rollouts can be trained on: the engine completed none"
+    ):
         train(components, Tape())
     assert torch.equal(before, weights(components))
 

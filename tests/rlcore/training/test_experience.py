@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,9 +81,31 @@ def test_an_infinite_reward_is_refused_with_its_prompt() -> None:
     assert "(1, 2)" in caught.value.where
 
 
-def test_an_iteration_without_any_usable_rollout_is_an_error() -> None:
-    with pytest.raises(TrainingError, match="none of the iteration's rollouts"):
-        build([group_of(None, None)])
+@pytest.mark.parametrize(
+    ("group", "settings", "what", "fix"),
+    [
+        (group_of(None, None), {}, "2 of 2 have no score, for example: the grader died", "read the errors"),
+        (
+            group_of(1.0, 0.0, None, finish_reason="length"),
+            {"truncated": "mask"},
+            "3 of 3 were cut at sampling.max_new_tokens, and truncated_completions = 'mask'",
+            "raise sampling.max_new_tokens",
+        ),
+        (
+            group_of(1.0, loss_mask=(False, False, False)),
+            {},
+            "they hold no token of the policy",
+            "check the loss masks",
+        ),
+        ([], {}, "the engine completed none", "see the reason in the log line"),
+    ],
+)
+def test_an_iteration_without_any_usable_rollout_is_an_error_that_names_the_reason(
+    group: list[ScoredRollout], settings: dict[str, str], what: str, fix: str
+) -> None:
+    with pytest.raises(TrainingError, match=re.escape(f"rollouts can be trained on: {what}")) as caught:
+        build([group], **settings)
+    assert caught.value.fix.startswith(fix)
 
 
 def test_a_completion_without_a_token_of_the_policy_is_left_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_the_bound_is_four_times_the_noise_within_what_the_precision_allows() ->
 def figures(**changes: float) -> LogprobAgreement:
     """Return plausible figures of a correct engine in bfloat16."""
     found = {"max_abs": 0.1, "mean_odds": 0.02, "high_odds": 0.06, "temperature": 1.0, "temperature_error": 0.002}
-    return LogprobAgreement(num_tokens=100, **(found | changes))
+    return LogprobAgreement(num_tokens=100, **({"entropy": 1.0} | found | changes))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +158,27 @@ def test_tokens_without_a_partner_are_a_fault() -> None:
         agreement(torch.zeros(1), torch.zeros(2), torch.zeros(2))
     with pytest.raises(CanaryError, match="0 tokens"):
         agreement(torch.zeros(0), torch.zeros(0), torch.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "symptom"),
+    [
+        ({"temperature": 5326.0}, "the engine samples at 5326.000 times the trainer's temperature"),
+        ({"mean_odds": 9.0}, "the engine's log-probabilities differ from the learner's by 9 of log-odds"),
+    ],
+)
+def test_a_collapsed_policy_is_named_before_the_engine(changes: dict[str, float], symptom: str) -> None:
+    for entropy, start, fix in (
+        (
+            1e-5,
+            "the policy has collapsed to an entropy of 1e-05 nats per token, so the last update",
+            "lower learning_rate",
+        ),
+        (0.3, symptom, "c"),
+    ):
+        with pytest.raises(CanaryError, match=re.escape(symptom)) as caught:
+            check_agreement(figures(**changes, entropy=entropy), noise=None, dtype=torch.bfloat16)
+        assert caught.value.what.startswith(start) and caught.value.fix.startswith(fix)
 
 
 def test_where_every_token_was_certain_nothing_is_known_of_the_temperature() -> None:
