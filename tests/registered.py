@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
-from rlcore.config import HardwareConfig
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.mlflow_model import Cards, Package
 from tests.chat_models import make_checkpoint
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToyConfig:
-    name: str = "toy"
-    seed: int = 0
-    retrain: None = None
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-
-
-def nothing(config: RunConfig) -> Sections:
-    return Sections({})
+from tests.toys import ToyConfig, no_sections
 
 
 def rows(context: StageContext) -> StageResult:
@@ -42,9 +26,9 @@ def train(context: StageContext) -> StageResult:
     return StageResult(metrics={"sft/loss": 0.5})
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=nothing)
+ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections)
 SFT = Stage(
-    name="sft", version=1, kind="checkpoint", run=train, sections=nothing, inputs=("rows",), registered_as="sft"
+    name="sft", version=1, kind="checkpoint", run=train, sections=no_sections, inputs=("rows",), registered_as="sft"
 )
 
 
@@ -58,4 +42,4 @@ def sealed(checkpoint: Path, cards: Cards | None = None) -> tuple[Package, str]:
 
 def register_toy(home: Home, name: str = "toy") -> ArtifactRef:
     """Run both stages; the checkpoint's artifact."""
-    return run_pipeline([ROWS, SFT], cast(RunConfig, ToyConfig(name=name)), ["sft"], home=home, experiment=name)["sft"]
+    return run_pipeline([ROWS, SFT], ToyConfig.run(name=name), ["sft"], home=home, experiment=name)["sft"]

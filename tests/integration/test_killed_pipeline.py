@@ -28,6 +28,7 @@ from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageResult
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.presets.tracking import TrackingConfig
 
 @dataclass
 class Config:
@@ -35,6 +36,7 @@ class Config:
     seed: int = 0
     retrain: None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 seconds = 0.0
 
