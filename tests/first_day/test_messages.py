@@ -11,6 +11,7 @@ import pytest
 
 from tests.flows.conftest import environment
 from tests.flows.warm import run_warm
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 pytestmark = pytest.mark.slow
 
@@ -69,9 +70,10 @@ num_samples = 0
 """
 
 
-def row(number: int, **fields: str) -> str:
-    question = {"role": "user", "content": f"What is {number}+{3 * number}?"}
-    return json.dumps({"messages": [question], "reference": str(4 * number), "task": "sums", **fields}) + "\n"
+def row(number: int, *, question: str = "", **fields: str) -> str:
+    """A line of a data file; ``question`` is a sum unless given."""
+    messages = [{"role": "user", "content": question or f"What is {number}+{3 * number}?"}]
+    return json.dumps({"messages": messages, "reference": str(4 * number), "task": "sums", **fields}) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,3 +148,61 @@ def test_show_and_the_report_tell_that_a_model_did_not_change(run: Done, project
     for stage in unchanged:
         assert f"{stage} did not change the model: its weights are those of its start." in page
     assert "cut at sampling.max_new_tokens = 4; raise sampling.max_new_tokens" in page
+
+
+DIGITS = """def digits(rollouts):
+    return [sum(map(str.isdigit, rollout.text)) / max(1, len(rollout.text)) for rollout in rollouts]
+"""
+
+
+def test_a_learning_rate_that_wrecks_the_policy_is_named_and_not_called_solved(run: Done, project: Project) -> None:
+    (project.folder / "my_digits.py").write_text(DIGITS)
+    changes = (
+        "learning_rate=1.0",
+        "update.lora.rank=0",
+        "num_iterations=6",
+        "sampling.max_new_tokens=8",
+        "rewards=[{kind='my_digits:digits'}]",
+    )
+    overrides = [part for change in changes for part in ("--set", f"stages.grpo.{change}")]
+    text = project.rlcore("run", "mine.toml", *overrides).text
+    assert "warning: stages.grpo.learning_rate = 1.0: recipes have at most 0.1" in text
+    alarms = [line for line in text.splitlines() if "health alarm: " in line and "policy did not change" not in line]
+    assert alarms
+    assert all("the update was too large (learning_rate = 1): entropy " in line for line in alarms)
+    assert "fix: lower learning_rate, and start again" in text and "are solved" not in text
+
+
+def test_a_reference_that_grades_no_answer_is_named_by_its_row(project: Project) -> None:
+    rows = [row(number, prompt_id=f"q{number}") for number in range(24)]
+    rows[17] = row(17, prompt_id="q17", reference="proof")
+    (project.folder / "odd.jsonl").write_text("".join(rows))
+    changes = ("--set", "data.prompts.path=odd.jsonl", "--set", "data.prompts.num_train=16")
+    found = project.rlcore("validate", "mine.toml", *changes)
+    assert found.code == 1
+    assert "line 18, reference: no answer can be graded with it (\"it is not an answer: 'proof'\")" in found.text
+
+
+def test_evaluation_prompts_that_share_words_with_training_are_told_in_a_sentence(project: Project) -> None:
+    for name, start in (("train", "Answer with a number. "), ("eval", "")):
+        questions = (start + " ".join(f"word{number}x{place}" for place in range(14)) for number in range(20))
+        rows = (row(number, question=each, prompt_id=f"{name}{number}") for number, each in enumerate(questions))
+        (project.folder / f"{name}.jsonl").write_text("".join(rows))
+    paths = ("path=train.jsonl", "eval_path=eval.jsonl", "num_train=20", "num_eval=20", "max_tokens=500")
+    overrides = [part for path in paths for part in ("--set", f"data.prompts.{path}")]
+    found = project.rlcore("validate", "mine.toml", *overrides)
+    assert "warning: 20 of 20 evaluation prompts share 13 words with training\n" in found.text
+
+
+def test_a_code_task_says_which_test_its_solution_fails_and_with_what(project: Project) -> None:
+    require_bubblewrap()
+    tests = [{"input": "3", "output": "6"}, {"input": "4", "output": "8"}]
+    solutions = ("print(2 * int(open(0).read()))", "print(6)")
+    with (project.folder / "code.jsonl").open("w") as file:
+        for number, solution in enumerate(solutions):
+            task = {"style": "stdin", "tests": tests, "solution": solution}
+            file.write(row(number, prompt_id=f"c{number}", reference=json.dumps(task)))
+    found = project.rlcore("validate", "code.jsonl", "--contract", "code_tasks")
+    assert "line 2, reference: its solution does not pass its tests" in found.text
+    assert "test 2 of 2, input '4': printed '6\\\\n', expected '8'" in found.text
+    assert "line 1, reference" not in found.text
