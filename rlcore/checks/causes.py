@@ -14,6 +14,8 @@ from rlcore.config import RlConfig
 _CUT = 0.95  # fraction of truncated completions from which truncation explains equal rewards
 _SOLVED = 0.99  # fraction of the largest reward
 _FALL = 0.4  # of the first entropy: the sharpest sound runs fall by a quarter after one update
+_FAR = 1.0  # nats per token: entropies of few prompts differ by less
+_NOTHING = 0.1  # of the first entropy: little is left of it
 _RISE = 2.0  # nats per token, and more than double
 _KL_JUMP = 1.0  # nats per token; useful runs stay below 0.5 in total
 _OLD_KL = 0.5  # nats per token within one update; healthy is below 0.02
@@ -87,7 +89,8 @@ def _entropy_jump(figures: Figures) -> str:
     lowest, highest = list(accumulate(values, min)), list(accumulate(values, max))
     least, most = (list(accumulate(reversed(values), pick))[::-1] for pick in (min, max))  # from here on
     for index in range(1, len(values)):
-        fell = lowest[index - 1] - most[index] > _FALL * values[0]
+        gap = lowest[index - 1] - most[index]
+        fell = gap > _FALL * values[0] and (gap > _FAR or values[-1] < _NOTHING * values[0])
         if fell or least[index] - highest[index - 1] > max(_RISE, highest[index - 1]):
             change = f"entropy {'fell' if fell else 'rose'} from {values[index - 1]:.3g} to {values[index]:.3g}"
             return f"{change} nats per token after iteration {readings[index - 1][0]}"

@@ -143,12 +143,18 @@ def test_the_largest_reward_is_the_sum_of_the_weights() -> None:
     [
         [5.4, 5.0, 4.6, 3.9, 2.7, 1.5, 0.8, 0.2, 0.0],  # the sharpest sound run of the tests
         [0.8, 0.3, 0.7, 0.2, 0.6, 0.1],  # few prompts, whose entropies differ
+        [0.4, 0.15],
         [0.4, 0.39, 0.35, 0.3, 0.25, 0.2],
     ],
 )
 def test_entropy_that_falls_slowly_or_varies_is_no_collapse(entropies: list[float]) -> None:
     history = rows(*({"entropy/sampled": value, **RIGHT} for value in entropies))
     assert "solved" in findings(history)["zero_signal"].cause
+
+
+def test_little_entropy_that_is_gone_after_one_update_is_a_collapse() -> None:
+    history = rows(*({"entropy/sampled": value, **RIGHT} for value in (0.4, 0.38, 0.02)))
+    assert "entropy fell from 0.38 to 0.02 nats per token after iteration 2" in findings(history)["zero_signal"].cause
 
 
 def test_only_figures_since_the_limit_was_exceeded_are_looked_at() -> None:
