@@ -24,6 +24,11 @@ def export(
         Parameter(help="Precision of the weights; keep: the checkpoint's."),
     ] = "keep",
     gguf: Annotated[bool, Parameter(help="Not supported; the error names a tool that writes GGUF.")] = False,
+    push: Annotated[
+        str, Parameter(help="OWNER/NAME of a repository of the hub to upload the folder to.", show_default=False)
+    ] = "",
+    public: Annotated[bool, Parameter(help="Make a new repository public; default: private.")] = False,
+    dry_run: Annotated[bool, Parameter(help="Write only the card that --push would upload.")] = False,
 ) -> int:
     """Export a registered model as a folder that transformers, vLLM and model hubs load.
 
@@ -33,15 +38,27 @@ def export(
     ```
     rlcore export tiny-grpo@champion exported
     rlcore export mine-grpo/3 exported --dtype bfloat16
+    rlcore export mine-grpo/3 exported --push me/mine --dry-run     # look at exported/README.md
     ```
 
-    Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`.
+    Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`. `--push` takes the token of
+    `hf auth login` or HF_TOKEN, and the hub of HF_ENDPOINT.
     """
+    if (public or dry_run) and not push:
+        raise ConfigError("--public and --dry-run are about an upload", fix="add --push OWNER/NAME")
     home = open_home()
-    from rlcore.tasks.pipeline.model_export import export_model
+    from rlcore.tasks.pipeline.hub_push import check_target, push_folder
+    from rlcore.tasks.pipeline.model_export import export_card, export_model
 
-    written = export_model(home, model, folder, dtype=dtype, gguf=gguf)
+    if dry_run:
+        sys.stdout.write(f"the card is in {export_card(home, model, folder, repo=push).absolute()}\n")
+        return 0
+    if push:
+        check_target(push)
+    written = export_model(home, model, folder, dtype=dtype, gguf=gguf, repo=push)
     sys.stdout.write(f"{model} is in {written.absolute()}\n")
+    if push:
+        sys.stdout.write(f"uploaded: {push_folder(written, push, private=not public)}\n")
     return 0
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, StorageError
 from rlcore.models.exporting import ExportDtype, export_checkpoint
 from rlcore.models.saving import unfinished_prefix
 from rlcore.tasks.steps.base import MODEL
@@ -51,11 +51,13 @@ def open_registered(home: Home, model: str) -> Iterator[RegisteredVersion]:
         yield RegisteredVersion(tags=tags, folder=download_model(f"models:/{tags['name']}/{tags['version']}", folder))
 
 
-def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", gguf: bool = False) -> Path:
+def export_model(
+    home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", gguf: bool = False, repo: str = ""
+) -> Path:
     """Write a registered model into ``folder`` for transformers, vLLM and model hubs; return the folder.
 
     Safetensors in ``dtype`` with merged LoRAs, the tokenizer and its chat template, the generation configuration with
-    the EOS ids, and the model card as README.md.
+    the EOS ids, and the model card as README.md: for the hub's repository ``repo`` if it is named.
     Raises:
         ConfigError: ``gguf`` was requested.
         ModelError: there is no such model, or it is a reward model.
@@ -68,8 +70,25 @@ def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "
         )
     target = folder.absolute()
     with open_registered(home, model) as registered, announced(home.work, target.parent, unfinished_prefix(target)):
-        export_checkpoint(registered.folder, target, dtype=dtype, readme=_card(home, registered))
+        export_checkpoint(registered.folder, target, dtype=dtype, readme=_card(home, registered, repo))
     return folder
+
+
+def export_card(home: Home, model: str, folder: Path, *, repo: str) -> Path:
+    """Write only the card that an export for ``repo`` would have; return the file.
+
+    Raises:
+        ModelError: there is no such model.
+        StorageError: ``folder`` has a README.md.
+    """
+    file = folder / "README.md"
+    if file.exists():
+        raise StorageError("the file exists", where=str(file), fix="name another folder")
+    with open_registered(home, model) as registered:
+        text = _card(home, registered, repo)
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
 
 
 def _errors(home: Home, tags: Mapping[str, str]) -> tuple[str, ...]:
@@ -77,11 +96,12 @@ def _errors(home: Home, tags: Mapping[str, str]) -> tuple[str, ...]:
     return ArtifactStore(home.root).errors(ref)
 
 
-def _card(home: Home, registered: RegisteredVersion) -> str:
+def _card(home: Home, registered: RegisteredVersion, repo: str) -> str:
     """Return the updated model card; for a model of another state directory, the card stored with its files."""
     records = read_records(home)
     record = next((each for each in records if each.key == registered.tags.get("stage_key")), None)
     if record is not None:
-        return write_cards(home, records, record, name=registered.tags["name"], tags=registered.tags).model
+        tags = registered.tags
+        return write_cards(home, records, record, name=tags["name"], tags=tags, repo=repo).model
     beside = registered.folder.parent / CARD
     return beside.read_text(encoding="utf-8") if beside.is_file() else ""

@@ -16,6 +16,7 @@ from rlcore.tasks.store.markdown import code, code_cell, plain
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.hub_card import header_fields, model_index
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, tree_lines
 from rlcore.tasks.tracking.mlflow_model import Cards
 
@@ -32,16 +33,27 @@ _LIMITS = """- The results hold for these held-out problems. Other tasks, langua
 - Weaknesses of the base model remain."""
 
 
-def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: str, tags: Mapping[str, str]) -> Cards:
-    """Write the cards of the model of ``record``, registered under ``name`` with ``tags``."""
+def write_cards(
+    home: Home, records: Sequence[Record], record: Record, *, name: str, tags: Mapping[str, str], repo: str = ""
+) -> Cards:
+    """Write the cards of the model of ``record``, registered under ``name`` with ``tags``.
+
+    ``repo``: the hub's repository that the card is for.
+    """
     root = ancestry(home, tuple(records), record)
     base = _base(home, records, root)
     data = _data_sets(home, records, root)
     license_id = str(base.get("licence", ""))
+    evaluated = _evaluation(records, record)
+    read = _data_sets(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
+    used = evaluated.ingredients["inputs"] if evaluated else ()
+    index = model_index(name, evaluated, [each for each in read if each["stage"] in used])
+    fields = header_fields(record, base, data=data, index=index)
+    header = "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in fields.items()) + "---"  # YAML too
     sections = {
         "": _what(name, record, base),
-        "How to load it": _loading(name, record),
-        "Results": _results(records, record),
+        "How to load it": _loading(name, record, repo),
+        "Results": _results(evaluated or record, is_evaluated=evaluated is not None),
         "Decision": _decision(tags),
         "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md`.",
         "License": _license(license_id),
@@ -51,26 +63,13 @@ def write_cards(home: Home, records: Sequence[Record], record: Record, *, name: 
         "Training": _training(record),
     }
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections.items())
-    text = f"{_header(license_id, base, record)}\n# {code(name)}\n\n{body}\n"
+    text = f"{header}\n# {code(name)}\n\n{body}\n"
     return Cards(model=text, data=_data_card(name, data), license_id=license_id)
 
 
 def body_of(card: str) -> str:
     """Return a card without its YAML header."""
     return card.split("\n---\n", 1)[-1].strip()
-
-
-def _header(license_id: str, base: Mapping[str, Any], record: Record) -> str:
-    """Return the YAML header of a card for hubs and MLflow (JSON is valid YAML)."""
-    fields: dict[str, object] = {
-        "license": license_id.lower() if license_id else "unknown",
-        "library_name": "transformers",
-        "pipeline_tag": "text-classification" if _is_reward_model(record) else "text-generation",
-        "tags": ["rlcore", record.ingredients["stage"]["name"]],
-    }
-    if base.get("source") == "hub":
-        fields["base_model"] = base["path"]
-    return "---\n" + "".join(f"{name}: {json.dumps(value)}\n" for name, value in fields.items()) + "---"
 
 
 def _what(name: str, record: Record, base: Mapping[str, Any]) -> str:
@@ -100,18 +99,21 @@ def _training(record: Record) -> str:
     )
 
 
-def _results(records: Sequence[Record], record: Record) -> str:
-    """Return metrics of the evaluation if there is one, else the final training metrics."""
+def _evaluation(records: Sequence[Record], record: Record) -> Record | None:
+    """Return the newest evaluation of a model."""
     stage = record.ingredients["stage"]["name"]
     made = [
         each
         for each in records
         if each.ref.kind == "evaluation" and each.ingredients["inputs"].get(stage) == record.ref.sha256
     ]
-    evaluated = max(made, key=lambda each: each.created, default=None)
-    where = "The whole evaluation on held-out problems:" if evaluated else "At the end of training:"
-    metrics = (evaluated or record).metrics
-    rows = [f"| {code_cell(name)} | {value:.6g} |" for name, value in sorted(metrics.items())]
+    return max(made, key=lambda each: each.created, default=None)
+
+
+def _results(record: Record, *, is_evaluated: bool) -> str:
+    """Return metrics of the evaluation if there is one, else the final training metrics."""
+    where = "The whole evaluation on held-out problems:" if is_evaluated else "At the end of training:"
+    rows = [f"| {code_cell(name)} | {value:.6g} |" for name, value in sorted(record.metrics.items())]
     return "\n".join([where, "", "| figure | value |", "|---|---|", *rows]) if rows else "None were measured."
 
 
@@ -128,7 +130,15 @@ def _license(name: str) -> str:
     return f"The base model's: {plain(name)}." if name else "None was declared for the base model: find out before use."
 
 
-def _loading(name: str, record: Record) -> str:
+def _loading(name: str, record: Record, repo: str) -> str:
+    if repo:
+        return f"""```python
+from transformers import pipeline
+
+chat = pipeline("text-generation", {json.dumps(repo)})
+```
+
+vLLM: `vllm serve {repo}`."""
     uri = json.dumps(f"models:/{name}@champion")
     if _is_reward_model(record):
         return f"If rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = mlflow.pyfunc.load_model({uri})\n```"

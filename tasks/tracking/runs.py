@@ -292,10 +292,9 @@ class RunTracker:
         if not self._resumed:
             return True
         if name not in self._last_steps:
-            last = self._last_point(name)
-            self._last_steps[name] = last.step if last else -1
+            self._last_steps[name] = last.step if (last := self._last_point(name)) else -1
         return step > self._last_steps[name]
 
     def _last_point(self, name: str) -> Metric | None:
-        history = none_if_missing(self.client.get_metric_history, self.run_id, name) or []
+        history = none_if_missing(self.client.get_metric_history, self.run_id, name) or ()
         return max(history, key=lambda point: point.step, default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from huggingface_hub import ModelCard
 
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
@@ -66,6 +67,34 @@ def test_the_card_of_a_reward_model_says_how_to_load_one(tracker: Tracker, track
     cards = [write_cards(tracked_home, records, each, name="m", tags={}).model for each in (sft, scorer)]
     assert ["mlflow.transformers.load_model" in card for card in cards] == [True, False]
     assert ["mlflow.pyfunc.load_model" in card for card in cards] == [False, True]
+
+
+def test_the_header_has_results_data_sets_and_base_as_hubs_read_them(tracker: Tracker, tracked_home: Home) -> None:
+    source = f"hub:me/sums@{'a' * 40}"
+    (report,) = tracked_home.root.glob("artifacts/**/report.json")
+    report.write_text(report.read_text().replace("my|sums.jsonl", source))
+    records = read_records(tracked_home)
+    rows, sft = (next(each for each in records if each.ref.kind == kind) for kind in ("dataset", "checkpoint"))
+    inputs = {"sft": sft.ref.sha256, "rows": rows.ref.sha256}
+    evaluated = replace(
+        sft,
+        ref=replace(sft.ref, kind="evaluation", sha256="e" * 64),
+        ingredients={**sft.ingredients, "inputs": inputs, "config": {"evaluation": {"confidence": 0.95}}},
+        metrics={
+            "eval/problems": 200.0,
+            "eval/accuracy": 0.5,
+            "eval/accuracy_low": 0.43,
+            "eval/accuracy_high": 0.57,
+            "completion/length": 9.0,
+        },
+    )
+    card = ModelCard(write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", tags={}).model)
+    (result,) = card.data.eval_results or []
+    assert card.data.model_name == "toy-sft"
+    assert (result.dataset_type, result.dataset_revision, result.dataset_split) == ("me/sums", "a" * 40, "held out")
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.5)
+    assert result.metric_args == {"n": 200, "interval": [0.43, 0.57], "confidence": 0.95}
+    assert card.data.datasets == ["me/sums"]
 
 
 def test_a_long_card_is_cut_at_a_line_in_mlflows_page(tracker: Tracker, tracked_home: Home) -> None:
