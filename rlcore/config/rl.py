@@ -225,6 +225,10 @@ class CheckpointConfig:
     every_iterations: NonNegativeInt = 0
 
 
+OBSERVERS = ("eval_every", "checkpoints")
+"""Keys of :class:`RlConfig` that no weight depends on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RlConfig:
     """One online-RL run. ``algorithm`` is a row of ``rlcore.algorithms.table.ALGORITHMS``."""
@@ -241,6 +245,16 @@ class RlConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     eval_every: NonNegativeInt = 0
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def bound_to_length(self) -> str:
+        """Reason why even early iterations depend on ``num_iterations``; empty if they do not."""
+        critic = self.critic.optim or self.update.optim
+        schedules = {"update.optim.schedule": self.update.optim.schedule, "critic.optim.schedule": critic.schedule}
+        bound = [f"{name} = {value!r} ends with it" for name, value in schedules.items() if value != "constant"]
+        if self.sampling.staleness:
+            bound.append(f"sampling.staleness = {self.sampling.staleness} prefetches up to it")
+        return next(iter(bound), "")
 
     def __post_init__(self) -> None:
         if self.sampling.dynamic_sampling_rounds > 0 and self.group_size == 1:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlcore.errors import CheckpointError
 from rlcore.training.learner_protocol import LearnerProtocol
 
 
@@ -62,6 +63,27 @@ class Checkpoints:
             CheckpointError: It has another identity, or every checkpoint is damaged.
         """
         return self._learner.load(self._folder, identity=self._identity, up_to=up_to)
+
+    def load_for(self, num_iterations: int) -> dict[str, Any] | None:
+        """Restore the newest checkpoint; of a longer run, the one after exactly ``num_iterations``.
+
+        Earlier ones of a longer run are not continued, because that would overwrite its history.
+
+        Raises:
+            CheckpointError: As :meth:`load`, or the run is longer and has no such checkpoint.
+        """
+        state = self.load()
+        if state is None or state["iteration"] <= num_iterations:
+            return state
+        done, state = state["iteration"], self.load(up_to=num_iterations)
+        if state is None or state["iteration"] != num_iterations:
+            raise CheckpointError(
+                f"{done} iterations are done, num_iterations = {num_iterations}, and no checkpoint after exactly "
+                f"{num_iterations} is kept",
+                where=str(self._folder),
+                fix=f"set num_iterations to {done} or more, or name another folder to start anew",
+            )
+        return state
 
     def close(self) -> None:
         """Wait until the checkpoint is written."""

@@ -89,7 +89,7 @@ def open_run(components: Components, recorder: Recorder) -> Iterator[Run]:
             health_monitor=HealthMonitor(components.health),
             calibrations=tuple(calibrations),
         )
-        state = checkpoints.load()
+        state = checkpoints.load_for(config.num_iterations)
         if state is not None:
             run.restore(state)
             recorder.log(f"resume: after iteration {run.iterations_done} of {config.num_iterations}")

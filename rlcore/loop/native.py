@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlcore.checks.settings import check_run
 from rlcore.config import HardwareConfig, RlConfig, to_dict
+from rlcore.config.rl import OBSERVERS
 from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.errors import ConfigError
 from rlcore.hardware.machine import choose_device_and_dtype
@@ -102,12 +103,26 @@ def _require_supported(config: RlConfig) -> None:
 
 
 def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed: int) -> dict[str, str]:
-    """Return the inputs that checkpoints must match. The reward is left out, because a function has no digest."""
-    settings = json.dumps(to_dict(config), sort_keys=True)
+    """Return the inputs that checkpoints must match: all that weights depend on, with a line per setting.
+
+    The reward is left out, because a function has no digest; so is the number of iterations, unless earlier iterations
+    depend on it.
+    """
+    free = OBSERVERS if config.bound_to_length else (*OBSERVERS, "num_iterations")
+    settings = {name: value for name, value in to_dict(config).items() if name not in free}
     rows = json.dumps([[prompt.prompt_id, prompt.token_ids, prompt.reference] for prompt in prompts])
     return {
         "seed": str(seed),
-        "starting checkpoint": weights_digest(start),
-        "configuration": hashlib.sha256(settings.encode()).hexdigest(),
-        "prompts": hashlib.sha256(rows.encode()).hexdigest(),
+        "starting checkpoint": weights_digest(start)[:12],
+        "prompts": f"{len(prompts)} with digest {hashlib.sha256(rows.encode()).hexdigest()[:12]}",
+        **dict(_lines(settings)),
     }
+
+
+def _lines(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each setting as its dotted key and its value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _lines(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value)

@@ -158,10 +158,11 @@ def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path 
         stored = json.loads((folder / STATE).read_text(encoding="utf-8"))["run"].get("identity", {})
         differing = sorted(key for key in {*stored, *identity} if stored.get(key) != identity.get(key))
         if differing:
+            changes = (f"{key} ({stored.get(key, 'unset')} -> {identity.get(key, 'unset')})" for key in differing)
             raise CheckpointError(
-                f"the checkpoint belongs to a run with a different {', '.join(differing)}",
+                f"the checkpoint belongs to a run with a different {', '.join(changes)}",
                 where=str(folder),
-                fix="remove this folder to restart, or undo the change",
+                fix=f"undo the change, name another folder, or remove {root} to restart",
             )
         return folder
     if folders:

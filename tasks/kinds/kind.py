@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
@@ -18,6 +19,7 @@ from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_nam
 from rlcore.tasks.store.imports import Chosen
 
 IMPORT = "import_sft"
+History = Sequence[Mapping[str, float]]
 
 
 def no_files(config: Sections) -> str:
@@ -38,6 +40,29 @@ class Lazy:
         return load(self.name)(*args, **kwargs)
 
 
+def no_stop(history: History, config: Sections) -> Mapping[str, Any] | None:
+    """Return the stop of a stage without rules."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """Use of earlier work of a stage that trains.
+
+    ``length``: the key of its number of steps in the stage's table. ``bound`` returns the reason why work of another
+    length is not continued, or an empty text. ``observers``: sections, and keys of sections, that no weight depends on.
+
+    ``stop`` returns the stop of a run with this history by a rule of the sections, as JSON, or None; ``recorded``
+    returns the history and the stop in an artifact.
+    """
+
+    length: str
+    bound: Callable[[Any], str]
+    observers: tuple[str, ...]
+    stop: Callable[[History, Sections], Mapping[str, Any] | None] = no_stop
+    recorded: Callable[[Path], tuple[History, Mapping[str, Any] | None]] = lambda folder: ((), None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """Pipeline stage, and everything that its cache key covers.
@@ -47,6 +72,8 @@ class Stage:
     ``source_digest`` returns a digest of external files, such as source data. ``chosen`` returns the rows of tables
     (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to invalidate results
     although no code changed.
+
+    ``continuation``: use of earlier work of other lengths and observers; None: an equal key alone counts.
 
     ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
     ``render_page`` renders the stage's page. Neither is in the key: both use the finished artifact, cached or not.
@@ -62,6 +89,7 @@ class Stage:
     inputs: tuple[str, ...] = ()
     source_digest: Callable[[Sections], str] = no_files
     chosen: Callable[[Sections], Chosen] = chosen_by
+    continuation: Continuation | None = None
     registered_as: str = ""
     render_page: Draw | None = None
 
@@ -108,6 +136,15 @@ def stage_of_checkpoint(name: str) -> str:
 def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
     """Return the stages that make the rows of these names, which are datasets or stages."""
     return tuple(name if name in config.stages else prepare_stage_name(name) for name in names)
+
+
+def from_the_start(length: str) -> Continuation:
+    """Return the use of earlier work of a stage that keeps no optimizer states, and so always trains from its start."""
+    return Continuation(length=length, bound=_keeps_no_state, observers=("stage.eval_every",))
+
+
+def _keeps_no_state(stage: Any) -> str:
+    return f"the kind {stage.kind!r} keeps no checkpoint to continue from"
 
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:

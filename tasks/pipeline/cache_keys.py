@@ -1,9 +1,10 @@
-"""Cache keys, and differences of a key from those of earlier results.
+"""Cache keys, and differences of key inputs from those of earlier work.
 
 The key is the SHA-256 of the key inputs: name and version of the stage, digests of its inputs (never paths), of each
 module that it can reach, of external data, its preset sections, the machine if a model computes, the seed, and the
-versions of Python and of the imported libraries. The cache stores them with the result, so that ``plan`` can explain
-why a stage runs.
+versions of Python and of the imported libraries. Settings that only watch a stage are ``observers``, which the key
+leaves out. If a rule stopped the stage, the ``outcome`` belongs to the key of its result. The cache stores all of them
+with the result, so that ``plan`` can explain why a stage runs.
 """
 
 from __future__ import annotations
@@ -12,29 +13,73 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from rlcore.tasks.store.cache import KeyInputs, Record
+from rlcore.tasks.store.cache import KeyInputs
 from rlcore.tasks.store.nested import flatten
 
-_MAX_NAMES = 5
+OBSERVERS, OUTCOME = "observers", "outcome"
+_MAX_NAMES, _MAX_VALUE = 5, 60
 _WORDS = {  # the key inputs, with the words by which ``plan`` names a change
     "stage": "stage changed",
     "inputs": "data changed",
     "external": "source files changed",
     "code": "code changed",
     "arguments": "arguments changed",
-    "config": "configuration changed",
+    "config": "",
     "machine": "machine changed",
     "seed": "seed changed",
     "versions": "versions changed",
 }
 
 
+class Earlier(Protocol):
+    """Protocol of earlier work of a stage: the record of a result, or the checkpoints of an attempt."""
+
+    @property
+    def ingredients(self) -> KeyInputs: ...
+
+    @property
+    def created(self) -> str: ...
+
+
+E = TypeVar("E", bound=Earlier)
+Differences = Mapping[str, tuple[str, ...]]
+
+
 def key_of(ingredients: KeyInputs) -> str:
-    """Return the SHA-256 of the canonical JSON of the key inputs."""
-    text = json.dumps(ingredients, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """Return the SHA-256 of the canonical JSON of the key inputs, without observers."""
+    counted = {name: value for name, value in ingredients.items() if name != OBSERVERS}
+    text = json.dumps(counted, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def without_outcome(ingredients: KeyInputs) -> KeyInputs:
+    """Return the key inputs of the stage itself, whatever its outcome was."""
+    return {name: value for name, value in ingredients.items() if name != OUTCOME}
+
+
+def split_observers(counted: Mapping[str, Any], observers: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Divide sections of a stage, as JSON values, into those that count and its ``observers``.
+
+    An observer is a whole section, or a key of one: ``health``, ``stage.eval_every``.
+    """
+    kept, watching = dict(counted), dict[str, Any]()
+    for section, _, key in (name.partition(".") for name in observers):
+        if not key:
+            watching[section] = kept.pop(section)
+        elif key in kept[section]:
+            watching[section] = {**watching.get(section, {}), key: kept[section][key]}
+            kept[section] = {name: value for name, value in kept[section].items() if name != key}
+    return kept, watching
+
+
+def whole_config(ingredients: KeyInputs) -> dict[str, Any]:
+    """Return the sections of a stage with its observers, as the preset had them."""
+    found = dict(ingredients["config"])
+    for name, values in ingredients.get(OBSERVERS, {}).items():
+        found[name] = {**found.get(name, {}), **values}
+    return found
 
 
 def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
@@ -44,7 +89,7 @@ def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
     return run.func.__module__, {**{str(place): value for place, value in enumerate(run.args)}, **run.keywords}
 
 
-def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()) -> Mapping[str, tuple[str, ...]]:
+def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()) -> Differences:
     """Return the names that differ, by kind of key input; inputs named ``unknown`` are left out."""
     found = {}
     for kind in _WORDS:
@@ -56,20 +101,45 @@ def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()
     return found
 
 
-def explain_miss(ingredients: KeyInputs, records: Collection[Record], *, unknown: Collection[str] = ()) -> str:
-    """Explain a cache miss: the differences of these key inputs from the most similar record.
+def nearest(
+    ingredients: KeyInputs, earlier: Collection[E], *, unknown: Collection[str] = ()
+) -> tuple[E, Differences] | None:
+    """Return the most similar earlier work, of equally similar ones the newest, with its differences; None: none."""
+    newest_first = sorted(earlier, key=lambda each: each.created, reverse=True)
+    found = [(each, differences(each.ingredients, ingredients, unknown=unknown)) for each in newest_first]
+    return min(found, key=lambda each: sum(map(len, each[1].values())), default=None)
 
-    Of equally similar records the newest counts. Empty if a record differs only in the unknown inputs.
+
+def explain_miss(ingredients: KeyInputs, earlier: Collection[Earlier], *, unknown: Collection[str] = ()) -> str:
+    """Explain a cache miss: the differences of these key inputs from the most similar earlier work.
+
+    Empty if it differs only in the unknown inputs.
     """
-    if not records:
-        return "no earlier result"
-    newest_first = sorted(records, key=lambda record: record.created, reverse=True)
-    found = [(record, differences(record.ingredients, ingredients, unknown=unknown)) for record in newest_first]
-    record, nearest = min(found, key=lambda each: sum(map(len, each[1].values())))
-    named = {kind: [name for name in names if name] for kind, names in nearest.items()}
+    found = nearest(ingredients, earlier, unknown=unknown)
+    return describe(found[0].ingredients, ingredients, found[1]) if found else "no earlier result"
+
+
+def describe(old: KeyInputs, new: KeyInputs, found: Differences) -> str:
+    """Describe the differences of two sets of key inputs, with both values of each setting."""
+    named = {kind: [name for name in names if name] for kind, names in found.items()}
     if "machine" in named:
-        named["machine"] = _moves(record.ingredients.get("machine", {}), ingredients["machine"])
-    return "; ".join(_describe(_WORDS[kind], names) for kind, names in named.items())
+        named["machine"] = _moves(old.get("machine", {}), new["machine"])
+    if "config" in named:
+        named["config"] = setting_changes(old["config"], new["config"], named["config"])
+    return "; ".join(_listed(_WORDS[kind], names) for kind, names in named.items())
+
+
+def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """List changes such as ``learning_rate changed (1e-05 -> 2e-05)``; settings of the stage itself have short keys."""
+    before, after = flatten(old), flatten(new)
+    return [
+        f"{name.removeprefix('stage.')} changed ({_shown(before, name)} -> {_shown(after, name)})" for name in names
+    ]
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    text = json.dumps(values[name]) if name in values else "unset"
+    return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 1]}…"
 
 
 def _moves(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
@@ -78,6 +148,6 @@ def _moves(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
     return [f"{name} {old[name]} -> {new[name]}" for name in changed]
 
 
-def _describe(text: str, names: list[str]) -> str:
+def _listed(text: str, names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return f"{text}: {', '.join(names[:_MAX_NAMES])}{more}" if names else text
+    return f"{f'{text}: ' * bool(text)}{', '.join(names[:_MAX_NAMES])}{more}" if names else text

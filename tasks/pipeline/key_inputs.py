@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import function_of
+from rlcore.tasks.pipeline.cache_keys import OBSERVERS, function_of, split_observers
 from rlcore.tasks.pipeline.versions import versions
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
@@ -19,10 +19,12 @@ from rlcore.tasks.store.code_hash import closure_digests
 def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
     """Return everything that determines the stage's result, as JSON values."""
     module, arguments = function_of(stage.run)
-    sections = stage.sections(config)
-    counted, machine = _with_machine(sections)
-    chosen = stage.chosen(sections)
-    return {
+    observers = stage.continuation.observers if stage.continuation else ()
+    whole = stage.sections(config)
+    sections = Sections({name: value for name, value in whole.declared.items() if name not in observers})
+    (counted, machine), chosen = _with_machine(whole), stage.chosen(sections)
+    counted, watching = split_observers(counted, observers)
+    found = {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
         "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
         "external": stage.source_digest(sections),
@@ -33,6 +35,7 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
         "seed": config.seed,
         "versions": versions(module, sections, chosen=chosen),
     }
+    return found | ({OBSERVERS: watching} if watching else {})
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

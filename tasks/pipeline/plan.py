@@ -9,7 +9,9 @@ from typing import Literal
 
 from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
+from rlcore.tasks.pipeline.cache_keys import explain_miss
+from rlcore.tasks.pipeline.earlier_results import damage, find_result
+from rlcore.tasks.pipeline.earlier_work import find_start
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
@@ -79,7 +81,8 @@ def recorded_refs(
     with remembered_in(home.source_facts):
         for stage in order_stages(stages, targets):
             if all(name in known for name in stage.inputs):
-                record = cache.find(stage.name, key_of(key_inputs(stage, config, known)))
+                ingredients = key_inputs(stage, config, known)
+                record, _ = find_result(stage, stage.sections(config), ingredients, cache, ArtifactStore(home.root))
                 known |= {stage.name: record.ref} if record else {}
     return known
 
@@ -99,7 +102,7 @@ def _look_up(
     rows = []
     with remembered_in(home.source_facts):
         for stage in order_stages(stages, targets):
-            row, ref = _plan_stage(stage, config, known, store, cache)
+            row, ref = _plan_stage(stage, config, known, store, cache, home)
             rows.append(row)
             if ref is not None:
                 known[stage.name] = ref
@@ -107,20 +110,23 @@ def _look_up(
 
 
 def _plan_stage(
-    stage: Stage, config: RunConfig, known: Mapping[str, ArtifactRef], store: ArtifactStore, cache: StageCache
+    stage: Stage,
+    config: RunConfig,
+    known: Mapping[str, ArtifactRef],
+    store: ArtifactStore,
+    cache: StageCache,
+    home: Home,
 ) -> tuple[PlanRow, ArtifactRef | None]:
-    ingredients = key_inputs(stage, config, known)
+    ingredients, sections = key_inputs(stage, config, known), stage.sections(config)
     unknown = [name for name in stage.inputs if name not in known]
     if unknown:
         reason = explain_miss(ingredients, cache.records(stage.name), unknown=unknown)
         if reason:
             return PlanRow(stage=stage.name, state="run", reason=reason), None
         return PlanRow(stage=stage.name, state="depends", reason=f"on the result of {', '.join(unknown)}"), None
-    record = cache.find(stage.name, key_of(ingredients))
-    if record is None:
-        return PlanRow(stage=stage.name, state="run", reason=explain_miss(ingredients, cache.records(stage.name))), None
-    errors = store.errors(record.ref)
-    if errors:
-        reason = f"artifact missing or damaged: {errors[0]}"
-        return PlanRow(stage=stage.name, state="run", reason=reason), None
-    return PlanRow(stage=stage.name, state="cached", reason=""), record.ref
+    record, note = find_result(stage, sections, ingredients, cache, store)
+    errors = store.errors(record.ref) if record else ()
+    if record and not errors:
+        return PlanRow(stage=stage.name, state="cached", reason=note), record.ref
+    start = find_start(stage, sections, ingredients, home, cache, store, note=damage(errors) if errors else note)
+    return PlanRow(stage=stage.name, state="run", reason=start.text), None

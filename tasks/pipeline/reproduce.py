@@ -23,7 +23,7 @@ from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, hardware_config_for
 from rlcore.strict_config import build
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
+from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of, whole_config
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.renamed import kinds_in, translated
 from rlcore.tasks.presets.run import RunConfig, validated
@@ -94,7 +94,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     """
     document = to_dict(preset)
     for record in origin.chain:
-        stage, known = _name(record), dict(record.ingredients["config"])
+        stage, known = _name(record), whole_config(record.ingredients)
         known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
         known = translated(known, kinds_in(known))  # records of earlier versions lack it
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}

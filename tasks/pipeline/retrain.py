@@ -15,7 +15,7 @@ import pandas as pd
 
 from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import DataError
-from rlcore.tasks.pipeline.cache_keys import key_of
+from rlcore.tasks.pipeline.cache_keys import key_of, without_outcome
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import KeyInputs, Record
@@ -137,7 +137,7 @@ def recipe_of(home: Home, ingredients: KeyInputs) -> str:
     if start and arguments.get("reference") == start:  # a run that measures KL to its start also starts from a champion
         del arguments["reference"]
     inputs = {name: _content(home, name, sha) for name, sha in ingredients["inputs"].items() if name != start}
-    return key_of({**ingredients, "inputs": inputs, "arguments": arguments, "machine": {}})
+    return key_of({**without_outcome(ingredients), "inputs": inputs, "arguments": arguments, "machine": {}})
 
 
 def _content(home: Home, stage: str, sha256: str) -> str:

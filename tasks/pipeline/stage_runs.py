@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
+from rlcore.tasks.pipeline.cache_keys import whole_config
+from rlcore.tasks.pipeline.earlier_work import MLFLOW_RUN
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, StageCache, describe_machine
@@ -21,7 +23,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_json
 from rlcore.tasks.tracking.runs import RunTracker, Tracker
 
-_RUN, _RESULT = "mlflow_run.json", "result.json"  # in a work folder
+_RESULT = "result.json"  # in a work folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTra
 
     A run shown as running may belong to another state directory on the same server: only killed ones are continued.
     """
-    known = work / _RUN
+    known = work / MLFLOW_RUN
     parent = run.parent.run_id
     begun = [read_json(known)["run_id"]] if known.exists() else []
     begun = begun or run.tracker.find_runs(run.experiment, "stage_key", key, status="= 'KILLED'")
@@ -111,5 +113,5 @@ def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
 def logged(ingredients: KeyInputs) -> Mapping[str, object]:
     """Return the key inputs of a stage that are parameters of its MLflow run."""
     machine = {name: value for name, value in ingredients["machine"].items() if value}
-    found = {**parameters(ingredients["config"]), "seed": ingredients["seed"]}
+    found = {**parameters(whole_config(ingredients)), "seed": ingredients["seed"]}
     return found | {"machine": machine} if machine else found

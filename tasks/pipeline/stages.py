@@ -2,7 +2,7 @@
 
 A stage writes to a temporary folder, which becomes the artifact on success. Its work folder survives a crash and holds
 what a resumed run needs, such as checkpoints. The artifact is stored first, then the cache record; then the work folder
-is removed. A crash therefore loses at most the work of one stage.
+is removed, or becomes the checkpoint that a longer run extends. A crash therefore loses at most the work of one stage.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from rlcore.errors import RlcoreError, StorageError
 from rlcore.progress import begin
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import key_of
+from rlcore.tasks.pipeline.cache_keys import OUTCOME, key_of, without_outcome
 from rlcore.tasks.pipeline.curves import open_curves
+from rlcore.tasks.pipeline.earlier_results import damage, find_result, other_stop
+from rlcore.tasks.pipeline.earlier_work import checkpoint_key, close_work, continued, find_start, prepare_work
 from rlcore.tasks.pipeline.events import emit_health_stop, emit_on_failure, emit_snapshot
 from rlcore.tasks.pipeline.exporter import exported
 from rlcore.tasks.pipeline.interrupts import track_stage
@@ -44,6 +46,7 @@ from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.environment import pins_digest
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.runs import RunTracker
 
 logger = logging.getLogger(__name__)
 
@@ -58,14 +61,20 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
     key = key_of(ingredients)
     started = time.perf_counter()
     with file_lock(run.home.work / f"{key}.lock"):
-        record = run.cache.find(stage.name, key)
-        if record is not None and not run.store.errors(record.ref):
-            shutil.rmtree(run.home.work / key, ignore_errors=True)  # left by a killed process
+        record, note = find_result(stage, stage.sections(config), ingredients, run.cache, run.store)
+        if record is not None and (errors := run.store.errors(record.ref)):
+            record, note = None, damage(errors)
+        if record is not None:
+            close_work(run.home, config.name, stage, key, record.ref)  # left by a killed process
             log_cache_hit(stage.name, record.ref, run)
-            logger.info("%s: cached seconds=%.1f", stage.name, time.perf_counter() - started)
+            logger.info("%s: cached seconds=%.1f%s", stage.name, time.perf_counter() - started, note and f" ({note})")
             return record.ref
         _require_intact(stage, inputs, run.store)
         logger.info("%s: start", stage.name)
+        start = find_start(stage, stage.sections(config), ingredients, run.home, run.cache, run.store, note=note)
+        if stage.continuation is not None:
+            logger.info("%s: %s", stage.name, start.text)
+            prepare_work(start, run.home.work / key, ingredients, run.store)
         record = _compute(stage, config, inputs, run, ingredients)
         _write_record(record, stage, config, run)
     logger.info("%s: done seconds=%.1f", stage.name, record.seconds)
@@ -96,18 +105,28 @@ def _compute(
             config=stage.sections(config),
             seed=config.seed,
             stage_key=key,
+            checkpoint_key=checkpoint_key(ingredients, stage.continuation, stage.sections(config)),
             tracker=tracker,
             log=stage_logger(logger, stage.name),
             report_progress=report_progress,
             run_task=run_as_task,
         )
         tracker.log_params(logged(ingredients))
-        finished = recover_result(work, run.store) or _run_and_store(stage, config, context, run.store)
+        rows, earlier = continued(work)
+        for row in rows:
+            tracker.log_metrics(
+                {name: value for name, value in row.items() if name != "iteration"}, int(row["iteration"])
+            )
+        if earlier:
+            tracker.set_tags({"continues": earlier})
+        finished = recover_result(work, run.store)
+        if finished is None or other_stop(stage, context.config, run.store.path(finished.ref)):
+            finished = _run_and_store(stage, config, context, run.store, ingredients)
         log_result(finished, context, machine=ingredients["machine"], with_packages=bool(stage.registered_as))
     return Record(
-        key=key,
+        key=finished.ref.stage_key,
         ref=finished.ref,
-        ingredients=ingredients,
+        ingredients=_with_outcome(ingredients, stage, run.store.path(finished.ref)),
         metrics=finished.metrics,
         code=code_version(),
         environment=pins_digest(),
@@ -115,6 +134,22 @@ def _compute(
         seconds=time.perf_counter() - started,
         files=context.config.files(),
     )
+
+
+def _log_continued(work: Path, tracker: RunTracker) -> None:
+    """Log the curves of the earlier work that a run continues to its own MLflow run."""
+    rows, earlier = continued(work)
+    for row in rows:
+        metrics = {name: value for name, value in row.items() if name != "iteration"}
+        tracker.log_metrics(metrics, step=int(row["iteration"]))
+    if earlier:
+        tracker.set_tags({"continues": earlier})
+
+
+def _with_outcome(ingredients: KeyInputs, stage: Stage, folder: Path) -> KeyInputs:
+    """Return the key inputs of the result in a folder: with its outcome, if a rule stopped the run."""
+    stop = stage.continuation.recorded(folder)[1] if stage.continuation else None
+    return {**ingredients, OUTCOME: stop} if stop else ingredients
 
 
 def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: ArtifactStore) -> None:
@@ -133,7 +168,7 @@ def _write_record(record: Record, stage: Stage, config: RunConfig, run: Pipeline
     """Write the record, which completes the result, and emit its events."""
     is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
     run.cache.write(stage.name, record)
-    shutil.rmtree(run.home.work / record.key)
+    close_work(run.home, config.name, stage, key_of(without_outcome(record.ingredients)), record.ref)
     if is_new and stage.kind == "dataset":
         emit_snapshot(config, stage.name, record.ref)
     emit_health_stop(config.name, stage.name, run.store.path(record.ref))
@@ -168,12 +203,13 @@ def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
         shutil.rmtree(output, ignore_errors=True)  # already gone if it has become an artifact
 
 
-def _run_and_store(stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore) -> StepOutput:
+def _run_and_store(
+    stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore, ingredients: KeyInputs
+) -> StepOutput:
     """Run the stage and store its folder. The work folder records the result first, so that a crash cannot lose it."""
     result = _run_step(stage, config, context)
-    ref = store.seal(
-        context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=context.stage_key
-    )
+    key = key_of(_with_outcome(ingredients, stage, context.folder))
+    ref = store.seal(context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=key)
     ref = dataclasses.replace(ref, mlflow_run_id=context.tracker.run_id)
     finished = StepOutput(ref=ref, metrics=result.metrics)
     finished.note(context.work)

@@ -42,8 +42,9 @@ class StageContext:
 
     ``stage`` is the name of its stage, with which keys in its errors begin (``stages.grpo.…``). ``folder`` becomes the
     artifact. ``work`` survives a kill, and a resumed step finds it unchanged. ``inputs``: folders of the upstream
-    artifacts by stage name, read-only. ``config``: the selected sections. ``tracker``: the stage's MLflow run. ``log``
-    shows a line to the user.
+    artifacts by stage name, read-only. ``config``: the selected sections. ``checkpoint_key``: key that checkpoints
+    must have, equal for runs of different lengths if these can continue each other. ``tracker``: the stage's MLflow
+    run. ``log`` shows a line to the user.
     """
 
     stage: str
@@ -54,6 +55,7 @@ class StageContext:
     config: Sections
     seed: int
     stage_key: str
+    checkpoint_key: str
     tracker: RunTracker
     log: Callable[[str], None]
     report_progress: ProgressReporter

@@ -169,10 +169,15 @@ class RunTracker:
         return f"{base}/#/experiments/{self.experiment_id}/runs/{self.run_id}" if base.startswith("http") else ""
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters; nested ones get dotted names, long ones are truncated to 500 characters."""
+        """Log parameters; nested ones get dotted names, long ones are truncated to 500 characters.
+
+        A reopened run keeps those that it has: MLflow refuses another value.
+        """
         from mlflow.entities import Param
 
-        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in flatten(params).items()]
+        known = self.client.get_run(self.run_id).data.params if self._resumed else {}
+        new = {name: value for name, value in flatten(params).items() if name not in known}
+        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in new.items()]
         for start in range(0, len(entries), _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
 

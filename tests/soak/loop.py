@@ -200,6 +200,7 @@ def _context(folder: Path, tracker: Any) -> StageContext:
         config=Sections(nothing),
         seed=0,
         stage_key="soak",
+        checkpoint_key="soak",
         tracker=tracker,
         log=lambda text: None,
         report_progress=lambda label, done, total, metrics=None: None,

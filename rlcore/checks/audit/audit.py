@@ -105,6 +105,8 @@ class Audit:
         self._draws.restore(state.get("sampling", {}))
         self._num_missing, self._coefficient = state.get("num_missing", 0), state.get("coefficient")
         if state:
+            if not state["prompts"]:  # the audit was off until now
+                self._coefficient = self._components.learner.kl_coefficient
             self._tracker.values = list(state["advantage_correlations"])
             self._ref_logprobs = list(state["ref_logprobs"])
             if self._prompts and state["prompts"] not in ("", self._prompts):

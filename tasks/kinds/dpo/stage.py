@@ -5,7 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from rlcore.tasks.kinds.dpo.settings import DpoStage
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    from_the_start,
+    own_sections,
+    stage_of_checkpoint,
+    stages_of_data,
+)
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 
@@ -23,6 +31,7 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),
         inputs=(start, *stages_of_data(config, own.data)),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=own.data),
+        continuation=from_the_start("num_epochs"),
     )
 
 

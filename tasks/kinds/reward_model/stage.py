@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    from_the_start,
+    own_sections,
+    stage_of_checkpoint,
+    stages_of_data,
+)
 from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
@@ -23,6 +31,7 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         run=partial(Lazy("rlcore.tasks.kinds.reward_model.step:run_reward_model"), start=start),
         inputs=(start, *stages_of_data(config, pairs)),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=pairs),
+        continuation=from_the_start("num_epochs"),
     )
 
 

@@ -69,7 +69,7 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
             reward=placed.reward,
             prompts=prompts,
             folder=context.work / "checkpoints",
-            identity={"stage": context.stage_key},
+            identity={"stage": context.checkpoint_key},
             held_out=HeldOut(
                 prompts=monitored,
                 verifier=grader,

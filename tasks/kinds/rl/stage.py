@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.config.rl import OBSERVERS
+from rlcore.tasks.kinds.kind import (
+    Continuation,
+    Lazy,
+    Stage,
+    StageKind,
+    own_sections,
+    stage_of_checkpoint,
+    stages_of_data,
+)
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
@@ -38,9 +47,20 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         inputs=tuple(
             dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings), *graders))
         ),
-        sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
+        sections=own_sections(name, "confidence", "evaluation", "hardware", "health", "distributed"),
+        continuation=Continuation(
+            length="num_iterations",
+            bound=_bound,
+            observers=("evaluation", "health", *(f"stage.{key}" for key in OBSERVERS)),
+            stop=Lazy("rlcore.tasks.kinds.rl.continuation:stop_of"),
+            recorded=Lazy("rlcore.tasks.kinds.rl.continuation:recorded"),
+        ),
         source_digest=external_digest,
     )
+
+
+def _bound(stage: RlStage) -> str:
+    return stage.settings.bound_to_length
 
 
 KIND = StageKind(

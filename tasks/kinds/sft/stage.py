@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    from_the_start,
+    own_sections,
+    stage_of_checkpoint,
+    stages_of_data,
+)
 from rlcore.tasks.kinds.sft.settings import SftStage
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
@@ -23,6 +31,7 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         run=partial(Lazy("rlcore.tasks.kinds.sft.step:run_sft"), start=start, data=data),
         inputs=(start, *data),
         sections=own_sections(name, "hardware", "distributed"),
+        continuation=from_the_start("num_steps"),
     )
 
 

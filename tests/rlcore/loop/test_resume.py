@@ -125,7 +125,5 @@ def test_what_was_recorded_is_flushed_before_every_checkpoint(make_components: M
 
 def test_a_checkpoint_of_another_run_is_refused(make_components: MakeComponents) -> None:
     train(make_components(config={"num_iterations": 1}), Tape())
-    with pytest.raises(CheckpointError, match="configuration"):
-        train(make_components(config={"num_iterations": 2}), Tape())
     with pytest.raises(CheckpointError, match="reward"):
         train(make_components(config={"num_iterations": 1}, identity={"reward": "other"}), Tape())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -127,10 +128,10 @@ def test_a_half_written_checkpoint_is_never_chosen_and_swept_by_the_next_save(tm
 @pytest.mark.parametrize(
     ("identity", "named"),
     [
-        ({"config": "c2", "data": "d1"}, "config"),
-        ({"config": "c2", "data": "d2"}, "config, data"),
-        ({"config": "c1"}, "data"),
-        ({**IDENTITY, "code": "x"}, "code"),
+        ({"config": "c2", "data": "d1"}, "config (c1 -> c2)"),
+        ({"config": "c2", "data": "d2"}, "config (c1 -> c2), data (d1 -> d2)"),
+        ({"config": "c1"}, "data (d1 -> unset)"),
+        ({**IDENTITY, "code": "x"}, "code (unset -> x)"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_by_name(identity: dict[str, str], named: str, tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(identity: dict[str, str]
     learner = make_learner()
     learner.update(strategies.random_samples(0), seed=0)  # now it differs from the checkpoint
     before = weights_of(learner.policy)
-    with pytest.raises(CheckpointError, match=f"belongs to a run with a different {named}\n"):
+    with pytest.raises(CheckpointError, match=f"belongs to a run with a different {re.escape(named)}\n"):
         load_newest(tmp_path, learner, identity=identity)
     assert torch.equal(weights_of(learner.policy), before)
     assert names(tmp_path) == ["step-000001"]

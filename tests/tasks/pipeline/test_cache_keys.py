@@ -66,9 +66,9 @@ def test_a_number_that_json_cannot_write_is_refused() -> None:
     ("change", "reason"),
     [
         ({"config": {"grpo": {"learning_rate": 0.2, "rewards": [{"kind": "math", "weight": 1.0}]}}},
-         "configuration changed: grpo.learning_rate"),
+         "grpo.learning_rate changed (0.1 -> 0.2)"),
         ({"config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "math", "weight": 2.0}]}}},
-         "configuration changed: grpo.rewards.0.weight"),
+         "grpo.rewards.0.weight changed (1.0 -> 2.0)"),
         ({"code": {"rlcore.tasks.kinds.rl.step": "11", "rlcore.types": "33"}}, "code changed: rlcore.types"),
         ({"code": {"rlcore.tasks.kinds.rl.step": "11"}}, "code changed: rlcore.types"),
         ({"inputs": {"sft": "cc", "prompts": "bb"}}, "data changed: sft"),
@@ -115,7 +115,7 @@ def test_the_reason_is_told_against_the_nearest_result_and_then_the_newest() -> 
 
 def test_a_long_list_of_changes_is_cut() -> None:
     change = {"config": {f"x{i}": i for i in range(9)}}
-    assert explain_miss(INGREDIENTS | change, [record(config={})]).endswith("x4 and 4 more")
+    assert explain_miss(INGREDIENTS | change, [record(config={})]).endswith("x4 changed (unset -> 4) and 4 more")
 
 
 def test_bound_arguments_belong_to_the_key_and_the_module_is_that_of_the_function_inside() -> None:

@@ -91,6 +91,7 @@ def run_stage(
         config=stage.sections(config),
         seed=0,
         stage_key="key",
+        checkpoint_key="key",
         tracker=silent(),
         log=print,
         report_progress=lambda *_, **__: None,

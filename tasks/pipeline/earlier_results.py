@@ -1,0 +1,64 @@
+"""Earlier results that serve a stage, whatever watched the run that made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlcore.errors import StorageError
+from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.cache_keys import OBSERVERS, OUTCOME, differences, key_of, setting_changes, without_outcome
+from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.store.artifacts import ArtifactStore
+from rlcore.tasks.store.cache import KeyInputs, Record, StageCache
+
+
+def find_result(
+    stage: Stage, sections: Sections, ingredients: KeyInputs, cache: StageCache, store: ArtifactStore
+) -> tuple[Record | None, str]:
+    """Return the record of a result that these key inputs and observers would have, and a note about it.
+
+    A result serves other observers if their rules stop its run where it was stopped, or not at all. The note names
+    observers that differ, or says why a record of the key does not serve. Files of the artifact are not verified.
+    """
+    key, note = key_of(ingredients), ""
+    plain = cache.find(stage.name, key)
+    stopped = [each for each in cache.records(stage.name) if OUTCOME in each.ingredients] if stage.continuation else []
+    same = [each for each in stopped if key_of(without_outcome(each.ingredients)) == key]
+    for record in (plain, *same):
+        if record is None:
+            continue
+        note = other_stop(stage, sections, store.path(record.ref))
+        if not note:
+            return record, _watched_otherwise(record.ingredients, ingredients)
+    return None, note
+
+
+def other_stop(stage: Stage, sections: Sections, folder: Path) -> str:
+    """Say how the rules of these sections end the run in an artifact otherwise than it ended; empty if they do not."""
+    if stage.continuation is None:
+        return ""
+    try:
+        history, stop = stage.continuation.recorded(folder)
+    except StorageError as error:
+        return damage([error.what])
+    wanted = stage.continuation.stop(history, sections)
+    if wanted == stop:
+        return ""
+    if wanted:
+        return f"health.{wanted['rule']} stops the earlier run after iteration {wanted['iteration']}"
+    assert stop is not None
+    return f"health.{stop['rule']} stopped the earlier run after iteration {stop['iteration']}, and no longer does"
+
+
+def damage(errors: Sequence[str]) -> str:
+    """Say why a recorded result cannot be used."""
+    return f"artifact missing or damaged: {errors[0]}"
+
+
+def _watched_otherwise(old: KeyInputs, new: KeyInputs) -> str:
+    before, after = old.get(OBSERVERS, {}), new.get(OBSERVERS, {})
+    names = differences({"config": before}, {"config": after}).get("config", ())
+    if not names:
+        return ""
+    return f"weights and recorded curve are reused although {', '.join(setting_changes(before, after, names))}"
