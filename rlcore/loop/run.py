@@ -22,6 +22,8 @@ from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.loop.recorder import HealthStop, Recorder
 from rlcore.progress import begin
 
+_RESTART = "; if the rules have changed since it began, remove {} to restart"
+
 START: Mapping[str, Any] = MappingProxyType(
     {"iteration": 0, "sealed_files": {}, "prompt_schedule": {}, "prefetched": "", "audit": {}}
 )
@@ -145,7 +147,7 @@ def restore_last_healthy(run: Run, stop: HealthStop) -> None:
             f"health rule {stop.finding.rule} stopped the run at iteration {stop.iteration}, "
             f"and no healthy checkpoint exists: {stop.finding}",
             where=f"health.{stop.finding.rule}",
-            fix=stop.finding.fix,
+            fix=stop.finding.fix + (_RESTART.format(run.components.folder) if stop.restored_iteration else ""),
         )
     run.iterations_done = int(state["iteration"])
     run.prompt_schedule.restore(state["prompt_schedule"])

@@ -1,6 +1,6 @@
 """Checkpoints of earlier work that a stage continues.
 
-They are those of an interrupted attempt, in its work folder, or the last of a finished run, which stays in
+They are those of an interrupted attempt, in its work folder, or the last ones of a finished run, which stay in
 ``checkpoints/<preset>/<stage>``. A run continues them by hard links in a work folder of its own, so that the earlier
 work stays as it was. Each step can be repeated after a kill.
 """
@@ -75,13 +75,14 @@ def find_start(
     key, own = checkpoint_key(ingredients, use, sections), home.work / key_of(ingredients)
     usable = list[tuple[bool, int, Work]]()
     for work in (each for each in found if checkpoint_key(each.ingredients, use, sections) == key):
-        is_own = work.folder == own
-        if is_own or not is_held(work.lock):
-            steps = (step for step in work.steps if step <= length and _is_passed(work, step, length, use, sections))
-            usable += [(is_own, step, work) for step in steps if is_own or _is_whole(work, step, store)][:1]
+        is_own, step = work.folder == own, next((each for each in work.steps if each <= length), 0)
+        if step and _is_passed(work, step, length, use, sections) and (is_own or _is_whole(work, step, store)):
+            usable.append((is_own, step, work))
     if usable:
         _, step, work = max(usable, key=lambda each: each[:2])
-        return Start(text=_words(step, length, work, own), work=work, step=step)
+        is_whole = step == work.ingredients["config"]["stage"][use.length]
+        text = _words(step, length, is_extended=is_whole and work.folder != own)
+        return Start(text=f"{text}: {note}" if note else text, work=work, step=step)
     earlier: list[Record | Work] = [*records, *found]
     reason, closest = note or explain_miss(ingredients, earlier), nearest(ingredients, earlier)
     if not note and closest and closest[1] == {"config": (f"stage.{use.length}",)}:
@@ -125,18 +126,15 @@ def continued(work: Path) -> tuple[list[dict[str, float]], str]:
 
 
 def close_work(home: Home, preset: str, stage: Stage, key: str, ref: ArtifactRef) -> None:
-    """Remove the work folder of a finished stage; its last checkpoint replaces the preset's earlier one."""
+    """Remove the work folder of a finished stage; its last checkpoints replace the preset's earlier ones."""
     work, kept = home.work / key, home.checkpoints / preset / stage.name
-    steps = _steps(work)
-    if stage.continuation is None or not steps or not (work / _ABOUT).exists():
+    if stage.continuation is None or not _steps(work) or not (work / _ABOUT).exists():
         shutil.rmtree(work, ignore_errors=True)
         return
     write_json({**read_json(work / _ABOUT), "ref": ref.to_json()}, work / _ABOUT)
     for path in work.iterdir():
         if path.name not in (CHECKPOINTS, _ABOUT):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for step in steps[1:]:
-        shutil.rmtree(_step_folder(work, step))
     with file_lock(_kept_lock(home, kept)):
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(kept, ignore_errors=True)
@@ -144,10 +142,10 @@ def close_work(home: Home, preset: str, stage: Stage, key: str, ref: ArtifactRef
         sync(kept.parent)
 
 
-def _words(step: int, length: int, work: Work, own: Path) -> str:
+def _words(step: int, length: int, *, is_extended: bool) -> str:
     if step == length:
         return f"resumes after iteration {step} of {length}, the last"
-    return f"extends from {step} to {length}" if work.ref else f"resumes at iteration {step + 1} of {length}"
+    return f"extends from {step} to {length}" if is_extended else f"resumes at iteration {step + 1} of {length}"
 
 
 def _works(home: Home, stage: str) -> Iterator[Work]:
@@ -176,10 +174,12 @@ def _is_passed(work: Work, step: int, length: int, use: Continuation, sections: 
 
 
 def _is_whole(work: Work, step: int, store: ArtifactStore) -> bool:
-    """Return True if the files of a checkpoint and the rollouts before it are those that were written."""
+    """Return True if no process changes a checkpoint, and it and the rollouts before it are those that were written."""
     from rlcore.training.checkpoint import is_intact  # brings torch
 
-    return is_intact(_step_folder(work.folder, step)) and (work.ref is None or not store.errors(work.ref))
+    if is_held(work.lock) or not is_intact(_step_folder(work.folder, step)):
+        return False
+    return work.ref is None or not store.errors(work.ref)
 
 
 def _link(source: Work, step: int, work: Path, store: ArtifactStore) -> None:
@@ -194,9 +194,10 @@ def _link(source: Work, step: int, work: Path, store: ArtifactStore) -> None:
         new, old = work / ".tmp-continued", source.folder / CHECKPOINTS
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
-        for file in sorted(_step_folder(source.folder, step).iterdir()):
-            (new / file.parent.name).mkdir(exist_ok=True)
-            link_or_copy(file, new / file.parent.name / file.name)
+        for folder in (_step_folder(source.folder, each) for each in source.steps if each <= step):
+            (new / folder.name).mkdir()
+            for file in folder.iterdir():
+                link_or_copy(file, new / folder.name / file.name)
         shutil.copy(old / _HISTORY, new)
         for folder in (each for each in (old / _SKIPPED).glob("*-*") if _number(each) <= step):
             shutil.copytree(folder, new / _SKIPPED / folder.name)

@@ -112,16 +112,9 @@ def _compute(
             run_task=run_as_task,
         )
         tracker.log_params(logged(ingredients))
-        rows, earlier = continued(work)
-        for row in rows:
-            tracker.log_metrics(
-                {name: value for name, value in row.items() if name != "iteration"}, int(row["iteration"])
-            )
-        if earlier:
-            tracker.set_tags({"continues": earlier})
-        finished = recover_result(work, run.store)
-        if finished is None or other_stop(stage, context.config, run.store.path(finished.ref)):
-            finished = _run_and_store(stage, config, context, run.store, ingredients)
+        _log_continued(work, tracker)
+        finished = _recovered(stage, context, run.store)
+        finished = finished or _run_and_store(stage, config, context, run.store, ingredients)
         log_result(finished, context, machine=ingredients["machine"], with_packages=bool(stage.registered_as))
     return Record(
         key=finished.ref.stage_key,
@@ -144,6 +137,12 @@ def _log_continued(work: Path, tracker: RunTracker) -> None:
         tracker.log_metrics(metrics, step=int(row["iteration"]))
     if earlier:
         tracker.set_tags({"continues": earlier})
+
+
+def _recovered(stage: Stage, context: StageContext, store: ArtifactStore) -> StepOutput | None:
+    """Return the stored result of a killed attempt, unless the present rules end its run otherwise."""
+    found = recover_result(context.work, store)
+    return None if found is None or other_stop(stage, context.config, store.path(found.ref)) else found
 
 
 def _with_outcome(ingredients: KeyInputs, stage: Stage, folder: Path) -> KeyInputs:

@@ -47,7 +47,7 @@ class Home:
     """State directory. It may be moved or copied while no process uses it; a copy is independent.
 
     ``artifacts/`` results of stages, ``cache/`` the result of each key, ``pages/`` pages and plots of results,
-    ``work/`` unfinished stages, ``checkpoints/`` the last checkpoint of finished RL stages by preset and stage,
+    ``work/`` unfinished stages, ``checkpoints/`` the last checkpoints of finished RL stages by preset and stage,
     ``leases/`` living runs, ``past/`` records of champions' data, read from MLflow,
     ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade, ``prefect/`` and
     ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.

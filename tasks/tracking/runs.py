@@ -38,10 +38,9 @@ logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
-_MAX_TABLES = 100
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _MAX_PARAM = 500  # MLflow's limit in characters
-_PARAMS_PER_CALL, _METRICS_PER_CALL = 100, 1000  # and in entries
+_PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
 # Between two writes of metrics, which cost 30 ms of processor time. MLflow's own queue only logs its errors.
 _WRITE_SECONDS = 5.0
 
@@ -169,15 +168,12 @@ class RunTracker:
         return f"{base}/#/experiments/{self.experiment_id}/runs/{self.run_id}" if base.startswith("http") else ""
 
     def log_params(self, params: Mapping[str, Any]) -> None:
-        """Log parameters; nested ones get dotted names, long ones are truncated to 500 characters.
-
-        A reopened run keeps those that it has: MLflow refuses another value.
-        """
+        """Log parameters under dotted names, with up to 500 characters; a reopened run keeps those that it has."""
         from mlflow.entities import Param
 
         known = self.client.get_run(self.run_id).data.params if self._resumed else {}
-        new = {name: value for name, value in flatten(params).items() if name not in known}
-        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in new.items()]
+        new = (item for item in flatten(params).items() if item[0] not in known)
+        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in new]
         for start in range(0, len(entries), _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
 

@@ -15,23 +15,31 @@ from tests.flows.micro import WRECKED
 ALONE = 'without=["stages.ppo"]'
 
 
-def policy_folder(home: Path, since: set[Path]) -> Path:
-    (record,) = set((home / "cache" / "grpo").glob("*.json")) - since
-    return home / str(json.loads(record.read_text())["ref"]["uri"])
+def policies(home: Path, length: int) -> dict[bool, Path]:
+    """The results of GRPO runs of this length, by whether a rule stopped them."""
+    records = [json.loads(path.read_text()) for path in (home / "cache" / "grpo").glob("*.json")]
+    same = [each for each in records if each["ingredients"]["config"]["stage"]["num_iterations"] == length]
+    return {"outcome" in each["ingredients"]: home / str(each["ref"]["uri"]) for each in same}
+
+
+def plan_of_grpo(home: Path, *overrides: str) -> str:
+    """The state and reason of GRPO in the plan."""
+    done = run_flows("plan", home, ALONE, *overrides)
+    assert done.returncode == 0, done.stderr
+    return next(" ".join(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("grpo "))
 
 
 def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     micro_home: Path, tmp_path: Path
 ) -> None:
-    home = tmp_path / "home"
+    home, other = tmp_path / "home", tmp_path / "other"
     shutil.copytree(micro_home, home)
-    known = set((home / "cache" / "grpo").glob("*.json"))
+    shutil.copytree(micro_home, other)
     # One checkpoint, after the first iteration: from there on the run is done once more, up to where it was sound.
-    done = run_flows(
-        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=0", *WRECKED
-    )
+    rare = ("stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=0", *WRECKED)
+    done = run_flows("run", home, ALONE, *rare)
     assert done.returncode == 0, done.stderr
-    folder = policy_folder(home, known)
+    folder = policies(home, 12)[True]
     health = json.loads((folder / "health.json").read_text())
     history = json.loads((folder / "history.json").read_text())
     stopped = health["stopped"]
@@ -46,13 +54,25 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     assert "restore iteration=" in done.stderr and "from_checkpoint=1 " in done.stderr
 
     # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
-    known |= set((home / "cache" / "grpo").glob("*.json"))
-    done = run_flows(
-        "run", home, ALONE, "stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=1", *WRECKED
-    )
+    often = ("stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=1", *WRECKED)
+    assert plan_of_grpo(home, *often).startswith("cached")
+    done = run_flows("run", other, ALONE, *often)
     assert done.returncode == 0, done.stderr
     weights = "model/model.safetensors"
-    assert (policy_folder(home, known) / weights).read_bytes() == (folder / weights).read_bytes()
+    assert (policies(other, 12)[True] / weights).read_bytes() == (folder / weights).read_bytes()
+
+    # Without the rule that run goes on from its last checkpoint, and each of the two results serves its own rules.
+    weak, newest = (*often, "health.action='warn'"), stopped["iteration"] - 1
+    assert plan_of_grpo(other, *weak) == (
+        f"run resumes at iteration {newest + 1} of 12: health.kl stopped the earlier run after iteration {newest + 1}, "
+        "and no longer does"
+    )
+    done = run_flows("run", other, ALONE, *weak)
+    assert f"resume: after iteration {newest} of 12" in done.stderr, done.stderr
+    assert policies(other, 12).keys() == {True, False}
+    assert plan_of_grpo(other, *often) == plan_of_grpo(other, *weak) == "cached"
+    sooner = plan_of_grpo(other, *often, "health.kl.patience=1")
+    assert sooner == f"run restarts: health.kl stops the earlier run after iteration {stopped['iteration'] - 1}"
 
 
 @pytest.mark.slow
