@@ -57,18 +57,18 @@ def position_errors(
 
 
 def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> int:
-    """Estimate the bytes that a run writes: checkpoints with copies, those of running RL, and all rollouts."""
+    """Estimate the bytes that a run writes: checkpoints with copies, those that RL keeps, and all rollouts."""
     parameters: int = ModelSize.of(model).num_parameters
     own = [config.stages[name] for name in stages]
     made: int = 1 + sum(stage.produces in ("checkpoint", "reward_model") for stage in own)
     rl = [found for stage in own if (found := rl_of(stage))]
-    working = max((_working(each, parameters) for each in rl), default=0)
+    working = sum(_working(each, parameters) for each in rl)
     tokens = sum(r.num_iterations * r.prompts_per_iteration * r.group_size * r.sampling.max_new_tokens for r in rl)
     return made * _COPIES * _WEIGHT_BYTES * parameters + working + _ROLLOUT_BYTES * tokens
 
 
 def _working(rl: RlConfig, parameters: int) -> int:
-    """Estimate the bytes of the checkpoints of running stages; LoRA checkpoints are negligible."""
+    """Estimate the bytes of the checkpoints that an RL stage keeps; those of LoRA are negligible."""
     if rl.update.lora.rank:
         return 0
     has_backbone = resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate"

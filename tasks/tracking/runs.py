@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _MAX_PARAM = 500  # MLflow's limit in characters
@@ -172,8 +171,7 @@ class RunTracker:
         from mlflow.entities import Param
 
         known = self.client.get_run(self.run_id).data.params if self._resumed else {}
-        new = (item for item in flatten(params).items() if item[0] not in known)
-        entries = [Param(name, str(value)[:_MAX_PARAM]) for name, value in new]
+        entries = [Param(name, str(x)[:_MAX_PARAM]) for name, x in flatten(params).items() if name not in known]
         for start in range(0, len(entries), _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=entries[start : start + _PARAMS_PER_CALL])
 

@@ -65,6 +65,13 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
         Scenario(name="toy under Prefect", commands=((),), share=30, call=TOY, engine="prefect"),
         Scenario(name="post-train", commands=(tuple(flows_arguments("run", *SMALL)),), share=share),
         Scenario(
+            name="extended",
+            commands=tuple(
+                tuple(flows_arguments("run", *SMALL, f"stages.grpo.num_iterations={count}")) for count in (2, 4)
+            ),
+            share=share,
+        ),
+        Scenario(
             name="retrain and promote",
             commands=(
                 ("retrain", "--preset", "retrain", *retrain),
