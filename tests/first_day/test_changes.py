@@ -83,17 +83,10 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def untrained(home: Path, folder: Path) -> Path:
-    """A copy of a home in which GRPO has not run."""
-    copy = without(home, folder / "home", "grpo")
-    shutil.rmtree(copy / "checkpoints")
-    return copy
-
-
 @pytest.fixture(scope="module")
 def six(four: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The result of six iterations that were asked for at once."""
-    home = untrained(four, tmp_path_factory.mktemp("six"))
+    home = without(four, tmp_path_factory.mktemp("six") / "home", "grpo")
     started(home, "run", iterations(6))
     return result(home, 6)
 
@@ -132,7 +125,7 @@ def test_more_iterations_extend_a_finished_run_to_what_it_would_be_at_once(
 def test_more_iterations_extend_a_killed_run_to_what_it_would_be_at_once(
     four: Path, six: dict[str, Any], tmp_path: Path
 ) -> None:
-    home = untrained(four, tmp_path)
+    home = without(four, tmp_path / "home", "grpo")
     kill_when(home, "work/*/checkpoints/step-000002", flows_command("run", *SMALL, iterations(4)))
     (newest,) = (max(int(path.name[-1]) for path in home.glob("work/*/checkpoints/step-*")),)
     if newest < 4:

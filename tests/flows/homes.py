@@ -34,7 +34,8 @@ def weights(home: Path, stage: str) -> bytes:
 def without(home: Path, copy: Path, *stages: str) -> Path:
     """A copy of a finished run's home in which these stages have not run."""
     shutil.copytree(home, copy)
-    shutil.rmtree(copy / "work", ignore_errors=True)
+    for folder in ("work", "checkpoints"):  # from which a run would continue
+        shutil.rmtree(copy / folder, ignore_errors=True)
     for stage in stages:
         shutil.rmtree(copy / "cache" / stage)
     return copy

@@ -7,7 +7,6 @@ quiet cores, of this run: 0.1 s inline, 1.3 s under Prefect, 3.8 s for SIGTERM u
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -16,14 +15,7 @@ import psutil
 import pytest
 
 from tests.flows.conftest import environment, flows_command
-from tests.flows.homes import weights
-
-
-def without(home: Path, folder: Path, stage: str) -> Path:
-    """A copy of a home in which a stage was never run."""
-    copied = Path(shutil.copytree(home, folder))
-    shutil.rmtree(copied / "cache" / stage)
-    return copied
+from tests.flows.homes import weights, without
 
 
 def start(home: Path, engine: str) -> subprocess.Popen[str]:
