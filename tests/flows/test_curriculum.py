@@ -100,8 +100,8 @@ def test_an_rl_stage_draws_from_the_band_alone(home: Path) -> None:
 
 def test_a_killed_run_draws_what_it_would_have_drawn(home: Path, tmp_path: Path) -> None:
     shutil.copytree(home, tmp_path, dirs_exist_ok=True)
-    for folder in ("cache/grpo", "checkpoints"):
-        shutil.rmtree(tmp_path / folder)
+    for made in ("cache/grpo", "checkpoints"):
+        shutil.rmtree(tmp_path / made)
     (tmp_path / DIE).touch()
     assert run(tmp_path).returncode == -9
     assert not (tmp_path / "cache" / "grpo").exists()
