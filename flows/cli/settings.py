@@ -41,19 +41,20 @@ def config(
 
 
 def _described(preset: str, key: str, overrides: Overrides) -> str:
+    from rlcore.config import to_dict
     from rlcore.flows.presets import FOLDER, open_preset, preset_path
     from rlcore.tasks.presets.key_reference import describe, origins, select_keys
     from rlcore.tasks.presets.pages import as_toml
+    from rlcore.tasks.presets.peers import meant
 
-    sections = describe(open_preset(preset, overrides))
+    config = open_preset(preset, overrides)
+    sections = describe(config)
     found = select_keys(sections, key)
     if not found:
         known = [f"{section.path}.{each.name}".lstrip(".") for section in sections for each in section.keys]
         close = difflib.get_close_matches(key, [*known, *(section.path for section in sections)], n=3)
-        raise ConfigError(
-            f"the preset has no section or key {key!r}",
-            fix=f"did you mean {', '.join(close)}?" if close else f"rlcore config {preset} prints all of them",
-        )
+        nearest = f"did you mean {', '.join(close)}?" if close else f"rlcore config {preset} prints all of them"
+        raise ConfigError(f"the preset has no section or key {key!r}", fix=meant(to_dict(config), key, None) or nearest)
     return as_toml(found, origins(preset_path(preset), FOLDER, overrides))
 
 

@@ -98,12 +98,7 @@ def _trainer_of(document: Mapping[str, Any], file: Path) -> str:
     """Return the one trainer that has all of the file's keys."""
     rows = [row for row in peer_keys() if row.peer == "trl"]
     named = {row.name for row in rows} & document.keys()
-    fitting = [
-        trainer
-        for trainer in TRAINERS
-        if named <= {row.name for row in rows if trainer in row.trainers}
-        and any(trainer in row.trainers and len(row.trainers) < len(KINDS) for row in rows if row.name in named)
-    ]
+    fitting = [trainer for trainer in TRAINERS if named <= {row.name for row in rows if trainer in row.trainers}]
     if len(fitting) != 1:
         raise ConfigError(
             f"the keys fit {', '.join(fitting) or 'none'} of TRL's trainers",

@@ -161,3 +161,21 @@ def test_what_would_change_the_training_is_refused_at_once(project: Path, capsys
     assert main(["from-trl", "grpo.yaml", "--trainer", "grpo"]) == 2 and not (project / "grpo.toml").exists()
     said = capsys.readouterr().err
     assert [text for text in refused.values() if text not in said] == []
+
+
+def test_the_trainer_is_found_by_its_keys_or_asked_for(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_rows(project / "data", {"train": [prompt("train", i) for i in range(99)]})
+    (project / "mine.yaml").write_text(COMMON + "packing: false\n")
+    assert main(["from-trl", "mine.yaml"]) == 0
+    assert 'kind = "sft"' in (project / "mine.toml").read_text()
+    assert main(["from-trl", "mine.yaml"]) == 2  # mine.toml stays
+    for config, fitting in ((COMMON, "dpo, sft, reward"), (COMMON + "packing: false\nbeta: 1\n", "none")):
+        (project / "other.yaml").write_text(config)
+        capsys.readouterr()
+        assert main(["from-trl", "other.yaml"]) == 2
+        assert f"the keys fit {fitting} of TRL's trainers" in capsys.readouterr().err
+
+
+def test_config_names_the_key_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "tiny", "stages.grpo.num_generations"]) == 2
+    assert "did you mean stages.grpo.group_size? It is TRL's num_generations" in capsys.readouterr().err
