@@ -45,3 +45,14 @@ class RowError(Exception):
     def __init__(self, field: str, reason: str, value: object = "") -> None:
         super().__init__(field, reason, value)
         self.field, self.reason, self.value = field, reason, value
+
+
+LEFT_OUT = "left out: "
+"""Beginning of the reasons of rows that say nothing, such as ties: they are listed, and count against no limit."""
+
+
+class LeftOutError(RowError):
+    """Error of a sound row from which nothing follows: a tie, a single answer to a prompt."""
+
+    def __init__(self, field: str, reason: str, value: object = "") -> None:
+        super().__init__(field, reason if reason.startswith(LEFT_OUT) else LEFT_OUT + reason, value)

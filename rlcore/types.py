@@ -18,10 +18,11 @@ template, which the policy reads and is not trained on:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
@@ -52,6 +53,8 @@ class Prompt:
         task: Family of problems, for metrics and verifiers.
         dataset: Dataset of the prompt in a run with several; rewards may apply to some of them.
         tools: JSON list of the tool schemas that the chat template describes, or "".
+        columns: JSON object of the other columns of its source row, or "".
+        form: ``"text"`` if the source has the question as a text, ``"messages"`` if it has a conversation.
     """
 
     prompt_id: str
@@ -61,6 +64,14 @@ class Prompt:
     task: str
     dataset: str = ""
     tools: str = ""
+    columns: str = ""
+    form: Literal["text", "messages"] = "messages"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """Other columns of its source row, by name: a new dictionary at each access."""
+        found: dict[str, Any] = json.loads(self.columns or "{}")
+        return found
 
     @property
     def has_reference(self) -> bool:
@@ -111,6 +122,11 @@ class Rollout:
     replica: int = field(default=0, compare=False)
 
     @property
+    def row(self) -> dict[str, Any]:
+        """Other columns of the prompt's source row, by name."""
+        return self.prompt.row
+
+    @property
     def turns(self) -> tuple[tuple[int, int], ...]:
         """Token spans of the policy's turns; see :func:`turn_spans`."""
         return turn_spans(self.loss_mask)
@@ -147,7 +163,7 @@ class Score:
         error: Reason of a failure.
         turn_rewards: Part of ``value`` for the end of each turn; the rest is for the last token. Only per-token
             advantages (GAE) use it.
-        skipped: Terms that do not apply to the rollout's dataset.
+        skipped: Terms that do not apply to the rollout.
     """
 
     value: float | None

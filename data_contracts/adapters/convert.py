@@ -5,16 +5,32 @@ from __future__ import annotations
 import difflib
 import importlib
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, OWN_ROWS, Adapter, Generator, Kind, Option, Scalar
+from rlcore.data_contracts.adapters.expressions import Scalar
+from rlcore.data_contracts.adapters.layouts import Layout
+from rlcore.data_contracts.adapters.mapping import extra_columns
+from rlcore.data_contracts.adapters.other_columns import with_other_columns
+from rlcore.data_contracts.adapters.table import (
+    ADAPTERS,
+    CONTRACTS,
+    OWN_ROWS,
+    Adapter,
+    Generator,
+    Option,
+    declared_adapter,
+)
+from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.reading import Source, source_of
-from rlcore.data_contracts.gate.stream import RowFn, RowStream
+from rlcore.data_contracts.gate.reading import Source, head_of, source_of
+from rlcore.data_contracts.gate.row_rules import contract_violations
+from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
 
 Options = Mapping[str, Scalar]
+COLUMNS = "columns"
+"""Adapter of a mapping of columns."""
 
 
 def row_function(adapter: str, kind: Kind) -> RowFn:
@@ -23,13 +39,46 @@ def row_function(adapter: str, kind: Kind) -> RowFn:
     Raises:
         ContractError: unknown adapter, or one that cannot make this kind from a file.
     """
-    rows = _adapter(adapter).rows
-    if kind not in rows:
+    return _row_function(_adapter(adapter), adapter, kind)
+
+
+def _row_function(found: Adapter, adapter: str, kind: Kind) -> RowFn:
+    if kind not in found.rows:
         others = [name for name, known in ADAPTERS.items() if kind in known.rows]
         raise ContractError(
             f"the adapter {adapter!r} reads no {kind} from a file", fix=f"those that do: {', '.join(others)}"
         )
-    return rows[kind]
+    return found.rows[kind]
+
+
+def first_rows(
+    source: Source, kind: Kind, *, adapter: str, limit: int, columns: Mapping[str, Scalar] | None = None
+) -> Batch:
+    """Return the contract rows of the first ``limit`` lines of a source, and the lines that give none.
+
+    ``adapter`` is a name of ``ADAPTERS``, ``module:NAME``, or ``columns`` for the mapping ``columns``. ``rejected`` of
+    the result has each line that is malformed, or that the adapter or the contract refuses, with field and reason.
+    Rules that compare rows, and token counts, are left to the gate. A source whose rows are gathered from several lines
+    is read whole.
+
+    Raises:
+        ContractError: an unreadable source, an unknown adapter, one that does not read this kind, a malformed mapping.
+    """
+    stream = stream_of(source, kind, adapter=adapter, columns=columns)
+    some = RowStream(source=head_of(stream.source, limit), make=stream.make)
+    batches = list(some.batches())
+    rows = [row for batch in batches for row in batch.rows]
+    origins = [origin for batch in batches for origin in batch.origins]
+    lines = [line for batch in batches for line in batch.lines]
+    refused = contract_violations(rows, origins, contract_of(adapter, kind))
+    kept = [place for place in range(len(rows)) if place not in refused]
+    return Batch(
+        rows=[rows[place] for place in kept],
+        origins=[origins[place] for place in kept],
+        lines=[lines[place] for place in kept],
+        rejected=[*(one for batch in batches for one in batch.rejected), *refused.values()],
+        num_lines=sum(batch.num_lines for batch in batches),
+    )
 
 
 def is_generator(adapter: str) -> bool:
@@ -88,20 +137,45 @@ def known_options(adapter: str, kind: Kind) -> tuple[frozenset[str], bool]:
     return frozenset(generator.options), generator.takes_settings
 
 
-def stream_of(source: Source, kind: Kind, *, adapter: str, system: str = "") -> RowStream:
-    """Return the rows of a source as contract rows. ``system``: the system prompt of conversations that have none.
+def stream_of(
+    source: Source,
+    kind: Kind,
+    *,
+    adapter: str,
+    columns: Mapping[str, Scalar] | None = None,
+    without: Collection[str] = (),
+) -> RowStream:
+    """Return the rows of a source as contract rows.
+
+    ``columns``: the mapping of the adapter ``columns``. ``without``: columns of prompts that rewards do not see.
 
     Raises:
-        ContractError: unknown adapter, or one that cannot make this kind from a file.
+        ContractError: unknown adapter, one that cannot make this kind from a file, a malformed mapping.
     """
-    make = OWN_ROWS[kind] if is_generator(adapter) else row_function(adapter, kind)
-    return RowStream(source=source, make=make, system=system)
+    found = _adapter(adapter) if adapter != COLUMNS else _declared(columns or {}, kind)
+    if found.generators:
+        return RowStream(source=source, make=OWN_ROWS[kind])
+    make = _row_function(found, adapter, kind)
+    if kind == "prompts":
+        extra = extra_columns(columns) if columns and adapter == COLUMNS else None
+        make = with_other_columns(make, {*found.spent, *without}, extra)
+    gather = found.gathers.get(kind)
+    return RowStream(source=gather(source) if gather else source, make=make)
+
+
+def _declared(columns: Mapping[str, Scalar], kind: Kind) -> Adapter:
+    try:
+        return declared_adapter(Layout(of="", columns={kind: columns}), "rows")
+    except ValueError as error:
+        raise ContractError(f"the mapping of columns is malformed: {error}", where=COLUMNS) from error
 
 
 def _adapter(name: str) -> Adapter:
     """Return an adapter of the table, or the one that ``module:NAME`` names."""
     if ":" in name:
         return _imported(name)
+    if name == COLUMNS:
+        return Adapter()
     if name not in ADAPTERS:
         close = difflib.get_close_matches(name, ADAPTERS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"module:NAME, or one of {', '.join(ADAPTERS)}"

@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
+from rlcore.data_contracts.adapters.expressions import Row, describe_missing, kind_of
 from rlcore.data_contracts.contracts.column_checks import SPLITS
 from rlcore.data_contracts.errors import RowError
 
-Row = Mapping[str, Any]
 Messages = list[dict[str, str]]
 _LIKE = 0.8  # of difflib: one letter missing, added or swapped in a word of five
 
@@ -24,7 +24,7 @@ def text(row: Row, name: str) -> str:
     """
     value = _present(row, name)
     if not isinstance(value, str):
-        raise RowError(name, f"must be a text, not {_kind(value)}", value)
+        raise RowError(name, f"must be a text, not {kind_of(value)}", value)
     return value
 
 
@@ -36,7 +36,7 @@ def number(row: Row, name: str) -> float:
     """
     value = _present(row, name)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowError(name, f"must be a number, not {_kind(value)}", value)
+        raise RowError(name, f"must be a number, not {kind_of(value)}", value)
     try:
         converted = float(value)
     except OverflowError as error:
@@ -54,12 +54,12 @@ def items(row: Row, name: str) -> list[Any]:
     """
     value = _present(row, name)
     if not isinstance(value, list):
-        raise RowError(name, f"must be a list, not {_kind(value)}", value)
+        raise RowError(name, f"must be a list, not {kind_of(value)}", value)
     return value
 
 
 def messages(row: Row, name: str = "messages") -> Messages:
-    """Return the conversation in field ``name``: objects with exactly ``role`` and ``content``, both texts.
+    """Return the conversation in field ``name``: objects with ``role`` and ``content``, both texts; null keys are none.
 
     Raises:
         RowError: naming the message and its field, ``messages.2.role``.
@@ -73,10 +73,18 @@ def optional_split(row: Row) -> dict[str, str]:
     Raises:
         RowError: neither ``train`` nor ``eval``.
     """
-    if row.get("split") is None:
+    return split_of(row.get("split"))
+
+
+def split_of(value: object) -> dict[str, str]:
+    """Return the side of a row: ``{"split": "train"}``, or nothing for null.
+
+    Raises:
+        RowError: neither ``train`` nor ``eval``.
+    """
+    if value is None:
         return {}
-    value = text(row, "split")
-    if value not in SPLITS:
+    if not isinstance(value, str) or value not in SPLITS:
         raise RowError("split", "must be 'train' or 'eval'", value)
     return {"split": value}
 
@@ -121,20 +129,17 @@ def _message(turn: object, field: str, place: int) -> dict[str, str]:
         if isinstance(role, str) and isinstance(content, str):
             return {"role": role, "content": content}
     path = f"{field}.{place}"
-    if not isinstance(turn, Mapping) or set(turn) != {"role", "content"}:
+    if not isinstance(turn, Mapping) or {each for each in turn if turn[each] is not None} - {"role", "content"}:
         raise RowError(path, "must be an object with exactly 'role' and 'content'", turn)
     for name in ("role", "content"):
+        if name not in turn:
+            raise RowError(path, "must be an object with exactly 'role' and 'content'", turn)
         if not isinstance(turn[name], str):
-            raise RowError(f"{path}.{name}", f"must be a text, not {_kind(turn[name])}", turn[name])
+            raise RowError(f"{path}.{name}", f"must be a text, not {kind_of(turn[name])}", turn[name])
     return {"role": turn["role"], "content": turn["content"]}
 
 
 def _present(row: Row, name: str) -> Any:
     if name not in row:
-        raise RowError(name, f"missing column {name!r}; there are {', '.join(sorted(row)) or 'none'}"[:200])
+        raise RowError(name, describe_missing(name, list(row)))
     return row[name]
-
-
-def _kind(value: object) -> str:
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
-    return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)

@@ -11,9 +11,11 @@ import pickletools
 import zlib
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import Row, single_question, text
+from rlcore.data_contracts.adapters.expressions import Row
+from rlcore.data_contracts.adapters.fields import single_question, text
 from rlcore.data_contracts.errors import RowError
 
+COLUMNS = ("question_id", "question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata")
 _SCRIPT = (
     "Write a Python program for this. It reads the standard input and prints the answer. Put it in one fenced block."
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from rlcore.data_contracts.adapters import livecodebench, procedural, public
+from rlcore.data_contracts.adapters import humaneval, livecodebench, procedural
+from rlcore.data_contracts.adapters.expressions import Row, Scalar
 from rlcore.data_contracts.adapters.fields import (
-    Row,
     items,
     messages,
     number,
@@ -17,16 +17,20 @@ from rlcore.data_contracts.adapters.fields import (
     refuse_other_contract,
     text,
 )
+from rlcore.data_contracts.adapters.layouts import LAYOUTS, Layout
+from rlcore.data_contracts.adapters.mapping import Declared, declared, row_id
+from rlcore.data_contracts.adapters.other_columns import with_other_columns
+from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.data_contracts.characters import has_visible
 from rlcore.data_contracts.contracts import code_tasks, demonstrations, preference_pairs, prompts, ranked_sets
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.contracts.preference_pairs import single
 from rlcore.data_contracts.errors import RowError
+from rlcore.data_contracts.gate.reading import Source
 from rlcore.data_contracts.gate.stream import RowFn
 
 _NUMBERS = ("margin", "probability", "weight")
-Kind = Literal["prompts", "demonstrations", "preferences"]
-Scalar = str | int | float | bool
+_OWN = ("prompt_id", "messages", "reference", "task", "split", "contract")
 
 CONTRACTS: Mapping[Kind, Contract] = {
     "prompts": prompts.CONTRACT,
@@ -60,85 +64,116 @@ class Generator:
 class Adapter:
     """Functions of one adapter name, per kind of dataset: functions of source rows, or generators of rows.
 
-    ``contracts``: stricter contracts than those of ``CONTRACTS``, with the same columns. ``is_exact``: its rows differ
-    in characters that are meaningless elsewhere.
+    ``gathers``: the source whose rows the functions read, by kind, if that is not the file. ``spent``: columns that
+    rewards need not see, because the contract's columns have their content. ``contracts``: stricter contracts than
+    those of ``CONTRACTS``, with the same columns. ``is_exact``: its rows differ in characters that are meaningless
+    elsewhere.
     """
 
     rows: Mapping[Kind, RowFn] = field(default_factory=dict)
+    gathers: Mapping[Kind, Callable[[Source], Source]] = field(default_factory=dict)
+    spent: Collection[str] = ()
     generators: Mapping[Kind, Generator] = field(default_factory=dict)
     contracts: Mapping[Kind, Contract] = field(default_factory=dict)
     is_exact: bool = False
 
 
 def own_prompts(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``prompts/v1``; ``split`` is optional."""
-    return _own(row, ("prompt_id", "reference", "task"), prompts.CONTRACT)
+    """Convert rows in the columns of ``prompts/v1``; ``prompt_id`` (else a hash) and ``split`` are optional."""
+    return _own(row, ("reference", "task"), prompts.CONTRACT)
 
 
 def own_code_tasks(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``code_tasks/v1``; ``split`` is optional."""
-    return _own(row, ("prompt_id", "reference", "task"), code_tasks.CONTRACT)
+    """Convert rows in the columns of ``code_tasks/v1``; ``prompt_id`` and ``split`` are optional."""
+    return _own(row, ("reference", "task"), code_tasks.CONTRACT)
 
 
 def own_demonstrations(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``demonstrations/v1``; ``split`` is optional."""
-    return _own(row, ("demonstration_id", "completion", "reference", "task"), demonstrations.CONTRACT)
+    """Convert rows in the columns of ``demonstrations/v1``; ``demonstration_id`` and ``split`` are optional."""
+    return _own(row, ("completion", "reference", "task"), demonstrations.CONTRACT)
 
 
 def own_preferences(row: Row) -> list[dict[str, Any]]:
     """Convert rows in the columns of ``preference_pairs/v2``.
 
-    Optional are ``split``, ``set_id`` (the pair's own id), ``margin`` (0), ``probability`` (1) and ``weight`` (1).
+    Optional are ``pair_id``, ``split``, ``set_id`` (the pair's own id), ``margin`` (0), ``probability`` (1) and
+    ``weight`` (1).
     """
-    (made,) = _own(
-        row, ("pair_id", "chosen", "rejected", "source"), preference_pairs.CONTRACT, optional=("set_id", *_NUMBERS)
-    )
+    (made,) = _own(row, ("chosen", "rejected", "source"), preference_pairs.CONTRACT, optional=("set_id", *_NUMBERS))
     given = {"set_id": text(row, "set_id")} if "set_id" in row else {}
     numbers = {name: number(row, name) for name in _NUMBERS if name in row}
     return [{**single(made["pair_id"]), **made, **given, **numbers}]
 
 
 def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``ranked_sets/v1`` to their pairs; ``split`` is optional."""
-    (made,) = _own(row, ("set_id",), ranked_sets.CONTRACT)
-    for name, kind in (("completions", str), ("ranks", int)):
-        for place, item in enumerate(items(row, name)):
-            if type(item) is not kind:
-                raise RowError(f"{name}.{place}", f"must be of type {kind.__name__}", item)
-            if isinstance(item, str) and not has_visible(item):
-                raise RowError(f"{name}.{place}", "must not be blank", item)
+    """Convert rows in the columns of ``ranked_sets/v1`` to their pairs; ``set_id`` and ``split`` are optional."""
+    (made,) = _own(row, (), ranked_sets.CONTRACT)
+    for place, item in enumerate(items(row, "completions")):
+        if type(item) is not str:
+            raise RowError(f"completions.{place}", "must be of type str", item)
+        if not has_visible(item):
+            raise RowError(f"completions.{place}", "must not be blank", item)
+    for place, item in enumerate(items(row, "ranks")):
+        if type(item) not in (int, float) or not float(item).is_integer():
+            raise RowError(f"ranks.{place}", "must be a whole number", item)
     pairs = ranked_sets.expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
     return [{**pair, **optional_split(row)} for pair in pairs]
 
 
 def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Read the texts of a row in contract columns, its conversation and its split; reject misspelt optional fields."""
+    name = contract.id_column
     refuse_other_contract(row, contract.name)
-    refuse_misspelt(row, ("split", "contract", *optional))
-    return [{**{name: text(row, name) for name in texts}, "messages": messages(row), **optional_split(row)}]
+    refuse_misspelt(row, ("split", "contract", name, *optional))
+    made = {each: text(row, each) for each in texts}
+    asked = messages(row)
+    answers = [made[each] for each in contract.answers]
+    found = text(row, name) if name in row else row_id(name.removesuffix("_id"), asked, *answers)
+    return [{name: found, **made, "messages": asked, **optional_split(row)}]
 
 
+def declared_adapter(layout: Layout, name: str) -> Adapter:
+    """Return the adapter that a layout declares.
+
+    Raises:
+        ValueError: a mapping is malformed.
+    """
+    found: dict[Kind, Declared] = {kind: declared(columns, kind, name=name) for kind, columns in layout.columns.items()}
+    gathers = {kind: layout.gather or each.gather for kind, each in found.items()}
+    return Adapter(
+        rows={kind: each.make for kind, each in found.items()},
+        gathers={kind: gather for kind, gather in gathers.items() if gather},
+        spent=_spent(layout),
+    )
+
+
+def _spent(layout: Layout) -> frozenset[str]:
+    """Return the columns of the question, and those that only other kinds of rows than prompts read."""
+    specs = {kind: parse_columns(columns, kind) for kind, columns in layout.columns.items()}
+    read = {
+        kind: {target: {path.partition(".")[0] for path in each.columns} for target, each in spec.items()}
+        for kind, spec in specs.items()
+    }
+    own = read.get("prompts", {})
+    asked = {column for target in ("prompt", "system") if target in own for column in own[target]}
+    if "prompts" in specs and "{" in specs["prompts"]["prompt"].written:
+        asked = set()  # choices and numbers of a template, which a reward may need
+    others = set().union(*(columns for kind, by_target in read.items() for columns in by_target.values()))
+    return frozenset(asked | (others - set().union(*own.values())))
+
+
+_CODE: Mapping[Kind, Contract] = {"prompts": code_tasks.CONTRACT}
 ADAPTERS: Mapping[str, Adapter] = {
-    "prompts": Adapter(rows={"prompts": own_prompts}),
-    "code_tasks": Adapter(rows={"prompts": own_code_tasks}, contracts={"prompts": code_tasks.CONTRACT}),
-    "humaneval": Adapter(rows={"prompts": public.humaneval_prompts}, contracts={"prompts": code_tasks.CONTRACT}),
+    "prompts": Adapter(rows={"prompts": own_prompts}, spent=_OWN),
+    "code_tasks": Adapter(rows={"prompts": own_code_tasks}, spent=_OWN, contracts=_CODE),
+    "humaneval": Adapter(rows={"prompts": humaneval.humaneval_prompts}, spent=humaneval.COLUMNS, contracts=_CODE),
     "livecodebench": Adapter(
-        rows={"prompts": livecodebench.livecodebench_prompts}, contracts={"prompts": code_tasks.CONTRACT}
+        rows={"prompts": livecodebench.livecodebench_prompts}, spent=livecodebench.COLUMNS, contracts=_CODE
     ),
     "demonstrations": Adapter(rows={"demonstrations": own_demonstrations}),
     "preferences": Adapter(rows={"preferences": own_preferences}),
     "ranked_sets": Adapter(rows={"preferences": own_ranked_sets}),
-    "alpaca_eval": Adapter(rows={"preferences": public.alpaca_eval_pairs, "prompts": public.alpaca_eval_prompts}),
-    "gsm8k": Adapter(rows={"prompts": public.gsm8k_prompts, "demonstrations": public.gsm8k_demonstrations}),
-    "hh": Adapter(rows={"preferences": public.hh_pairs, "prompts": public.hh_prompts}),
-    "ultrafeedback": Adapter(rows={"preferences": public.ultrafeedback_pairs, "prompts": public.ultrafeedback_prompts}),
-    "ultrafeedback_binarized": Adapter(
-        rows={
-            "preferences": public.ultrafeedback_binarized_pairs,
-            "prompts": public.ultrafeedback_binarized_prompts,
-        }
-    ),
-    "problems": Adapter(rows={"prompts": public.problem_prompts}),
+    **{name: declared_adapter(layout, name) for name, layout in LAYOUTS.items()},
     "reasoning_gym": Adapter(
         is_exact=True,  # puzzles of brackets, drawings of signs, a message in invisible characters
         generators={
@@ -161,7 +196,7 @@ ADAPTERS: Mapping[str, Adapter] = {
 
 # rows that are in contract columns already
 OWN_ROWS: Mapping[Kind, RowFn] = {
-    "prompts": own_prompts,
+    "prompts": with_other_columns(own_prompts, _OWN),
     "demonstrations": own_demonstrations,
     "preferences": own_preferences,
 }

@@ -32,7 +32,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.contracts.prompts import Prompts
+from rlcore.data_contracts.contracts.prompts import CARRIED, Prompts
 
 _TEXTS = ("style", "entry_point", "prelude", "solution", "checker")
 _FORM = (
@@ -56,7 +56,7 @@ class CodeTasks(Prompts):
         return texts.map(_is_code_task).astype(bool)
 
 
-CONTRACT = Contract(name="code_tasks/v1", model=CodeTasks, id_column="prompt_id")
+CONTRACT = Contract(name="code_tasks/v1", model=CodeTasks, id_column="prompt_id", carried=CARRIED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

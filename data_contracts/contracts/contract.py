@@ -29,13 +29,15 @@ class Contract:
     """Versioned schema of rows of one kind.
 
     ``name`` includes the version (``prompts/v1``): changed columns or rules make a new version. ``id_column`` names a
-    row; ``answers`` are the columns with completions, in the order of comparison.
+    row; ``answers`` are the columns with completions, in the order of comparison. ``carried`` are columns that travel
+    with a row into the snapshot, and that no rule reads; rows that differ in them alone are equal.
     """
 
     name: str
     model: type[pa.DataFrameModel]
     id_column: str
     answers: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -47,4 +47,7 @@ class Prompts(pa.DataFrameModel):
         return column_checks.is_split(values)
 
 
-CONTRACT = Contract(name="prompts/v1", model=Prompts, id_column="prompt_id")
+CARRIED = ("columns", "form")
+"""``columns``: JSON of the source's other columns. ``form``: that of its question, ``text`` or ``messages``."""
+
+CONTRACT = Contract(name="prompts/v1", model=Prompts, id_column="prompt_id", carried=CARRIED)

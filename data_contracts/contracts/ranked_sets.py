@@ -12,7 +12,7 @@ import pandera.pandas as pa
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts import column_checks
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.errors import RowError
+from rlcore.data_contracts.errors import LeftOutError, RowError
 
 MAX_COMPLETIONS = 64  # 2,016 pairs of a line; the number of pairs is quadratic
 
@@ -65,14 +65,21 @@ CONTRACT = Contract(name="ranked_sets/v1", model=RankedSets, id_column="set_id")
 
 
 def expand(
-    set_id: str, messages: Messages, completions: Sequence[str], ranks: Sequence[int], *, source: str
+    set_id: str,
+    messages: Messages,
+    completions: Sequence[str],
+    ranks: Sequence[float],
+    *,
+    source: str,
+    gap: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Return the pairs of a ranking, as rows of ``preference_pairs/v2`` without ``split``.
 
     K answers without ties give K (K - 1) / 2 pairs, which share ``set_id`` and so count once together. A tie prefers
-    neither side and gives no pair.
+    neither side and gives no pair; ranks that differ by at most ``gap`` are ties.
     Raises:
-        RowError: the numbers of ranks and completions differ, exceed 64, or all ranks are equal.
+        RowError: the numbers of ranks and completions differ, or exceed 64.
+        LeftOutError: all are tied.
     """
     if len(completions) > MAX_COMPLETIONS:
         what = f"{len(completions)} completions are more than {MAX_COMPLETIONS}: divide the ranking into several sets"
@@ -80,9 +87,9 @@ def expand(
     if len(completions) != len(ranks):
         raise RowError("ranks", f"{len(ranks)} ranks for {len(completions)} completions", list(ranks))
     order = sorted(range(len(ranks)), key=lambda place: ranks[place])
-    pairs = [(better, worse) for better, worse in combinations(order, 2) if ranks[better] != ranks[worse]]
+    pairs = [(better, worse) for better, worse in combinations(order, 2) if ranks[worse] - ranks[better] > gap]
     if not pairs:
-        raise RowError("ranks", "all completions are tied, so no pair follows", list(ranks))
+        raise LeftOutError("ranks", "all completions are tied, so no pair follows", list(ranks))
     return [
         {
             "pair_id": f"{set_id}-{better}-{worse}",

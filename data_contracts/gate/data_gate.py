@@ -16,6 +16,7 @@ import pandas as pd
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.errors import LEFT_OUT
 from rlcore.data_contracts.gate.cross_row_checks import ResolvedRows, drop_overlaps, resolve_rows
 from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
 from rlcore.data_contracts.gate.kept_rows import KeptRows, kept_evaluations
@@ -241,8 +242,13 @@ def _shared_errors(resolved: ResolvedRows, limits: GateLimits) -> list[str]:
 
 
 def _has_too_many(counts: Counter[str], state: DatasetState, limits: GateLimits) -> bool:
-    accepted = int(state.is_accepted.sum())
-    return not accepted or counts.total() > limits.max_quarantined * (counts.total() + accepted)
+    accepted, refused = int(state.is_accepted.sum()), _num_refused(counts)
+    return not accepted or refused > limits.max_quarantined * (refused + accepted)
+
+
+def _num_refused(counts: Counter[str]) -> int:
+    """Return the number of rejected rows without those that say nothing, such as ties."""
+    return sum(count for reason, count in counts.items() if not reason.startswith(LEFT_OUT))
 
 
 def _rate_errors(
@@ -250,12 +256,11 @@ def _rate_errors(
 ) -> list[str]:
     if not _has_too_many(counts, state, limits):
         return []
-    refused, total = counts.total(), counts.total() + int(state.is_accepted.sum())
+    refused, accepted = _num_refused(counts), int(state.is_accepted.sum())
     examples = ". ".join(str(one) for one in quarantine[:3])
-    if total == 0:
-        return ["it has no rows"]
-    if refused == total:
-        return [f"none of its {total} rows is left: {examples}"]
+    if not accepted:
+        return [f"none of its {counts.total()} rows is left: {examples}" if counts else "it has no rows"]
+    total = refused + accepted
     share = f"{refused} of {total} rows ({refused / total:.1%})"
     hint = f" ({IF_DIFFERENT})" if counts[NEAR] else ""
     return [f"{share} are quarantined, more than {limits.max_quarantined:.1%}: {examples}{hint}"]

@@ -26,21 +26,23 @@ class KeptRows:
     def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
         self._state, self._overlap, self._meter = state, overlap, meter
         self._names = list(state.contract.columns)
+        self._written = [*self._names, *state.contract.carried]
         self._digest = hashlib.sha256()
         self._is_sketched = sketched_rows(state)
         self._sketched: list[pd.DataFrame] = []
 
     def take(self, found: Found) -> pd.DataFrame:
-        """Add the next rows as a frame in contract columns."""
+        """Add the next rows as a frame in contract columns, and those that travel with them."""
         state = self._state
         sides = state.split[found.places].tolist()
-        rows = [{**row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
+        none = dict.fromkeys(state.contract.carried, "")
+        rows = [{**none, **row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
         for row in rows:
-            self._digest.update(canonical_row({name: row[name] for name in self._names}) + b"\n")
+            self._digest.update(canonical_row({name: row[name] for name in self._written}) + b"\n")
         train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
         self._overlap.see([texts_of(row, state.contract) for row in train])
         self._note(rows, found.places)
-        return pd.DataFrame(rows, columns=self._names)
+        return pd.DataFrame(rows, columns=self._written)
 
     @property
     def digest(self) -> str:

@@ -1,4 +1,4 @@
-"""Strict reader: one source row per JSONL line or Parquet row. A bad line is quarantined, a bad file is an error.
+"""Strict reader: a source row per line or Parquet row. A bad line is quarantined, a bad file is an error.
 
 A source can be read repeatedly, never as a whole: ten million rows need no more memory than a few. Blank lines are not
 counted. Each other line is a row or a quarantined line.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import re
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,12 +24,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.documents import csv_rows, json_rows
 from rlcore.data_contracts.gate.parquet_rows import read_batches
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
 from rlcore.data_contracts.gate.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
-_READERS = "a JSONL file (one JSON object a line, ending .jsonl) or a Parquet file (ending .parquet)"
+_READERS = (
+    "a JSONL file (one JSON object a line, ending .jsonl), a JSON array (.json), a Parquet file (.parquet), or a CSV "
+    "table with a header (.csv)"
+)
 Item = SourceRow | Quarantined
 Wanted = NDArray[np.bool_]
 Items = Generator[tuple[int, Item], None, int]
@@ -59,27 +65,50 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Open a JSONL or Parquet file, by its ending.
+    """Open a JSONL, JSON, Parquet or CSV file, by its ending.
 
     Raises:
-        ContractError: no such file, no permission, a pipe or a device, neither format, a damaged Parquet file.
-            Later damage
-            in the file is raised while it is read.
+        ContractError: no such file, no permission, a pipe or a device, another format, a damaged Parquet file, a
+            document over several lines in a JSONL file. Later damage in the file is raised while it is read.
     """
-    if path.suffix not in {".jsonl", ".parquet"}:
+    if path.suffix not in ENDINGS:
         raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
     with _readable(path):
         require_file(path)
         with path.open("rb") as file:
             if path.suffix == ".parquet":
                 pq.ParquetFile(file).close()
-    items = _jsonl_items if path.suffix == ".jsonl" else _parquet_items
-    return Source(name=str(path), label=path.name, read=partial(items, path), state=partial(_state, path))
+            elif path.suffix == ".jsonl":
+                _require_lines(path, file)
+    return Source(name=str(path), label=path.name, read=partial(_ITEMS[path.suffix], path), state=partial(_state, path))
+
+
+def _require_lines(path: Path, file: IO[bytes]) -> None:
+    """Reject a document over several lines, or an array, each of whose lines would be quarantined."""
+    first = next((line for _, _, line, _ in _lines(file)), b"").strip()
+    if first in (b"{", b"[") or re.match(rb"\[\s*\{", first):
+        what = "the file is one JSON document, and not one object a line"
+        raise ContractError(what, where=str(path), fix="give an array of rows the ending .json, or write a row a line")
 
 
 def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
     """Return a source of rows in memory, or in a table that yields one at a time."""
     return Source(name=name, label=name, read=partial(_listed, rows))
+
+
+def head_of(source: Source, limit: int) -> Source:
+    """Return a source of the first lines of another, which are read once.
+
+    Raises:
+        ContractError: the source cannot be read.
+    """
+    found = [item for _, item in islice(source.read(None), limit)]
+
+    def read(wanted: Wanted | None) -> Items:
+        yield from ((place, item) for place, item in enumerate(found) if wanted is None or wanted[place])
+        return len(found)
+
+    return Source(name=source.name, label=source.label, read=read)
 
 
 def joined(train: Source, held_out: Source) -> Source:
@@ -220,3 +249,23 @@ def _row_digest(values: dict[str, Any]) -> str:
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _document_items(rows: Callable[[Path, int], Iterator[Item]], path: Path, wanted: Wanted | None) -> Items:
+    count = 0
+    with _readable(path):
+        for place, item in enumerate(rows(path, MAX_LINE_BYTES)):
+            count += 1
+            if wanted is None or (place < len(wanted) and wanted[place]):
+                yield place, item
+    return count
+
+
+_ITEMS: dict[str, Callable[[Path, Wanted | None], Items]] = {
+    ".jsonl": _jsonl_items,
+    ".json": partial(_document_items, json_rows),
+    ".parquet": _parquet_items,
+    ".csv": partial(_document_items, csv_rows),
+}
+ENDINGS = tuple(_ITEMS)
+"""Endings of files of rows."""

@@ -52,7 +52,7 @@ def hash_rows(batch: Batch, contract: Contract, terms: RowCheckConfig) -> tuple[
     columns["part"] = parts_of(columns["line"])
     columns["split"] = np.array([SPLITS.index(row.get("split", "")) for row in rows], dtype=np.int8)
     columns["name"] = numbers_of([row[contract.id_column] for row in rows])
-    return columns, _digests(rows)
+    return columns, _digests(rows, contract.carried)
 
 
 def _hash_prompts(rows: Sequence[dict[str, Any]], terms: RowCheckConfig) -> dict[str, Column]:
@@ -132,6 +132,8 @@ def parts_of(lines: Column) -> Column:
     return (np.arange(len(lines)) - np.repeat(starts, sizes)).astype(np.int32)
 
 
-def _digests(rows: Sequence[dict[str, Any]]) -> Numbers:
+def _digests(rows: Sequence[dict[str, Any]], without: Sequence[str]) -> Numbers:
+    if without:
+        rows = [{name: value for name, value in row.items() if name not in without} for row in rows]
     packed = b"".join(hashlib.blake2b(canonical_row(row), digest_size=16).digest() for row in rows)
     return np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(-1, 2)

@@ -76,6 +76,17 @@ def check_rows(
     return CheckedRows(refused=quarantine(broken, batch.origins), lengths=lengths)
 
 
+def contract_violations(
+    rows: Sequence[dict[str, Any]], origins: Sequence[Origin], contract: Contract
+) -> dict[int, Quarantined]:
+    """Return the rows that break their contract, by index. Other rules need a tokenizer, or other rows."""
+    if not rows:
+        return {}
+    frame = pd.DataFrame([{"split": "train", **row} for row in rows], columns=list(contract.columns))
+    found = [one for one in violations(frame, contract) if one.row != WHOLE_FRAME]
+    return {row: entry for row, (entry, _) in quarantine(found, origins).items()}
+
+
 def quarantine(broken: Sequence[RowViolation], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:
     """Return an entry per row: its first field and value, and all its reasons; and True if one of them is fatal."""
     by_row: dict[int, list[RowViolation]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcore.data_contracts.adapters.fields import Row
+from rlcore.data_contracts.adapters.expressions import Row
 from rlcore.data_contracts.errors import RowError
 from rlcore.data_contracts.gate.reading import Source, Wanted
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rlcore.errors import ConfigError
 from rlcore.flows.cli.parameters import Overrides, open_home
 
 if TYPE_CHECKING:
     from rlcore.tasks.pipeline.data_check import References
     from rlcore.tasks.presets.data import DatasetConfig
 
+    DataSets = tuple[Mapping[str, DatasetConfig], int, Callable[[str], References]]
+
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
 
 
 def validate(
-    source: Annotated[str, Parameter(help="A preset, whose datasets are checked; or a .jsonl or .parquet file.")],
+    source: Annotated[str, Parameter(help="A preset, whose datasets are checked; or a file of rows.")],
     /,
     *,
     contract: Annotated[Contract, Parameter(help="Row type of a file.", show_default=False)] = "",
@@ -31,44 +32,55 @@ def validate(
 ) -> int:
     """Check data against contracts without a run: accepted and rejected rows, with reasons.
 
+    A file without contract and adapter is checked with the layout that its columns fit; the command prints the lines
+    for the preset, or the columns that it found and a mapping to complete. Files are JSON (.jsonl, or .json for an
+    array), .parquet and .csv.
+
     The exit code is 1 if a run would reject the data. Rules that need the tokenizer (length, special tokens) are left
     to the run.
 
     ```
-    rlcore validate questions.jsonl --contract prompts
-    rlcore validate train.jsonl --contract prompts --adapter gsm8k
+    rlcore validate rows.jsonl
+    rlcore validate train.jsonl --adapter gsm8k
     rlcore validate mine.toml
     ```
     """
     home = open_home(reads=True)
     from rlcore.tasks.pipeline.data_check import check_data, reports_in
+    from rlcore.tasks.pipeline.layout_check import is_file_of_rows, recognize
 
-    sets, seed, references = _data_sets(source, contract, adapter, overrides)
+    is_file = is_file_of_rows(source)
+    if is_file and not contract and not adapter:
+        found = recognize(source)
+        sys.stdout.write("\n".join(found.lines) + "\n")
+        adapter = found.adapter
+        if not adapter:
+            return 1
+    sets, seed, references = _of_file(source, contract, adapter) if is_file else _of_preset(source, overrides)
     passed = True
     with reports_in(home) as folder:
         for name, config in sets.items():
             check = check_data(name, config, seed=seed, folder=folder / name, references=references(name))
             sys.stdout.write("\n".join(check.lines) + "\n")
             passed &= check.passed
+    if is_file and not adapter and not passed:
+        sys.stdout.write("\n".join(recognize(source).lines) + "\n")
     return 0 if passed else 1
 
 
-def _data_sets(
-    source: str, contract: Contract, adapter: str, overrides: Overrides
-) -> tuple[Mapping[str, DatasetConfig], int, Callable[[str], References]]:
-    """Return the datasets of a preset with the use of their reference answers, and its seed; or the one file."""
+def _of_preset(source: str, overrides: Overrides) -> DataSets:
+    """Return the datasets of a preset, its seed, and the use of their reference answers."""
     from rlcore.flows.presets import open_preset
-    from rlcore.tasks.pipeline.data_check import whole_file
     from rlcore.tasks.presets.graph import math_data
 
-    if not source.endswith((".jsonl", ".parquet")):
-        config = open_preset(source, overrides)
-        compared = math_data(config)
-        return config.data, config.seed, lambda name: "compared" if name in compared else "unused"
-    if not contract:
-        raise ConfigError(
-            f"--contract is missing: the row type of {source} is unknown",
-            where="--contract",
-            fix="name one of prompts, code_tasks, demonstrations, preference_pairs",
-        )
-    return {Path(source).stem: whole_file(source, contract, adapter)}, 0, lambda _: "unknown"
+    config = open_preset(source, overrides)
+    compared = math_data(config)
+    return config.data, config.seed, lambda name: "compared" if name in compared else "unused"
+
+
+def _of_file(source: str, contract: Contract, adapter: str) -> DataSets:
+    from rlcore.tasks.pipeline.data_check import whole_file
+    from rlcore.tasks.pipeline.layout_check import contract_for
+
+    config = whole_file(source, contract or contract_for(adapter), adapter)
+    return {Path(source).stem: config}, 0, lambda _: "unknown"

@@ -110,7 +110,7 @@ def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed:
     """
     free = OBSERVERS if config.bound_to_length else (*OBSERVERS, "num_iterations")
     settings = {name: value for name, value in to_dict(config).items() if name not in free}
-    rows = json.dumps([[prompt.prompt_id, prompt.token_ids, prompt.reference] for prompt in prompts])
+    rows = json.dumps([[each.prompt_id, each.token_ids, each.reference, each.columns] for each in prompts])
     return {
         "seed": str(seed),
         "starting checkpoint": weights_digest(start)[:12],

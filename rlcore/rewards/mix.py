@@ -90,9 +90,10 @@ class WeightedReward:
         total, terms, errors, closed = 0.0, dict[str, float](), list[str](), list[float]()
         turn_rewards: list[float] = []
         is_undecided = False  # an unscored term has a gate of unknown state
-        present = [(term, score) for term, score in zip(self._terms, scores, strict=True) if score is not None]
+        pairs = zip(self._terms, scores, strict=True)
+        present = [(term, score) for term, score in pairs if score and term.reward.name not in score.skipped]
         if not present:
-            return failed_score("no reward applies to its data set")
+            return failed_score("no reward applies to it")
         skipped = tuple(sorted(self._names - {term.reward.name for term, _ in present}))
         for term, score in present:
             error = _term_error(term.reward.name, score)

@@ -5,7 +5,7 @@
 It takes the whole batch and returns one value per rollout, in order; None if it cannot grade. A value may be a list of
 rewards, one per turn of the rollout (``rollout.turns``); their sum is the value. Numbers may be Python's, numpy's or
 torch's, and a boolean is 1 or 0. An exception stops the run, because a reward that fails only for some completions
-would reward failure.
+would reward failure. A function with TRL's parameters is called as TRL calls it; see ``trl_function.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rlcore.config.rl import DEFAULT_TIMEOUT_MINUTES
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
+from rlcore.rewards.trl_function import is_trl_function, trl_function
 from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout, Score
 
@@ -36,11 +37,21 @@ _MAX_TRIALS = 64
 
 
 class FunctionReward:
-    """User's function as a reward. Its term has the function's name."""
+    """User's function as a reward. Its term has the function's name.
 
-    def __init__(self, function: UserFunction, name: str, *, timeout_minutes: float = DEFAULT_TIMEOUT_MINUTES) -> None:
+    ``none_is_skipped``: None means that the reward does not apply to a rollout, as in TRL, and not that it failed.
+    """
+
+    def __init__(
+        self,
+        function: UserFunction,
+        name: str,
+        *,
+        timeout_minutes: float = DEFAULT_TIMEOUT_MINUTES,
+        none_is_skipped: bool = False,
+    ) -> None:
         self._function, self.name, self._file = function, name, _file_of(function)
-        self._seconds = 60.0 * timeout_minutes
+        self._seconds, self._none_is_skipped = 60.0 * timeout_minutes, none_is_skipped
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Score a batch.
@@ -98,7 +109,8 @@ class FunctionReward:
 
     def _score(self, value: Value, rollout: Rollout) -> Score:
         if value is None:
-            return failed_score("the function returned None")
+            skipped = Score(value=0.0, terms={}, skipped=(self.name,))
+            return skipped if self._none_is_skipped else failed_score("the function returned None")
         rewards = tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else (value,)
         where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
         if not all(isinstance(reward, int | float) for reward in rewards):
@@ -146,7 +158,9 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
         ConfigError: As for :func:`load_function`.
     """
     function = load_function(term, path, given="rollouts")
-    return FunctionReward(function, _name_of(term), timeout_minutes=term.timeout_minutes)
+    is_of_trl = is_trl_function(function)
+    served = trl_function(function, name=_name_of(term), path=path) if is_of_trl else function
+    return FunctionReward(served, _name_of(term), timeout_minutes=term.timeout_minutes, none_is_skipped=is_of_trl)
 
 
 def _name_of(term: RewardTerm) -> str:
@@ -175,7 +189,8 @@ def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, gi
     signature = inspect.signature(function)
     options: Mapping[str, Any] = term.options
     try:
-        signature.bind((), **options)
+        if not is_trl_function(function):
+            signature.bind((), **options)
     except TypeError as error:
         raise ConfigError(
             f"{term.kind!r} cannot be called with these options: {error}",

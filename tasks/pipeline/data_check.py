@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.errors import DataError
-from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
 from rlcore.tasks.steps.references import unusable
@@ -97,15 +96,15 @@ def check_data(
         ConfigError: unknown adapter or option, malformed hub path.
         StorageError: the folder cannot be written.
     """
-    if config.adapter == "policy":
+    if config.reader == "policy":
         return Check(passed=True, lines=(f"{name}: sampled from the policy {config.policy!r} in the run",))
     folder.mkdir(parents=True, exist_ok=True)
     for old in ("report.json", "quarantine.jsonl"):
         (folder / old).unlink(missing_ok=True)
     unbounded = replace(config, max_tokens=_ANY_LENGTH)
     try:
-        kind, use = DATASET_KINDS[config.contract], Use(is_graded=references == "compared")
-        prepare_dataset(kind, unbounded, seed=seed, tokens=_TOKENS, folder=folder, use=use)
+        use = Use(is_graded=references == "compared")
+        prepare_dataset(config.kind, unbounded, seed=seed, tokens=_TOKENS, folder=folder, use=use)
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))
     named = _unusable(folder) if references == "unknown" and config.contract == "prompts" else ()

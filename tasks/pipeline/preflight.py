@@ -24,7 +24,6 @@ from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.tasks.kinds import load
-from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.config_warnings import unusual_values
@@ -208,7 +207,7 @@ def _files(path: str, stage: StageConfig) -> Iterator[str]:
 def _data(config: RunConfig, name: str) -> list[str]:
     data, path = config.data[name], f"data.{name}"
     errors = collect_error(f"{path}.adapter", lambda: resolve_adapter(data))
-    errors = errors or collect_error(f"{path}.options", lambda: check_options(DATASET_KINDS[data.contract], data))
+    errors = errors or collect_error(f"{path}.options", lambda: check_options(data.kind, data))
     if errors:
         return errors
     adapter = resolve_adapter(data)

@@ -5,18 +5,13 @@ A reward model, a judge or a format reward needs none. A verifier does, and so d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet as pq
 
 from rlcore.checks.canaries.rewards import VERIFIERS
-from rlcore.data_contracts.adapters.convert import is_generator, row_function
-from rlcore.data_contracts.errors import ContractError, RowError
-from rlcore.data_contracts.gate.stream import RowFn
+from rlcore.data_contracts.adapters.convert import first_rows, is_generator
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import read_source
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.graph import evaluated_data
@@ -77,28 +72,10 @@ def _references(data: DatasetConfig) -> list[str]:
     if not data.path or data.path.startswith("hub:") or not path.is_file():
         return []
     try:
-        if is_generator(data.adapter):
+        if is_generator(data.reader):
             return []
-        read = row_function(data.adapter, "prompts")
-        rows = list(islice(_rows(path), ROWS_LOOKED_AT))
-    except (ContractError, OSError, ValueError):  # the gate reports the details
+        source, columns = read_source(path), data.mapping.columns
+        found = first_rows(source, "prompts", adapter=data.reader, columns=columns, limit=ROWS_LOOKED_AT)
+    except ContractError:  # the gate reports the details
         return []
-    found = [row for values in rows for row in _converted(read, values)]
-    return [str(row["reference"]).strip() for row in found if "reference" in row]
-
-
-def _converted(read: RowFn, values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the contract rows of a source row; none if the gate will reject it."""
-    try:
-        return read(values)
-    except RowError:
-        return []
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        for batch in pq.ParquetFile(path).iter_batches(ROWS_LOOKED_AT):
-            yield from batch.to_pylist()
-        return
-    with path.open(encoding="utf-8") as file:
-        yield from (json.loads(line) for line in file if line.strip())
+    return [row["reference"].strip() for row in found.rows]

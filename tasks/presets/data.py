@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 from rlcore.config.bounds import Fraction, PositiveInt, Scalar
 from rlcore.config.data import FILE_SOURCES
+from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.errors import ConfigError
 from rlcore.strict_config import INLINE
 
+COLUMNS = "columns"  # adapter of a mapping; equal to rlcore.data_contracts.adapters.convert
 POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
 _FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
@@ -55,13 +57,26 @@ class ComparisonConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MappingConfig:
+    """Columns of a source that a dataset uses.
+
+    ``columns``: from each part of a row to the source's columns, ``prompt = "problem"``, ``reference =
+    "extra_info.answer"``, ``prompt = "{question}\\n{choices}"``, ``task = "=math"``; docs/layouts.md has the language.
+    All columns of a row of prompts besides the question reach rewards (``rollout.row``), except ``drop_columns``.
+    """
+
+    columns: Mapping[str, Scalar] = field(default_factory=dict)
+    drop_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetConfig:
     """Dataset: source of its rows, numbers of rows, and limits of its gate.
 
-    ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; ``path``
-    is a JSONL or Parquet file, or ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy``
-    (pairs sampled from the checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that
-    adapter is used instead.
+    ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; the
+    mapping ``columns`` takes its place. ``path`` is a file (JSONL, a JSON array, Parquet, CSV), or
+    ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled from the
+    checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that adapter is used instead.
 
     Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
     ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
@@ -69,7 +84,8 @@ class DatasetConfig:
     """
 
     contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
-    adapter: str
+    adapter: str = ""
+    mapping: MappingConfig = field(default_factory=MappingConfig, metadata=INLINE)
     path: str = ""
     eval_path: str = ""
     fallback: str = ""
@@ -83,8 +99,25 @@ class DatasetConfig:
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.eval_path and (not self.path or self.adapter == POLICY):
+        if not self.adapter and not self.mapping.columns:
+            raise ConfigError("adapter is missing: name one, or give columns such as { prompt = 'question' }")
+        try:
+            _ = self.mapping.columns and parse_columns(self.mapping.columns, self.kind)
+        except ValueError as error:
+            raise ConfigError("\n".join(f"columns.{line}" for line in str(error).splitlines())) from None
+        if self.eval_path and (not self.path or self.reader == POLICY):
             raise ConfigError("eval_path names the held-out rows of a dataset whose path names the others: name both")
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of its rows, as adapters name it."""
+        kinds: dict[str, Kind] = {"demonstrations": "demonstrations", "preference_pairs": "preferences"}
+        return kinds.get(self.contract, "prompts")
+
+    @property
+    def reader(self) -> str:
+        """Adapter in use, which ``columns`` replaces."""
+        return COLUMNS if self.mapping.columns else self.adapter
 
     @property
     def has_prompts(self) -> bool:
@@ -94,7 +127,7 @@ class DatasetConfig:
     @property
     def is_sampled(self) -> bool:
         """True if its rows may be sampled from a policy of the run."""
-        return POLICY in (self.adapter, self.fallback)
+        return POLICY in (self.reader, self.fallback)
 
     @property
     def files(self) -> dict[str, str]:

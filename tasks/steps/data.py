@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.adapters.table import Kind
+from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate import data_gate
@@ -28,8 +28,6 @@ from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_p
 from rlcore.tasks.steps.screens import SCREENS
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
 from rlcore.types import Message
-
-DatasetKind = Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Use:
 
 
 def prepare_dataset(
-    kind: DatasetKind,
+    kind: Kind,
     config: DatasetConfig,
     *,
     seed: int,
@@ -79,7 +77,7 @@ def prepare_dataset(
         StorageError: the folder cannot be written.
     """
     check_options(kind, config)
-    use, adapter = use or Use(), resolve_adapter(config)
+    use, adapter, mapping = use or Use(), resolve_adapter(config), config.mapping
     # Generated problems are all different but similar.
     keeps_apart = config.comparison.near_duplicates == "exclude" and not convert.is_generator(adapter)
     limits = GateLimits(
@@ -96,14 +94,15 @@ def prepare_dataset(
     with contract_errors():
         source = _source(kind, adapter, config, seed)
         contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
-        stream = convert.stream_of(source, kind, adapter=adapter, system=config.system_prompt)
+        stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
+        stream = replace(stream, system=config.system_prompt)
     graded = "references" if use.is_graded and config.contract == "prompts" else "none"
     screen = SCREENS["tests" if contract is code_tasks.CONTRACT else graded]
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
 def prepare_source(
-    kind: DatasetKind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
+    kind: Kind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
 ) -> GateReport:
     """Gate rows that are already read or generated; raise as :func:`prepare_dataset`."""
     with contract_errors():
@@ -152,7 +151,7 @@ def _write_report(result: GateResult, folder: Path, *, where: str) -> None:
     )
 
 
-def _source(kind: DatasetKind, adapter: str, config: DatasetConfig, seed: int) -> Source:
+def _source(kind: Kind, adapter: str, config: DatasetConfig, seed: int) -> Source:
     if convert.is_generator(adapter):
         known, takes_settings = convert.known_options(adapter, kind)
         options = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcore.config.data import tried
 from rlcore.data_contracts.adapters import convert
-from rlcore.data_contracts.adapters.table import Kind
+from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.reading import require_file
 from rlcore.errors import ConfigError, DataError
@@ -29,8 +29,8 @@ def resolve_adapter(config: DatasetConfig) -> str:
         ConfigError: unknown adapter.
     """
     is_missing = bool(config.path) and not config.path.startswith(HUB) and not Path(config.path).exists()
-    adapter = config.fallback if is_missing and config.fallback else config.adapter
-    for name in {config.adapter, config.fallback, adapter} - {"", POLICY}:
+    adapter = config.fallback if is_missing and config.fallback else config.reader
+    for name in {config.reader, config.fallback, adapter} - {"", POLICY}:
         with contract_errors(ConfigError):
             convert.is_generator(name)
     return adapter
@@ -42,7 +42,7 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
     Raises:
         ConfigError: naming the option.
     """
-    names = [name for name in (config.adapter, config.fallback) if name]
+    names = [name for name in (config.reader, config.fallback) if name]
     if POLICY in names:  # its options belong to the stage that samples
         return
     with contract_errors(ConfigError):

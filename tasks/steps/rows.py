@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlcore.tasks.store.storage import read_table
 from rlcore.types import Message
@@ -12,12 +12,14 @@ from rlcore.types import Message
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRow:
-    """Row of ``prompts/v1`` without its split."""
+    """Row of ``prompts/v1`` without its split, and what travels with it; see :class:`rlcore.types.Prompt`."""
 
     prompt_id: str
     messages: tuple[Message, ...]
     reference: str
     task: str
+    columns: str = ""
+    form: Literal["text", "messages"] = "messages"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

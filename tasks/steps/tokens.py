@@ -27,6 +27,8 @@ def tokenize_prompts(
             reference=row.reference,
             task=row.task,
             dataset=dataset,
+            columns=row.columns,
+            form=row.form,
         )
         for row in rows
     ]

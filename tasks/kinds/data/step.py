@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,18 +14,12 @@ from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.data import DatasetKind, TokenView, Use, is_exact, prepare_dataset
+from rlcore.tasks.steps.data import TokenView, Use, is_exact, prepare_dataset
 from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
 
 LATER = "use other rows for one of the two, or name this dataset before the other"
-DATASET_KINDS: Mapping[str, DatasetKind] = {
-    "prompts": "prompts",
-    "code_tasks": "prompts",
-    "demonstrations": "demonstrations",
-    "preference_pairs": "preferences",
-}
 
 
 def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...], is_graded: bool) -> StageResult:
@@ -53,12 +47,11 @@ def prepare(
 ) -> StageResult:
     """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
     use = Use(evaluated=evaluated_prompts(context, held_out), is_graded=is_graded)
-    kind = DATASET_KINDS[config.contract]
     view = token_view(ChatTokenizer.load(tokenizer))
     # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
-    report = prepare_dataset(kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
+    report = prepare_dataset(config.kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     log_to_mlflow(context, report)
     return StageResult(

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from rlcore.data_contracts.adapters import convert
-from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, Kind
+from rlcore.data_contracts.adapters.layouts import LAYOUTS
+from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS
+from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts.contract import violations
 from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.reading import Source, read_source, source_of
@@ -67,6 +69,8 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "problems": {"problem": "Why?", "answer": r"\frac{1}{2}", "solution": "Because."},
 }
 
+MADE = {"prompt_id", "demonstration_id", "pair_id", "set_id"}  # from the content, without the column
+
 SUMS = "rlcore.examples.arithmetic:ADAPTER"
 
 
@@ -86,7 +90,7 @@ def frame_of(batch: Batch, kind: Kind) -> pd.DataFrame:
 
 
 def test_every_adapter_of_files_has_an_example_here() -> None:
-    assert set(ROWS) == {name for name, adapter in ADAPTERS.items() if adapter.rows}
+    assert {*ROWS, *LAYOUTS} == {name for name, adapter in ADAPTERS.items() if adapter.rows}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -113,7 +117,7 @@ def test_every_generator_makes_rows_that_fulfil_the_contract(name: str) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_with_the_column_named(name: str) -> None:
     for kind in ADAPTERS[name].rows:
-        for field in ROWS[name]:
+        for field in ROWS[name].keys() - MADE:
             without = {key: value for key, value in ROWS[name].items() if key != field}
             try:
                 adapt(name, kind, without)
@@ -121,10 +125,10 @@ def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_wi
                 assert fault.field == field
                 assert fault.reason.startswith(f"missing column {field!r}")
                 with pytest.raises(RowError) as caught:
-                    adapt(name, kind, {**ROWS[name], field: 3.5})
+                    adapt(name, kind, {**ROWS[name], field: True})
                 assert caught.value.field == field
             else:  # a column that the adapter does not read
-                assert adapt(name, kind, {**ROWS[name], field: 3.5}) == adapt(name, kind, ROWS[name])
+                assert adapt(name, kind, {**ROWS[name], field: True}) == adapt(name, kind, ROWS[name])
 
 
 def test_alpaca_eval_pairs_keep_their_id_and_name_their_judge() -> None:
@@ -172,7 +176,7 @@ def test_a_humaneval_task_asks_for_the_whole_function_and_is_tested_with_the_hel
         ({"rejected": "\n\nHuman: Ho\n\nAssistant: bad"}, "does not share its context"),
         ({"chosen": "Why?"}, "is no transcript"),
         ({"chosen": "Hm\n\nHuman: Why?\n\nAssistant: good"}, "is no transcript"),
-        ({"chosen": "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?"}, "does not end with an Assistant turn"),
+        ({"chosen": "\n\nHuman: Hi\n\nAssistant: Hello\n\nHuman: Why?"}, "does not end with an assistant's answer"),
     ],
 )
 def test_hh_transcripts_that_do_not_fit_together_are_refused(changed: dict[str, str], reason: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.adapters.table import CONTRACTS, OWN_ROWS, Kind
+from rlcore.data_contracts.adapters.table import CONTRACTS, OWN_ROWS
+from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits
 from rlcore.data_contracts.gate.reading import Source, source_of

@@ -94,10 +94,10 @@ def test_where_math_compares_with_them_they_are_quarantined(
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (("mine.jsonl",), 2, "name one of prompts, code_tasks"),
+        (("mine.jsonl", "--adapter", "reasoning_gym"), 2, "the row type of 'reasoning_gym' is unknown"),
         (("mine.jsonl", "--contract", "prompt"), 2, "prompt"),
         (("mine.jsonl", "--contract", "prompts", "--adapter", "gsm8q"), 2, "did you mean 'gsm8k'?"),
-        (("mine.jsonl", "--contract", "demonstrations"), 1, "demonstration_id"),
+        (("mine.jsonl", "--contract", "demonstrations"), 1, "missing column 'completion'"),
         (("none.jsonl", "--contract", "prompts"), 1, "the file does not exist"),
         (("none",), 2, "there is no preset 'none'"),
     ],

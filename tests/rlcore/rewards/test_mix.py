@@ -161,7 +161,7 @@ def test_a_part_scores_the_rollouts_of_its_data_alone_and_says_nothing_of_others
     assert [score.value for score in scores] == [2.0, 2.0, None]
     assert [dict(score.terms) for score in scores] == [{"math": 2.0}, {"code": 4.0}, {}]
     assert [score.skipped for score in scores[:2]] == [("code",), ("math",)]
-    assert scores[2].error == "no reward applies to its data set"
+    assert scores[2].error == "no reward applies to it"
 
 
 def _of(rollout: Rollout, dataset: str) -> Rollout:

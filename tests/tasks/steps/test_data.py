@@ -11,10 +11,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.errors import ConfigError, DataError
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.steps.data import DatasetKind, Use, prepare_dataset
+from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
@@ -37,7 +38,7 @@ def config(**changes: Any) -> DatasetConfig:
     return DatasetConfig(**{**settings, **changes})
 
 
-def prepare(kind: DatasetKind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
+def prepare(kind: Kind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
     prompts = [[{"role": turn.role, "content": turn.content} for turn in row.messages] for row in evaluated]
     return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, use=Use(evaluated=prompts))
 
@@ -71,7 +72,7 @@ def test_generated_prompts_are_written_gated_and_read_back(tmp_path: Path) -> No
     assert (report.contract, report.accepted, report.quarantined) == ("prompts/v1", 48, 0)
     files = ["eval.parquet", "quarantine.jsonl", "report.json", "train.parquet"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
-    columns = ["prompt_id", "messages", "reference", "task", "split"]
+    columns = ["prompt_id", "messages", "reference", "task", "split", "columns", "form"]
     assert pq.read_table(tmp_path / "eval.parquet").column_names == columns
     train, held_out = read_prompts(tmp_path / "train.parquet"), read_prompts(tmp_path / "eval.parquet")
     assert (len(train), len(held_out)) == (40, 8)
@@ -348,7 +349,7 @@ def test_options_of_the_fallback_are_allowed_and_reach_it_alone(tmp_path: Path) 
     ],
 )
 def test_real_files_go_through_and_every_line_is_accounted_for(
-    tmp_path: Path, kind: DatasetKind, adapter: str, name: str, counts: tuple[int, ...]
+    tmp_path: Path, kind: Kind, adapter: str, name: str, counts: tuple[int, ...]
 ) -> None:
     dataset = config(adapter=adapter, path=str(SHARED / name), num_train=400, num_eval=100, max_tokens=512)
     report = prepare(kind, tmp_path, dataset)

@@ -1,0 +1,269 @@
+"""Expressions that read a value of a source row: a path, a template, a constant. They run no code of a row or preset.
+
+problem                     the column
+extra_info.answer           a nested value; a number picks an item of a list: messages.0.content, answers.-1
+answers.*.rank              of each item of a list
+solution|boxed              a column through a filter, see FILTERS
+system?                     a column that may be missing or null
+{question}\\n\\n{choices|letters}   a text with values in it; {{ and }} are braces
+=math                       a constant; numbers and booleans are constants too
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlcore.data_contracts.errors import LeftOutError, RowError
+
+Row = Mapping[str, Any]
+Scalar = str | int | float | bool
+
+_FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_INDEX = re.compile(r"-?\d+")
+_TRANSCRIPT = re.compile(r"\n\n(Human|Assistant): ?")
+_EXTRA_ID = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
+_SPEAKERS = {"Human": "user", "User": "user", "Assistant": "assistant"}
+_GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?!,?\d)")
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MOST_LISTED = 40  # columns in a message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expression:
+    """A parsed expression: its text, the columns that it reads, and the function that reads a row."""
+
+    written: str
+    columns: tuple[str, ...]
+    read: Callable[[Row], Any]
+
+
+def parse(value: Scalar) -> Expression:
+    """Parse an expression.
+
+    Raises:
+        ValueError: it is malformed, or names an unknown filter.
+    """
+    if not isinstance(value, str):
+        return Expression(written=str(value), columns=(), read=lambda row: value)
+    if value.startswith("="):
+        return Expression(written=value, columns=(), read=lambda row: value[1:])
+    return _template(value) if "{" in value or "}" in value else _path(value)
+
+
+def describe_missing(name: str, names: Sequence[str]) -> str:
+    """Return the reason why a column is missing, with the nearest name and all that there are."""
+    close = difflib.get_close_matches(name, names, n=1) or [one for one in names if one.casefold() == name.casefold()]
+    nearest = f"; did you mean {close[0]!r}?" if close else ""
+    shown = sorted(names)[:_MOST_LISTED]
+    more = ", …" if len(names) > len(shown) else ""
+    return f"missing column {name!r}{nearest}; there are {', '.join(shown) or 'none'}{more}"
+
+
+def kind_of(value: object) -> str:
+    """Return the type of a value in words."""
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+    return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
+
+
+def _path(written: str) -> Expression:
+    path, *names = (part.strip() for part in written.split("|"))
+    is_optional = path.endswith("?")
+    path = path.removesuffix("?")
+    if not path or any(not part for part in path.split(".")):
+        raise ValueError(f"{written!r} names no column")
+    unknown = [name for name in names if name not in FILTERS]
+    if unknown:
+        raise ValueError(f"{written!r}: there is no filter {unknown[0]!r}; there are {', '.join(FILTERS)}")
+
+    def read(row: Row) -> Any:
+        value = _value(row, path, is_optional)
+        for name in names if value is not None else ():
+            value = FILTERS[name](value, path)
+        return value
+
+    return Expression(written=written, columns=(path,), read=read)
+
+
+def _template(written: str) -> Expression:
+    pieces: list[str | Expression] = []
+    end = 0
+    for match in _FIELD.finditer(written):
+        pieces.append(written[end : match.start()])
+        end = match.end()
+        if match[1] is not None:
+            pieces.append(_path(match[1]))
+        elif len(match[0]) == 2:
+            pieces.append(match[0][0])
+        else:
+            raise ValueError(f"{written!r} has a single brace: write {{column}}, or {{{{ and }}}} for braces")
+    pieces.append(written[end:])
+
+    def read(row: Row) -> str:
+        texts = [one if isinstance(one, str) else _text_in(one.read(row), one.columns[0]) for one in pieces]
+        return "".join(texts).strip()
+
+    columns = [column for one in pieces if isinstance(one, Expression) for column in one.columns]
+    return Expression(written=written, columns=tuple(columns), read=read)
+
+
+def _text_in(value: object, path: str) -> str:
+    """Return a value within a text: a list of texts has one a line."""
+    if value is None:
+        return ""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return "\n".join(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError(path, f"must be a text, a number or a list of texts, not {kind_of(value)}", value)
+    return str(value)
+
+
+def _value(row: Row, path: str, is_optional: bool) -> Any:
+    if path in row:  # also a column with dots in its name
+        return row[path]
+    first = path.partition(".")[0]
+    if first not in row:
+        if is_optional:
+            return None
+        raise RowError(first, describe_missing(first, list(row)))
+    return _inside(row[first], path.split(".")[1:], first, is_optional)
+
+
+def _inside(value: Any, parts: Sequence[str], done: str, is_optional: bool) -> Any:
+    if not parts or (value is None and is_optional):
+        return value
+    part, *rest = parts
+    if part == "*":
+        if not isinstance(value, list):
+            raise RowError(done, f"must be a list, not {kind_of(value)}", value)
+        return [_inside(one, rest, f"{done}.{place}", is_optional) for place, one in enumerate(value)]
+    if isinstance(value, list) and _INDEX.fullmatch(part):
+        if not -len(value) <= int(part) < len(value):
+            raise RowError(done, f"has {len(value)} items, and no item {part}", value)
+        return _inside(value[int(part)], rest, f"{done}.{part}", is_optional)
+    if not isinstance(value, Mapping):
+        raise RowError(done, f"must be an object with {part!r}, not {kind_of(value)}", value)
+    if part not in value:
+        if is_optional:
+            return None
+        raise RowError(f"{done}.{part}", describe_missing(part, list(value)), value)
+    return _inside(value[part], rest, f"{done}.{part}", is_optional)
+
+
+def _boxed(value: Any, path: str) -> str:
+    r"""Return the content of the last ``\boxed{}`` of a solution."""
+    text = _text(value, path)
+    start = text.rfind("\\boxed")
+    rest = text[start + len("\\boxed") :].lstrip() if start >= 0 else ""
+    depth = 0
+    for place, character in enumerate(rest):
+        escaped = place > 0 and rest[place - 1] == "\\"
+        depth += ((character == "{") - (character == "}")) * (not escaped)
+        if depth == 0:
+            if place and rest[1:place].strip():
+                return rest[1:place].strip()
+            break
+    raise RowError(path, r"has no answer in a closed \boxed{}", text[-200:])
+
+
+def _hashes(value: Any, path: str) -> str:
+    """Return the final answer after ``####``, without separators of thousands."""
+    text = _text(value, path)
+    _, marker, answer = text.rpartition("####")
+    if not marker or not answer.strip():
+        raise RowError(path, "has no final answer after '####'", text[-200:])
+    plain = _GROUPED.sub(lambda number: number[0].replace(",", ""), answer.strip())
+    if re.search(r"\d,\d", plain):
+        raise RowError(path, "has a comma that separates no thousands; write a decimal point", answer.strip())
+    return plain
+
+
+def _worked(value: Any, path: str) -> str:
+    """Return a solution without calculator notes ``<<48/2=24>>``, and its final answer after ``####``."""
+    text = _text(value, path)
+    return f"{re.sub('<<[^<>]*>>', '', text.rpartition('####')[0]).strip()}\n#### {_hashes(text, path)}"
+
+
+def _transcript(value: Any, path: str) -> list[dict[str, str]]:
+    r"""Split ``\n\nHuman: …\n\nAssistant: …`` into turns; an open last turn of the Assistant is none."""
+    text = _text(value, path)
+    before, *parts = _TRANSCRIPT.split(text)
+    if before.strip() or len(parts) < 2:
+        raise RowError(path, "is no transcript of Human and Assistant", text)
+    return _turns(parts)
+
+
+def _extra_id(value: Any, path: str) -> list[dict[str, str]]:
+    """Split turns at ``<extra_id_1>``, of which the first is the user's."""
+    return _turns(["User", *_EXTRA_ID.split(_text(value, path))])
+
+
+def _turns(parts: Sequence[str]) -> list[dict[str, str]]:
+    turns = [
+        {"role": _SPEAKERS[speaker], "content": words.strip()}
+        for speaker, words in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    is_open = turns[-1] == {"role": "assistant", "content": ""}
+    return turns[:-1] if is_open else turns
+
+
+def _json(value: Any, path: str) -> Any:
+    try:
+        return json.loads(_text(value, path))
+    except (ValueError, RecursionError) as error:
+        raise RowError(path, f"is no JSON: {str(error)[:100]}", value) from error
+
+
+def _only(value: Any, path: str) -> Any:
+    """Return the item of a list of one; of several turns, the answers before the last one differ."""
+    if not isinstance(value, list) or not value:
+        raise RowError(path, f"must be a list with an item, not {kind_of(value)}", value)
+    if len(value) > 1:
+        raise LeftOutError(path, "has several turns, and the answers before the last one differ", value)
+    return value[0]
+
+
+def _commas(value: Any, path: str) -> str:
+    """Return numbers with commas between them."""
+    if not isinstance(value, list) or any(type(one) is not int for one in value):
+        raise RowError(path, f"must be a list of whole numbers, not {kind_of(value)}", value)
+    return ", ".join(map(str, value))
+
+
+def _lettered(value: Any, path: str) -> str:
+    """Return the choices of a question, each behind its letter."""
+    if not isinstance(value, list) or len(value) > len(_LETTERS):
+        raise RowError(path, f"must be a list of at most {len(_LETTERS)} choices, not {kind_of(value)}", value)
+    return "\n".join(f"{letter}. {_text_in(one, path)}" for letter, one in zip(_LETTERS, value, strict=False))
+
+
+def _letter(value: Any, path: str) -> str:
+    """Return the letter of a choice by its number, from 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(_LETTERS):
+        raise RowError(path, f"must be the number of a choice, from 0, not {kind_of(value)}", value)
+    return _LETTERS[value]
+
+
+def _text(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise RowError(path, f"must be a text, not {kind_of(value)}", value)
+    return value
+
+
+FILTERS: Mapping[str, Callable[[Any, str], Any]] = {
+    "boxed": _boxed,
+    "hashes": _hashes,
+    "worked": _worked,
+    "transcript": _transcript,
+    "extra_id": _extra_id,
+    "json": _json,
+    "only": _only,
+    "commas": _commas,
+    "letters": _lettered,
+    "letter": _letter,
+}
+"""Filters of a value, by name: functions of the value and its path."""

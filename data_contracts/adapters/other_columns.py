@@ -1,0 +1,71 @@
+"""Columns of a source row that rewards may read: all but the question, as JSON text beside the contract's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import orjson
+
+from rlcore.data_contracts.adapters.conversations import is_conversation
+from rlcore.data_contracts.adapters.expressions import Row
+from rlcore.data_contracts.errors import RowError
+
+MAX_BYTES = 100_000
+RowFn = Callable[[Row], list[dict[str, Any]]]
+
+
+def with_other_columns(make: RowFn, without: Collection[str], extra: RowFn | None = None) -> RowFn:
+    """Return a function of source rows that adds ``columns`` and ``form`` to the rows of ``make``.
+
+    ``columns`` is a JSON object of the columns except ``without``, or ""; ``extra`` adds some to it. ``form`` is
+    ``text`` for a question that the source has as a text, and ``messages`` for one that it has as a conversation.
+    """
+    return partial(_made, make, frozenset(without), extra)
+
+
+def _made(make: RowFn, without: frozenset[str], extra: RowFn | None, row: Row) -> list[dict[str, Any]]:
+    rows = make(row)
+    form = "messages" if any(map(is_conversation, row.values())) else "text"
+    columns = {name: value for name, value in row.items() if name not in without}
+    text = _json({**columns, **(extra(row)[0] if extra else {})})
+    return [{**made, "columns": text, "form": form} for made in rows]
+
+
+def _json(columns: dict[str, Any]) -> str:
+    """Return columns as JSON; bytes, which it does not have, are left out.
+
+    Raises:
+        RowError: they are longer than rewards may read.
+    """
+    kept = {name: value for name, value in columns.items() if not isinstance(value, bytes)}
+    if not kept:
+        return ""
+    try:
+        text = orjson.dumps(kept, default=_plain)
+    except (orjson.JSONEncodeError, RecursionError) as error:
+        name = next((name for name, value in kept.items() if not _is_json(value)), next(iter(kept)))
+        reason = f"cannot reach the rewards as JSON ({error}); name it in drop_columns"
+        raise RowError(name, reason, kept[name]) from error
+    if len(text) > MAX_BYTES:
+        longest = max(kept, key=lambda name: len(orjson.dumps(kept[name], default=_plain)))
+        what = f"the columns that reach rewards have {len(text):,} bytes, at most {MAX_BYTES:,} may"
+        raise RowError(longest, f"{what}; {longest!r} is the longest: name it in drop_columns", kept[longest])
+    return text.decode()
+
+
+def _is_json(value: object) -> bool:
+    try:
+        orjson.dumps(value, default=_plain)
+    except (orjson.JSONEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _plain(value: object) -> str:
+    """Return a value that JSON does not have as text."""
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"a value of type {type(value).__name__}")

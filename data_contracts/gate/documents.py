@@ -1,0 +1,149 @@
+"""Readers of files that are whole documents: JSON arrays, indented or not, and CSV tables with a header."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
+from rlcore.data_contracts.gate.strict_json import parse_object
+
+MAX_BYTES = 500_000_000  # of a document, which memory holds
+_TO_LINES = "write one object a line, with the ending .jsonl: jq -c '.[]' FILE.json > FILE.jsonl"
+
+
+def json_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
+    """Yield the objects of a JSON array, or of a file of JSON lines that ends in ``.json``.
+
+    Raises:
+        ContractError: neither, too large, or not UTF-8.
+    """
+    text = _text(path)
+    if text.lstrip()[:1] == "{":
+        yield from _json_lines(path, text, max_row_bytes)
+        return
+    line, place, decoder = 1, 0, json.JSONDecoder()
+    for start, end in _spans(path, text, decoder):
+        line, place = line + text.count("\n", place, start), start
+        yield _row(text[start:end].encode("utf-8", "surrogatepass"), line, max_row_bytes)
+
+
+def _json_lines(path: Path, text: str, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
+    first = next(line for line in text.splitlines() if line.strip())
+    try:
+        json.loads(first)
+    except ValueError as error:
+        what = "the file is one JSON object over several lines, and not an array of rows"
+        fix = "put the rows into an array, [{…}, {…}], or write one object a line, with the ending .jsonl"
+        raise ContractError(what, where=str(path), fix=fix) from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield _row(line.strip().encode("utf-8", "surrogatepass"), number, max_row_bytes)
+
+
+def _spans(path: Path, text: str, decoder: json.JSONDecoder) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each item of an array."""
+    place = _skip(text, 0)
+    if text[place : place + 1] != "[":
+        raise ContractError("the file is no JSON array of rows", where=str(path), fix=_TO_LINES)
+    place = _skip(text, place + 1)
+    while text[place : place + 1] != "]":
+        try:
+            _, end = decoder.raw_decode(text, place)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise _broken(path, text, getattr(error, "pos", place), str(getattr(error, "msg", error))) from error
+        yield place, end
+        place = _skip(text, end)
+        if text[place : place + 1] == ",":
+            place = _skip(text, place + 1)
+        elif text[place : place + 1] != "]":
+            raise _broken(path, text, place, "a comma or ] is missing")
+    if (rest := _skip(text, place + 1)) < len(text):
+        raise _broken(path, text, rest, "there is more behind the array")
+
+
+def _broken(path: Path, text: str, place: int, reason: str) -> ContractError:
+    line = text.count("\n", 0, place) + 1
+    return ContractError(f"malformed JSON in line {line}: {reason}", where=str(path), fix="correct the file")
+
+
+def _skip(text: str, place: int) -> int:
+    while place < len(text) and text[place] in " \t\r\n":
+        place += 1
+    return place
+
+
+def _row(line: bytes, number: int, max_row_bytes: int) -> SourceRow | Quarantined:
+    origin = Origin(line=number, digest=hashlib.sha256(line).hexdigest())
+    try:
+        if len(line) > max_row_bytes:
+            raise ValueError(f"longer than {max_row_bytes} bytes")
+        return SourceRow(origin=origin, values=parse_object(line))
+    except ValueError as error:
+        text = excerpt(line[:400].decode("utf-8", "replace"))
+        return Quarantined(origin=origin, field="", excerpt=text, reason=str(error))
+
+
+def csv_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
+    """Yield the lines of a CSV table as rows of texts, named by its header; an empty cell is null.
+
+    Raises:
+        ContractError: no header, two columns of one name, or no commas between columns.
+    """
+    csv.field_size_limit(max_row_bytes)
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    names = next(reader, [])
+    _require_header(path, names)
+    while True:
+        start = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise ContractError(
+                f"malformed CSV in line {start}: {error}",
+                where=str(path),
+                fix='write quotes in a cell as "" and end each quoted cell with a quote',
+            ) from error
+        if cells:
+            yield _csv_row(names, cells, start)
+
+
+def _csv_row(names: list[str], cells: list[str], line: int) -> SourceRow | Quarantined:
+    digest = hashlib.sha256("\0".join(cells).encode("utf-8", "surrogatepass")).hexdigest()
+    origin = Origin(line=line, digest=digest)
+    if len(cells) != len(names):
+        reason = f"has {len(cells)} cells, and the header {len(names)}"
+        return Quarantined(origin=origin, field="", excerpt=excerpt(", ".join(cells)), reason=reason)
+    return SourceRow(origin=origin, values={name: cell or None for name, cell in zip(names, cells, strict=True)})
+
+
+def _require_header(path: Path, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice or not all(name.strip() for name in names):
+        what = f"the header names {twice[0]!r} twice" if twice else "the header has a column without a name"
+        raise ContractError(what, where=str(path), fix="name each column once, in the first line")
+    if len(names) == 1 and (mark := next((one for one in ";\t|" if one in names[0]), "")):
+        what = f"the columns are divided by {mark!r}, and not by commas"
+        raise ContractError(what, where=str(path), fix="write the table with commas: pandas' to_csv(index=False) does")
+
+
+def _text(path: Path) -> str:
+    size = path.stat().st_size
+    if size > MAX_BYTES:
+        what = f"the file has {size:,} bytes, and a .json or .csv file is read whole: at most {MAX_BYTES:,}"
+        raise ContractError(what, where=str(path), fix="write it as .jsonl or .parquet")
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        what = f"not UTF-8: byte 0x{content[error.start]:02x} in line {line}"
+        raise ContractError(what, where=str(path), fix="write the file as UTF-8") from error

@@ -1,0 +1,83 @@
+"""Recognition of a file's layout, as lines to paste into a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlcore.data_contracts.adapters.convert import contract_of
+from rlcore.data_contracts.adapters.layouts import LAYOUTS
+from rlcore.data_contracts.adapters.recognition import Fit, describe_columns, fits, mapping_line, skeleton
+from rlcore.data_contracts.adapters.table import ADAPTERS
+from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.contracts import code_tasks
+from rlcore.data_contracts.gate.reading import ENDINGS, read_source
+from rlcore.errors import ConfigError
+from rlcore.tasks.pipeline.data_check import ContractName
+from rlcore.tasks.steps.data_source import contract_errors
+
+_CONTRACTS: Mapping[Kind, ContractName] = {
+    "prompts": "prompts",
+    "demonstrations": "demonstrations",
+    "preferences": "preference_pairs",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognition:
+    """Lines about the layouts that a file fits, and the likeliest one; "" if none fits."""
+
+    lines: tuple[str, ...]
+    adapter: str = ""
+
+
+def is_file_of_rows(path: str) -> bool:
+    """Return True if a path ends as files of rows do."""
+    return path.endswith(ENDINGS)
+
+
+def recognize(path: str) -> Recognition:
+    """Return the layouts that the first rows of a file fit.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with contract_errors():
+        source = read_source(Path(path))
+        found = fits(source)
+        columns = describe_columns(source)
+        suggested = skeleton(source)
+    name = Path(path).name
+    head = f"{name}: columns {', '.join(columns) or 'none'}"
+    if not found:
+        hint = f"{name}: no known layout fits; complete this mapping and paste it into [data.<name>]:"
+        return Recognition(lines=(head, hint, f"  {suggested}"))
+    lines = [line for fit in found for line in _lines(fit)]
+    several = "these layouts fit, the likeliest first" if len(found) > 1 else "this layout fits"
+    return Recognition(
+        lines=(head, f"{name}: {several}; paste one line into [data.<name>]:", *lines), adapter=found[0].adapter
+    )
+
+
+def contract_for(adapter: str) -> ContractName:
+    """Return the contract of the first kind of rows that an adapter reads.
+
+    Raises:
+        ConfigError: it reads no file.
+    """
+    rows = ADAPTERS[adapter].rows if adapter in ADAPTERS else {}
+    if not rows:
+        raise ConfigError(f"--contract is missing: the row type of {adapter!r} is unknown", where="--contract")
+    kind = next(iter(rows))
+    return "code_tasks" if contract_of(adapter, kind) is code_tasks.CONTRACT else _CONTRACTS[kind]
+
+
+def _lines(fit: Fit) -> Iterator[str]:
+    yield f'  adapter = "{fit.adapter}"'
+    for kind in fit.kinds:
+        contract = contract_for(fit.adapter) if kind == fit.kinds[0] else _CONTRACTS[kind]
+        columns = LAYOUTS[fit.adapter].columns[kind] if fit.adapter in LAYOUTS else {}
+        is_gathered = fit.adapter in LAYOUTS and LAYOUTS[fit.adapter].gather
+        same = f", the same as {mapping_line(columns)}" if columns and not is_gathered else ""
+        yield f'    with contract = "{contract}"{same}'
