@@ -243,9 +243,8 @@ def _value(holder: Any, name: str) -> Any:
     """Return a field's value, from its inlined dataclass if it is inlined."""
     if hasattr(holder, name):
         return getattr(holder, name)
-    return next(
-        _value(getattr(holder, each.name), name) for each in dataclasses.fields(holder) if each.metadata.get("inline")
-    )
+    inlined = [getattr(holder, each.name) for each in dataclasses.fields(holder) if each.metadata.get("inline")]
+    return next(_value(one, name) for one in inlined if any(each.name == name for each in fields_of(type(one))))
 
 
 def _leaves(value: Mapping[str, Any], path: str) -> Iterator[str]:

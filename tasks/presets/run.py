@@ -232,9 +232,11 @@ def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) ->
     missing = []
     for key in keys:
         node: Any = document
-        for part in key.split("."):
+        *tables, last = key.split(".")
+        for part in tables:
             node = node.get(part) if isinstance(node, Mapping) else None
-        if node is None or node == "":
+        names = (last, "columns") if last == "adapter" else (last,)  # a mapping takes the place of an adapter
+        if not isinstance(node, Mapping) or all(node.get(name) in (None, "") for name in names):
             missing.append(f"{key}: required of a preset that extends this one, but missing")
     if missing:
         fix = "set each in the preset, or with --set"

@@ -139,8 +139,8 @@ def test_a_missing_file_an_unknown_format_and_a_folder_say_what_to_give(tmp_path
     with pytest.raises(ContractError, match="does not exist") as caught:
         read_source(tmp_path / "none.jsonl")
     assert "JSONL" in caught.value.fix
-    with pytest.raises(ContractError, match=r"the ending '\.csv' names no format"):
-        read_source(tmp_path / "rows.csv")
+    with pytest.raises(ContractError, match=r"the ending '\.tsv' names no format"):
+        read_source(tmp_path / "rows.tsv")
     (tmp_path / "rows.jsonl").mkdir()
     with pytest.raises(ContractError, match="cannot read the file: Is a directory"):
         read_source(tmp_path / "rows.jsonl")
