@@ -40,7 +40,7 @@ _INPUT = "{instruction}\n\n{input?}"
 
 LAYOUTS: Mapping[str, Layout] = {
     "alpaca": Layout(
-        of="Alpaca, Dolly-style instructions",
+        of="Alpaca",
         columns={"demonstrations": {"prompt": _INPUT, "completion": "output"}, "prompts": {"prompt": _INPUT}},
     ),
     "alpaca_eval": Layout(

@@ -77,8 +77,7 @@ def skeleton(source: Source) -> str:
     """Return a mapping for the user to complete, with the columns whose names suggest a use."""
     names = [name for row in rows_of(head_of(source, 1)) for name, _ in _typed(row)]
     guesses = {target: _guess(names, words) for target, words in _USUAL.items()}
-    known = {target: name for target, name in guesses.items() if name}
-    return mapping_line({"prompt": "?", **known} if len(known) < 3 else known)
+    return mapping_line({target: name or "?" for target, name in guesses.items()})
 
 
 _USUAL = {

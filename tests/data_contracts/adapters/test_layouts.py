@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlcore.data_contracts.adapters.convert import contract_of, first_rows
+from rlcore.data_contracts.adapters.expressions import FILTERS
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.recognition import fits
 from rlcore.data_contracts.adapters.table import ADAPTERS
-from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.adapters.targets import TARGETS, Kind, parse_columns
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.data_contracts.gate.records import Quarantined
 from rlcore.data_contracts.gate.stream import Batch
 from tests.layout_rows import EXAMPLES, asked, bad, bot, good, user
 
+ROOT = Path(__file__).resolve().parents[3]
 LIKE_ANOTHER = {"dapo": "verl"}  # DAPO's file is one of verl's
 
 
@@ -157,3 +160,24 @@ def test_an_unanswered_pair_of_texts_has_a_whole_word_in_front() -> None:
     one = refused("trl_preference_implicit", "preferences", {"chosen": "blue", "rejected": "black"})
     assert one.reason == "left out: the answers share no beginning, so there is no prompt"
     assert bad(7) != good(7)
+
+
+def table_line(name: str) -> str:
+    """Line of docs/layouts.md: of what data, adapter, and the columns that each kind of rows reads."""
+    layout, kinds = LAYOUTS[name], []
+    for kind, columns in layout.columns.items():
+        paths = [path for each in parse_columns(columns, kind).values() for path in each.columns]
+        kinds.append(f"{kind}: {', '.join(f'`{path}`' for path in dict.fromkeys(paths))}")
+    return f"| {layout.of} | `{name}` | {'; '.join(kinds)} |"
+
+
+def test_the_page_has_a_line_of_each_layout_with_the_columns_that_it_reads() -> None:
+    page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8").partition("## Layouts\n")[2]
+    table = [line for line in page.splitlines() if "| `" in line]
+    assert table == [table_line(name) for name in LAYOUTS]
+
+
+def test_the_page_has_all_targets_and_filters() -> None:
+    page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8")
+    missing = {name for targets in TARGETS.values() for name in targets if f"`{name}`" not in page}
+    assert not missing | {name for name in FILTERS if f"`{name}`" not in page}
