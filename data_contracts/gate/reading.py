@@ -86,7 +86,8 @@ def read_source(path: Path) -> Source:
 def _require_lines(path: Path, file: IO[bytes]) -> None:
     """Reject a document over several lines, or an array, each of whose lines would be quarantined."""
     first, second = ([line.strip() for _, _, line, _ in islice(_lines(file), 2)] + [b"", b""])[:2]
-    if re.match(rb"\[\s*(\{|$)", first) or (first == b"{" and not second.startswith(b"{")):
+    is_array = re.match(rb'\[\s*\{\s*"', first) or (first == b"[" and second.startswith(b"{"))
+    if is_array or (first == b"{" and second.startswith(b'"')):
         what = "the file is one JSON document, and not one object a line"
         raise ContractError(what, where=str(path), fix="give an array of rows the ending .json, or write a row a line")
 
