@@ -59,7 +59,7 @@ def render(
 ) -> dict[str, Any]:
     """The Job of a run: by Prefect's worker, whose environment is ``environment``; ``values``: more job variables."""
     if importlib.util.find_spec("prefect_kubernetes") is None:
-        pytest.skip("prefect-kubernetes is not installed (pip install 'rlcore[kubernetes]')")
+        pytest.skip("prefect-kubernetes is not installed (make setup)")
     from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
     from prefect.client.schemas.responses import DeploymentResponse
     from prefect.settings import Settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -78,3 +79,8 @@ def test_make_is_named_in_a_checkout_alone(monkeypatch: pytest.MonkeyPatch, tmp_
     assert make_command("setup") == ""
     lock = (ROOT / "infra" / "locks" / "engine.txt").read_text(encoding="utf-8")
     assert f"\n{engine_command().split()[-1]} " in lock
+
+
+def test_no_message_names_a_package_that_an_index_does_not_have() -> None:
+    sources = [path for folder in ("rlcore", "tasks", "flows", "infra") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in sources if re.search(r"pip install.{0,4}rlcore", path.read_text("utf-8"))] == []

@@ -60,7 +60,7 @@ def test_wrong_usage_is_exit_code_2_and_one_error(
 def test_an_error_of_ours_is_its_message_and_its_exit_code(
     error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr("rlcore.flows.cli.servers.open_home", fail)
