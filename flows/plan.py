@@ -1,61 +1,133 @@
-"""Checks and plan of a run before its work. Nothing here imports a step, Prefect or MLflow."""
+"""Checks and plan of a run before its work.
+
+Keys come first: if all results are cached, a run would do nothing, and nothing else is checked. What takes seconds to
+import (torch for keys, transformers for checks) is imported by what needs it, so that a wrong key is known at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlcore.errors import RlcoreError
-from rlcore.flows.presets import open_preset, open_unvalidated
-from rlcore.flows.stages import stages
-from rlcore.tasks.pipeline.plan import PlanRow, plan, recorded_refs
-from rlcore.tasks.pipeline.preflight import preflight
-from rlcore.tasks.presets.run import RunConfig
+from rlcore.flows.presets import open_draft
+from rlcore.tasks.presets.run import Draft, RunConfig, validated
+from rlcore.tasks.presets.stages import terms_of
 from rlcore.tasks.store.settings import Home, find_home
+
+if TYPE_CHECKING:
+    from rlcore.tasks.pipeline.plan import PlanRow
+    from rlcore.tasks.store.artifacts import ArtifactRef
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """Plan of a run: a row for each stage, and lines on memory, disk, time, unusual values."""
+
+    config: RunConfig
+    rows: tuple[PlanRow, ...]
+    lines: tuple[str, ...]
+
+    @property
+    def summary(self) -> str:
+        """The number of stages to run, with their names and the estimated time."""
+        pending = [row.stage for row in self.rows if row.state != "cached"]
+        if not pending:
+            return f"{self.config.name}: all {len(self.rows)} stages are cached, nothing is computed"
+        time = next((f"; {line}" for line in self.lines if line.startswith("time:")), "")
+        return f"{self.config.name}: {len(pending)} of {len(self.rows)} stages to run: {', '.join(pending)}{time}"
+
+
+def plan_run(
+    preset: str, overrides: Sequence[str], targets: Collection[str] | None = None, *, is_verified: bool = True
+) -> RunPlan:
+    """Return the plan of a run of ``targets``, by default of every stage. Nothing runs.
+
+    ``is_verified``: cached artifacts are hashed, so that damaged ones are noticed.
+
+    Raises:
+        ConfigError: all errors that can be found before the run, by file, each with its full key.
+    """
+    home = find_home()
+    config = _whole(open_draft(preset, overrides), home)
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.plan import look_up
+
+    try:
+        table = stages(config)
+        named = tuple(stage.name for stage in table) if targets is None else targets
+        rows, refs = look_up(table, config, named, home=home, is_verified=is_verified)
+    except RlcoreError:  # of a source that cannot be read: with all others
+        _preflight(config, home, targets, {})
+        raise
+    lines = [] if all(row.state == "cached" for row in rows) else _preflight(config, home, named, refs)
+    return RunPlan(config=config, rows=rows, lines=tuple(lines))
 
 
 def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:
     """Return human-readable lines about a run before its work.
 
     Raises:
-        ConfigError: all errors that can be found before the run, each with its full key.
+        ConfigError: all errors that can be found before the run, by file, each with its full key.
     """
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.plan import recorded_refs
+
     try:
         table = stages(config)
         known = [each.name for each in table]
         named = targets if set(targets) <= set(known) else known  # a promotion needs all
         refs = recorded_refs(table, config, named, home=home)
     except RlcoreError:
-        preflight(config, home, targets, {})  # preflight reports it with all others
+        _preflight(config, home, targets, {})
         raise
-    return preflight(config, home, targets, refs)
-
-
-def plan_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> tuple[PlanRow, ...]:
-    """Return the plan of :func:`run_targets` without running it.
-
-    Raises:
-        ConfigError: all errors that can be found before the run, each with its full key.
-    """
-    config, home = open_preset(preset, overrides), find_home()
-    preflight_lines(config, targets, home=home)
-    return plan(stages(config), config, targets, home=home)
-
-
-def plan_memory(preset: str, overrides: Sequence[str], targets: Collection[str]) -> list[str]:
-    """Return lines on the targets' memory and disk, as far as the base is known, and on unusual values.
-
-    Raises:
-        ConfigError: as :func:`plan_targets`.
-    """
-    return preflight_lines(open_preset(preset, overrides), targets, home=find_home())
+    return [] if refs.keys() >= set(targets) else _preflight(config, home, targets, refs)
 
 
 def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     """Return all targets of a preset.
 
     Raises:
-        ConfigError: as :func:`plan_targets`.
+        ConfigError: errors of its keys, values or graph, with all others.
     """
-    config = open_unvalidated(preset, overrides)
-    preflight(config, find_home(), None, None)
+    config = _whole(open_draft(preset, overrides), find_home())
+    from rlcore.flows.stages import stages
+
     return tuple(stage.name for stage in stages(config))
+
+
+def _whole(draft: Draft, home: Home) -> RunConfig:
+    """Return the configuration of a draft without errors of keys, values and graph.
+
+    Raises:
+        ConfigError: with these errors, and those of the files that the preset names.
+    """
+    if draft.errors and (draft.config is None or not _names_files(draft.config)):
+        return draft.whole
+    config = draft.config
+    if config is None:
+        return draft.whole
+    if draft.errors or config.errors:
+        _preflight(config, home, None, {}, earlier=draft.errors)
+    return validated(config, draft.source)
+
+
+def _names_files(config: RunConfig) -> bool:
+    """Return True if the preset names rows, a model or functions of the user, which can be checked by themselves."""
+    terms = [term for stage in config.stages.values() for term in terms_of(stage).values()]
+    rows = any(data.files for data in config.data.values())
+    return rows or config.model.source not in ("scratch", "hub", "registry") or any(term.module for term in terms)
+
+
+def _preflight(
+    config: RunConfig,
+    home: Home,
+    targets: Collection[str] | None,
+    refs: Mapping[str, ArtifactRef],
+    *,
+    earlier: Sequence[str] = (),
+) -> list[str]:
+    from rlcore.tasks.pipeline.preflight import preflight
+
+    return preflight(config, home, targets, refs, earlier=earlier)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.errors import ConfigError
-from rlcore.tasks.presets.run import RunConfig, load_preset, read_preset
+from rlcore.tasks.presets.run import Draft, RunConfig, load_preset, read_preset
 
 FOLDER = Path(__file__).parent / "presets"
 
@@ -20,11 +20,11 @@ def open_preset(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
     return load_preset(preset_path(preset), overrides, library=FOLDER)
 
 
-def open_unvalidated(preset: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Open a preset whose graph may have errors, which preflight reports with all others.
+def open_draft(preset: str, overrides: Sequence[str] = ()) -> Draft:
+    """Open a preset that may have errors, which preflight reports with all others.
 
     Raises:
-        ConfigError: no such preset, or keys and values that cannot be read, which are reported together.
+        ConfigError: no such preset, or no TOML.
     """
     return read_preset(preset_path(preset), overrides, library=FOLDER)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.flows.presets import FOLDER, open_unvalidated
+from rlcore.flows.presets import FOLDER, open_draft
 from rlcore.metrics import render
 from rlcore.tasks.presets.pages import as_markdown
 from rlcore.tasks.presets.peers import KINDS, PEERS, peer_keys
@@ -66,7 +66,7 @@ def _preset(file: Path) -> str:
         if not line.startswith("#"):
             break
         comment.append(line.removeprefix("#").removeprefix(" "))
-    table = "\n".join(_stages(open_unvalidated(file.stem, _placeholders(file)).stages))
+    table = "\n".join(_stages(open_draft(file.stem, _placeholders(file)).whole.stages))
     return f"## `{file.stem}`\n\n" + "\n".join(comment) + f"\n\n{table}"
 
 

@@ -13,7 +13,6 @@ import functools
 import math
 import operator
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -95,22 +94,29 @@ def build(
     ``hint`` returns what is meant by an unknown key, from its path and value, or "".
 
     Raises:
-        ConfigError: Lists all errors, one per line, each with its path.
+        ConfigError: With all errors of :func:`build_partly`.
     """
-    errors = _Errors(hint)
-    value = _build(kind, document, "", errors)
+    value, errors = build_partly(kind, document, hint=hint)
     if errors:
         raise config_error(errors, source)
     return typing.cast(T, value)
 
 
+def build_partly(
+    kind: type[T], document: Mapping[str, Any], *, hint: Hint = lambda *_: ""
+) -> tuple[T | None, list[str]]:
+    """Build as far as possible, so that the rest can be checked: return the value, and errors with their paths.
+
+    Legal values stand in for wrong ones; a named table that cannot be built is left out. None: nothing can be built.
+    """
+    errors = _Errors(hint)
+    return _build(kind, document, "", errors), errors
+
+
 def config_error(errors: Sequence[str], source: str) -> ConfigError:
     """Return one error that lists all errors of the configuration in ``source``, one per line."""
-    return ConfigError(
-        f"the configuration has {len(errors)} error{'s' if len(errors) > 1 else ''}:\n    " + "\n    ".join(errors),
-        where=source,
-        fix="correct these keys; nothing was run",
-    )
+    text = f"the configuration has {len(errors)} error{'s' if len(errors) > 1 else ''}:\n    " + "\n    ".join(errors)
+    return ConfigError(text, where=source, fix="correct these keys; nothing was run")
 
 
 def to_dict(value: Any) -> Any:
@@ -126,39 +132,6 @@ def to_dict(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [to_dict(item) for item in value]
     return value
-
-
-def apply_override(document: dict[str, Any], override: str) -> None:
-    """Set one value of a preset's document in place: ``stages.ppo.rewards.0.weight=0.5``.
-
-    Raises:
-        ConfigError: The override is not of the form ``path=value``, or its path leads through a value or beyond a list.
-    """
-    key, separator, text = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"override {override!r} is not of the form path.to.key=value")
-    *parents, leaf = key.strip().split(".")
-    node: Any = document
-    for parent in parents:
-        node = _list_item(node, parent, override) if isinstance(node, list) else node.setdefault(parent, {})
-        if not isinstance(node, dict | list):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
-    if isinstance(node, list):
-        raise ConfigError(f"override {override!r}: name an item of the list by its number, then its key")
-    node[leaf] = _override_value(text)
-
-
-def _override_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):  # not TOML, or a number or nesting beyond Python's bounds
-        return text.strip()  # a bare word is a string: data.prompts.path=data/my.jsonl
-
-
-def _list_item(items: list[Any], index: str, override: str) -> Any:
-    if not index.isdecimal() or int(index) >= len(items):
-        raise ConfigError(f"override {override!r}: {index!r} is not a number below {len(items)}")
-    return items[int(index)]
 
 
 def _build(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
@@ -187,7 +160,21 @@ def _build_bounded(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     if len(errors) == before:
         messages = (bound.error(built) for bound in bounds)
         errors += [f"{path} = {value!r}: {message}" for message in messages if message]
-    return built
+    return built if len(errors) == before else _stand_in(kind)
+
+
+def _stand_in(kind: Any) -> Any:
+    """Return a legal value of a type, by its bounds; None for a table."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        bounds = [bound for bound in arguments[1:] if not isinstance(bound, OneOf)]
+        tried = (*(getattr(bound, "low", 0) for bound in bounds), 1, 0.5, 0, -1)
+        legal = (value for value in tried if not any(bound.error(value) for bound in bounds))
+        return next((int(value) if arguments[0] is int else value for value in legal), None) if bounds else None
+    if origin is Literal:
+        return arguments[0]
+    simple: Mapping[Any, Any] = {int: 1, float: 1.0, str: "", bool: False, tuple: (), Mapping: {}}
+    return next((simple[each] for each in (kind, origin, *arguments) if each in simple), None)
 
 
 def _build_one_of(choice: OneOf, value: Any, path: str, errors: _Errors) -> Any:
@@ -216,12 +203,15 @@ def _build_dataclass(kind: type, value: Any, path: str, errors: _Errors) -> Any:
     unknown = {key: errors.hint(f"{prefix}{key}", value[key]) for key in value if key not in known}
     errors += [_unknown_key(key, known, prefix, meant) for key, meant in unknown.items()]
     built = _build_fields(kind, value, path, errors)
-    if len(errors) > before:
-        return None
     try:
         return kind(**built)
     except ConfigError as error:  # from __post_init__; errors of a whole preset have full paths already
-        errors += [f"{path}: {line}" if path else line for line in error.what.splitlines()]
+        if len(errors) == before:  # else it may follow from the others
+            errors += [f"{path}: {line}" if path else line for line in error.what.splitlines()]
+        return None
+    except (TypeError, AttributeError):  # of a table that could not be built
+        if len(errors) == before:
+            raise
         return None
 
 
@@ -247,6 +237,9 @@ def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: _Erro
             built[name] = _build(hints[name], value[name], f"{prefix}{name}", errors)
         elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
             errors.append(f"{prefix}{name}: required, but missing")
+            built[name] = _stand_in(hints[name])
+        if built.get(name, name) is None and types.NoneType not in typing.get_args(hints[name]):
+            del built[name]  # its default, if it has one, or a TypeError
     return built
 
 
@@ -263,9 +256,10 @@ def _without_none(kind: Any) -> Any:
 
 def _build_literal(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     choices = typing.get_args(kind)
-    if value not in choices:
-        errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
-    return value
+    if value in choices:
+        return value
+    errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
+    return choices[0]
 
 
 def _build_tuple(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
@@ -273,7 +267,8 @@ def _build_tuple(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
         errors.append(f"{path} = {value!r}: must be a list")
         return ()
     item_kind = typing.get_args(kind)[0]
-    return tuple(_build(item_kind, item, f"{path}.{i}", errors) for i, item in enumerate(value))
+    built = (_build(item_kind, item, f"{path}.{i}", errors) for i, item in enumerate(value))
+    return tuple(item for item in built if item is not None)
 
 
 def _build_mapping(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
@@ -281,7 +276,8 @@ def _build_mapping(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
         errors.append(f"{path} = {value!r}: must be a table of names and values")
         return {}
     item_kind = typing.get_args(kind)[1]
-    return {key: _build(item_kind, item, f"{path}.{key}", errors) for key, item in value.items()}
+    built = {key: _build(item_kind, item, f"{path}.{key}", errors) for key, item in value.items()}
+    return {key: item for key, item in built.items() if item is not None}
 
 
 def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
@@ -293,7 +289,9 @@ def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
         errors.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")
     elif isinstance(value, float) and not math.isfinite(value):
         errors.append(f"{path} = {value!r}: must be a finite number")
-    return value
+    else:
+        return value
+    return _stand_in(kind)
 
 
 def _name(kind: type) -> str:

@@ -19,38 +19,44 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     ```
     """
     home = open_home()
-    from rlcore.flows.presets import open_unvalidated
+    from rlcore.flows.plan import plan_run
+    from rlcore.flows.presets import open_draft
 
-    config = open_unvalidated(preset, overrides)  # reject unreadable presets before slow imports
-    announce(config, home)
-    from rlcore.flows.plan import every_target
+    draft = open_draft(preset, overrides)
+    if draft.config and not draft.errors:
+        announce(draft.config, home)
+    planned = plan_run(preset, overrides, is_verified=False)  # reject invalid presets before anything starts
+    sys.stderr.write(f"{planned.summary}\n")
     from rlcore.flows.post_train import post_train
     from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
-    from rlcore.tasks.report.summary import summarise
 
-    every_target(preset, overrides)  # reject invalid presets before anything starts
     started = time.perf_counter()
     with live_view():
         refs = call_flow(post_train, preset=preset, overrides=overrides)
-    sys.stdout.write(summarise(home, config.name, refs, seconds=time.perf_counter() - started))
+    from rlcore.tasks.report.summary import summarise
+
+    sys.stdout.write(summarise(home, planned.config.name, refs, seconds=time.perf_counter() - started))
     return 0
 
 
 def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
-    """Show which stages are cached, which would run and why, and their memory; nothing runs.
+    """Show which stages are cached, which would run and why, their memory, disk and time; nothing runs.
+
+    All errors that can be found before a run are listed by file: keys and values, the graph of the stages, the first
+    rows of each data file, tokenizer and chat template, missing packages, memory and disk.
 
     ```
     rlcore plan mine.toml
     ```
     """
     open_home(reads=True)
-    from rlcore.flows.plan import every_target, plan_memory, plan_targets
+    from rlcore.flows.plan import plan_run
+
+    planned = plan_run(preset, overrides)
     from rlcore.tasks.pipeline.plan import format_plan
 
-    targets = every_target(preset, overrides)
-    sys.stdout.write(format_plan(plan_targets(preset, overrides, targets)) + "\n")
-    sys.stdout.write("\n".join(plan_memory(preset, overrides, targets)) + "\n")
+    sys.stdout.write("\n".join((format_plan(planned.rows), *planned.lines)) + "\n")
     return 0
 
 

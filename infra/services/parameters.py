@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ConfigError
-from rlcore.flows.presets import FOLDER, open_unvalidated
+from rlcore.flows.presets import FOLDER, open_draft
 from rlcore.tasks.presets.graph import checkpoints
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def names_by_preset() -> dict[str, dict[str, list[str]]]:
     found: dict[str, dict[str, list[str]]] = {}
     for file in sorted(FOLDER.glob("*.toml")):
         try:
-            config = open_unvalidated(file.stem)
+            config = open_draft(file.stem).whole
         except ConfigError:  # a part for other presets to extend
             continue
         found[file.stem] = {parameter: list(names(config)) for parameter, names in _NAMES.items()}

@@ -6,19 +6,51 @@ All are stored in the checkpoint, so that every loader renders and stops as in t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from rlcore.config.data import tried
+from rlcore.config.data import ModelConfig, tried
 from rlcore.errors import ModelError
+from rlcore.models.model_validation import require_template_ends
 from rlcore.text.template_date import record_date, recorded_date, writes_date
 from rlcore.text.text_parts import control_tokens_of
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.text.tokenizer_files import read_eos_ids
 
 _SHOWN = 12
+
+
+def configure_tokenizer(backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+    """Give a loaded tokenizer the template, its defaults and its date that a preset sets.
+
+    Raises:
+        ModelError: A template that does not end, is missing, or does not use what is set.
+    """
+    if config.chat_template:
+        backend.chat_template = read_template(Path(config.chat_template))
+    elif isinstance(backend.chat_template, dict):  # named templates: use the default one
+        backend.chat_template = backend.get_chat_template()
+    if config.chat_template_kwargs:
+        backend.chat_template = set_template_defaults(backend.chat_template or "", config.chat_template_kwargs)
+    if config.source != "scratch":
+        require_template_ends(backend)
+    pin_date(backend, config.template_date)
+
+
+def write_tokenizer(backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
+    """Write the tokenizer and all EOS ids next to a model's configuration.
+
+    Raises:
+        ModelError: No EOS token, or an ordinary token in its place.
+    """
+    backend.save_pretrained(folder)
+    extra = [control_token(backend, text) for text in extra_eos]
+    eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
+    ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
+    GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
 
 
 def set_template_defaults(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:

@@ -18,16 +18,16 @@ from rlcore.config.data import tried
 from rlcore.errors import ModelError
 from rlcore.models.architectures import max_positions
 from rlcore.models.gguf import read_gguf
-from rlcore.models.import_tokenizer import control_token, load_tokenizer, pin_date, read_template, set_template_defaults
+from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.logprob_check import check_model
-from rlcore.models.model_validation import read_config, require_template_ends, validate_model_dir
+from rlcore.models.model_validation import read_config, validate_model_dir
 from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file
 from rlcore.text.template_date import recorded_date
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.text.tokenizer_files import read_eos_ids, require_vocabulary
+from rlcore.text.tokenizer_files import require_vocabulary
 
 CARD = "model_card.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -73,15 +73,7 @@ def import_model(config: ModelConfig, folder: Path | str, *, seed: int) -> Check
     """
     with no_progress_bars(), atomic_folder(Path(folder)) as temporary:
         model, backend = _read_source(config, seed=seed)
-        if config.chat_template:
-            backend.chat_template = read_template(Path(config.chat_template))
-        elif isinstance(backend.chat_template, dict):  # named templates: use the default one
-            backend.chat_template = backend.get_chat_template()
-        if config.chat_template_kwargs:
-            backend.chat_template = set_template_defaults(backend.chat_template or "", config.chat_template_kwargs)
-        if config.source != "scratch":
-            require_template_ends(backend)
-        pin_date(backend, config.template_date)
+        configure_tokenizer(backend, config)
         _write(model, backend, temporary, extra_eos=config.extra_eos)
         tokenizer = load_tokenizer(temporary)
         _verify(temporary, model, tokenizer)
@@ -146,11 +138,7 @@ def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Pat
     # A new one: the model's own may set top-p or top-k, and engines would then sample a filtered distribution.
     model.generation_config = GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
     model.save_pretrained(folder)
-    backend.save_pretrained(folder)
-    extra = [control_token(backend, text) for text in extra_eos]
-    eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
-    ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
-    GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
+    write_tokenizer(backend, folder, extra_eos=extra_eos)
 
 
 @torch.no_grad()

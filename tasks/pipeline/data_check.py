@@ -31,15 +31,16 @@ OWN_ADAPTERS: Mapping[ContractName, str] = {
 }
 """The adapter of rows that are in the columns of each contract already."""
 
-_ANY_LENGTH = 10**9
 _EXAMPLES = 5  # quarantined rows that are shown
-_TOKENS = TokenView(
+ANY_LENGTH = 10**9
+NO_TOKENIZER = TokenView(
     encode=lambda texts: [text.encode("utf-8", "replace") for text in texts],
     prompt_lengths=lambda conversations: [1] * len(conversations),
     max_prompt_tokens=lambda conversations: [1] * len(conversations),
     max_text_tokens=len,
     special_tokens=(),
 )
+"""Stands in for a tokenizer, together with ``ANY_LENGTH`` tokens of a row: no length is checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetC
         path=path,
         num_train=9 * 10**8,
         num_eval=10**8,
-        max_tokens=_ANY_LENGTH,
+        max_tokens=ANY_LENGTH,
     )
 
 
@@ -101,10 +102,10 @@ def check_data(
     folder.mkdir(parents=True, exist_ok=True)
     for old in ("report.json", "quarantine.jsonl"):
         (folder / old).unlink(missing_ok=True)
-    unbounded = replace(config, max_tokens=_ANY_LENGTH)
+    unbounded = replace(config, max_tokens=ANY_LENGTH)
     try:
         use = Use(is_graded=references == "compared")
-        prepare_dataset(config.kind, unbounded, seed=seed, tokens=_TOKENS, folder=folder, use=use)
+        prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))
     named = _unusable(folder) if references == "unknown" and config.contract == "prompts" else ()

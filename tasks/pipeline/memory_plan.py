@@ -12,7 +12,7 @@ from rlcore.hardware.free_memory import total_bytes
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.models.model_validation import read_config, require_files
-from rlcore.models.scratch import make_config, make_tokenizer
+from rlcore.models.preview import preview_config
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.presets.run import RunConfig
@@ -36,12 +36,7 @@ def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> 
     """Return the base's configuration; None if it must still be fetched."""
     if "import_sft" in refs:
         return _read(home.root / refs["import_sft"].uri / MODEL)
-    if config.model.source == "scratch":
-        shape = config.model.shape
-        return make_config(shape, make_tokenizer(max_positions=shape.max_positions))
-    if config.model.source == "folder" and (Path(config.model.path) / "config.json").is_file():
-        return _read(Path(config.model.path))
-    return None
+    return preview_config(config.model)
 
 
 def _read(folder: Path) -> PretrainedConfig:

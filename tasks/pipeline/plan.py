@@ -61,30 +61,37 @@ def order_stages(stages: Sequence[Stage], targets: Collection[str]) -> tuple[Sta
         ) from error
 
 
-def plan(stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home) -> tuple[PlanRow, ...]:
-    """Return the plan of :func:`run_pipeline`. Nothing runs; files are verified by hashing."""
-    return _look_up(stages, config, targets, home=home)[0]
+def look_up(
+    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home, is_verified: bool = True
+) -> tuple[tuple[PlanRow, ...], Mapping[str, ArtifactRef]]:
+    """Return the plan of a run of ``targets``, and the artifacts of the stages that would not run, by name.
+
+    ``is_verified``: files are verified by hashing. Else the records decide, and damaged files are not noticed.
+    """
+    cache = StageCache(home.cache)
+    known: dict[str, ArtifactRef] = {}
+    rows = []
+    with remembered_in(home.source_facts):
+        for stage in order_stages(stages, targets):
+            row, ref = _plan_stage(stage, config, known, cache, home, is_verified=is_verified)
+            rows.append(row)
+            if ref is not None:
+                known[stage.name] = ref
+    return tuple(rows), known
 
 
 def cached_refs(
     stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
 ) -> Mapping[str, ArtifactRef]:
-    """Return the artifacts of the stages that :func:`run_pipeline` would not run now, by name. Nothing runs."""
-    return _look_up(stages, config, targets, home=home)[1]
+    """Return the artifacts of the stages that would not run now, by name, verified by hashing. Nothing runs."""
+    return look_up(stages, config, targets, home=home)[1]
 
 
 def recorded_refs(
     stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
 ) -> Mapping[str, ArtifactRef]:
     """Return :func:`cached_refs` from the records alone: no file is read, so damaged files are not noticed."""
-    cache, known = StageCache(home.cache), dict[str, ArtifactRef]()
-    with remembered_in(home.source_facts):
-        for stage in order_stages(stages, targets):
-            if all(name in known for name in stage.inputs):
-                ingredients = key_inputs(stage, config, known)
-                record, _ = find_result(stage, stage.sections(config), ingredients, cache, ArtifactStore(home.root))
-                known |= {stage.name: record.ref} if record else {}
-    return known
+    return look_up(stages, config, targets, home=home, is_verified=False)[1]
 
 
 def format_plan(rows: Iterable[PlanRow]) -> str:
@@ -94,30 +101,16 @@ def format_plan(rows: Iterable[PlanRow]) -> str:
     return "\n".join(f"{row.stage:<{width}}  {row.state:<7}  {row.reason}".rstrip() for row in rows)
 
 
-def _look_up(
-    stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
-) -> tuple[tuple[PlanRow, ...], Mapping[str, ArtifactRef]]:
-    store, cache = ArtifactStore(home.root), StageCache(home.cache)
-    known: dict[str, ArtifactRef] = {}
-    rows = []
-    with remembered_in(home.source_facts):
-        for stage in order_stages(stages, targets):
-            row, ref = _plan_stage(stage, config, known, store, cache, home)
-            rows.append(row)
-            if ref is not None:
-                known[stage.name] = ref
-    return tuple(rows), known
-
-
 def _plan_stage(
     stage: Stage,
     config: RunConfig,
     known: Mapping[str, ArtifactRef],
-    store: ArtifactStore,
     cache: StageCache,
     home: Home,
+    *,
+    is_verified: bool,
 ) -> tuple[PlanRow, ArtifactRef | None]:
-    ingredients, sections = key_inputs(stage, config, known), stage.sections(config)
+    ingredients, sections, store = key_inputs(stage, config, known), stage.sections(config), ArtifactStore(home.root)
     unknown = [name for name in stage.inputs if name not in known]
     if unknown:
         reason = explain_miss(ingredients, cache.records(stage.name), unknown=unknown)
@@ -125,7 +118,7 @@ def _plan_stage(
             return PlanRow(stage=stage.name, state="run", reason=reason), None
         return PlanRow(stage=stage.name, state="depends", reason=f"on the result of {', '.join(unknown)}"), None
     record, note = find_result(stage, sections, ingredients, cache, store)
-    errors = store.errors(record.ref) if record else ()
+    errors = store.errors(record.ref) if record and is_verified else ()
     if record and not errors:
         return PlanRow(stage=stage.name, state="cached", reason=note), record.ref
     start = find_start(stage, sections, ingredients, home, cache, store, note=damage(errors) if errors else note)

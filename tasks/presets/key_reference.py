@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rlcore.config import to_dict
-from rlcore.strict_config import Above, AtLeast, Below, Between, OneOf, apply_override
+from rlcore.strict_config import Above, AtLeast, Below, Between, OneOf
+from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.run import RunConfig
 
 NAME, NUMBER = "<name>", "<number>"  # placeholder for a name in the path of a section

@@ -18,11 +18,12 @@ from rlcore.config.engine import EngineConfig
 from rlcore.config.health import HealthConfig
 from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
-from rlcore.strict_config import apply_override, build, config_error
+from rlcore.strict_config import build_partly, config_error
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph_validation import graph_errors
+from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.peers import meant
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.renamed import kinds_in, old_names
@@ -105,13 +106,29 @@ def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
     return {name: stage.settings for name, stage in stages.items() if stage.produces in ("checkpoint", "reward_model")}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A preset as far as it could be read. In ``config`` legal values stand in for wrong ones; None: nothing is built."""
+
+    source: str
+    config: RunConfig | None
+    errors: tuple[str, ...]
+
+    @property
+    def whole(self) -> RunConfig:
+        """The configuration; errors of keys and values are raised as one ConfigError."""
+        if self.errors or self.config is None:
+            raise config_error(self.errors, self.source)
+        return self.config
+
+
 def load_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
     """Return a valid preset, read by :func:`read_preset`.
 
     Raises:
-        ConfigError: as :func:`read_preset`, or with all errors of its graph.
+        ConfigError: as :func:`read_preset`, with all errors of its keys and values, or of its graph.
     """
-    return validated(read_preset(path, overrides, library=library), str(path))
+    return validated(read_preset(path, overrides, library=library).whole, str(path))
 
 
 def validated(config: RunConfig, source: str) -> RunConfig:
@@ -125,8 +142,8 @@ def validated(config: RunConfig, source: str) -> RunConfig:
     return config
 
 
-def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> RunConfig:
-    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``; its graph may have errors.
+def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | None = None) -> Draft:
+    """Read a TOML preset and apply overrides such as ``stages.grpo.learning_rate=2e-6``.
 
     A preset with ``extends = "other"`` has only the differences from ``other.toml``, which is in the same folder or in
     the folder ``library``: tables are merged key by key, other values (lists too) are replaced. ``without`` lists
@@ -134,11 +151,10 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
 
     Relative paths of files start at the preset that names them; those of the presets in ``library`` and of overrides
     start at the current folder. A license belongs to the model next to it: a preset or override that names another
-    model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
+    model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it. The draft has the
+    errors: unknown keys, wrong types, values out of limits, required keys that nothing sets.
     Raises:
-        ConfigError: unreadable file, malformed TOML or override, unknown key, wrong type, value out of limits, a
-            required
-            key that nothing sets.
+        ConfigError: unreadable file, malformed TOML or override, old names.
     """
     document = _read_with_bases(path, library, ())
     changed = copy.deepcopy(document)
@@ -149,8 +165,10 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     _require_present_names(changed, kinds_in(changed), where=str(path), fix="name the present keys with --set")
     document = changed
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
-    _require(document, _key_list(document, "requires", path), where=str(path))
-    return build(RunConfig, document, source=str(path), hint=partial(meant, document))
+    missing = _missing(document, _key_list(document, "requires", path))
+    config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
+    others = [error for error in errors if error.partition(":")[0] not in missing]
+    return Draft(source=str(path), config=config, errors=(*missing.values(), *others))
 
 
 def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -227,9 +245,9 @@ def _drop_old_license(old: Mapping[str, Any], new: dict[str, Any]) -> None:
         after.pop("license", None)
 
 
-def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) -> None:
-    """Raise ConfigError with all keys of a list that a document lacks."""
-    missing = []
+def _missing(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
+    """Return an error for each key of a list that a document lacks."""
+    missing = {}
     for key in keys:
         node: Any = document
         *tables, last = key.split(".")
@@ -237,10 +255,8 @@ def _require(document: Mapping[str, Any], keys: Sequence[str], *, where: str) ->
             node = node.get(part) if isinstance(node, Mapping) else None
         names = (last, "columns") if last == "adapter" else (last,)  # a mapping takes the place of an adapter
         if not isinstance(node, Mapping) or all(node.get(name) in (None, "") for name in names):
-            missing.append(f"{key}: required of a preset that extends this one, but missing")
-    if missing:
-        fix = "set each in the preset, or with --set"
-        raise ConfigError("the preset is not whole:\n    " + "\n    ".join(missing), where=where, fix=fix)
+            missing[key] = f"{key}: required of a preset that extends this one, but missing"
+    return missing
 
 
 def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def prepare_dataset(
         StorageError: the folder cannot be written.
     """
     check_options(kind, config)
-    use, adapter, mapping = use or Use(), resolve_adapter(config), config.mapping
+    use, adapter = use or Use(), resolve_adapter(config)
     # Generated problems are all different but similar.
     keeps_apart = config.comparison.near_duplicates == "exclude" and not convert.is_generator(adapter)
     limits = GateLimits(
@@ -92,13 +92,24 @@ def prepare_dataset(
         shared_words=SharedWords(size=config.comparison.ngram_size, action=config.comparison.ngram_overlap),
     )
     with contract_errors():
-        source = _source(kind, adapter, config, seed)
-        contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
-        stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
-        stream = replace(stream, system=config.system_prompt)
+        stream, contract = open_stream(kind, config, seed=seed)
     graded = "references" if use.is_graded and config.contract == "prompts" else "none"
     screen = SCREENS["tests" if contract is code_tasks.CONTRACT else graded]
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
+
+
+def open_stream(kind: Kind, config: DatasetConfig, *, seed: int) -> tuple[RowStream, Contract]:
+    """Open the rows of a dataset as contract rows, with their contract. Nothing is read but what names the format.
+
+    Raises:
+        ContractError: an unreadable source, or an adapter of other rows.
+        ConfigError: unknown adapter, malformed hub path.
+    """
+    adapter, mapping = resolve_adapter(config), config.mapping
+    source = _source(kind, adapter, config, seed)
+    contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
+    stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
+    return replace(stream, system=config.system_prompt), contract
 
 
 def prepare_source(
@@ -136,7 +147,7 @@ def _prepare(
             for split, write in add.items():
                 write(frame[frame["split"] == split])
 
-        result = data_gate.check(stream, contract, limits, meter=_meter(tokens), sink=sink, screen=looked)
+        result = data_gate.check(stream, contract, limits, meter=token_meter(tokens), sink=sink, screen=looked)
         _write_report(result, folder, where=stream.source.name)
     return result.report
 
@@ -185,7 +196,9 @@ def _read_hub(path: str) -> Source:
     return source_of(path, loaded)  # rows are read lazily from disk
 
 
-def _meter(tokens: TokenView) -> TokenMeter:
+def token_meter(tokens: TokenView) -> TokenMeter:
+    """Return the functions of a tokenizer for contracts, which know no messages of rlcore."""
+
     def conversations(found: Sequence[Messages]) -> list[list[Message]]:
         return [[Message(role=turn["role"], content=turn["content"]) for turn in one] for one in found]  # type: ignore[arg-type]  # roles passed the contract
 

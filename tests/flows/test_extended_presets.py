@@ -9,7 +9,7 @@ import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
-from rlcore.flows.plan import every_target, plan_memory, plan_targets
+from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.models.importing import import_model
 from rlcore.tasks.presets.graph import rl_stages
@@ -95,9 +95,9 @@ def test_a_model_of_another_licence_is_not_taken_under_that_of_the_preset_that_i
 def test_a_short_preset_that_extends_it_plans_every_stage(name: str, project: Path, home: Home) -> None:
     preset = str(project / f"my_{name}.toml")
     targets = every_target(preset, ())
-    rows = plan_targets(preset, (), targets)
+    rows = plan_run(preset, (), targets).rows
     assert {row.stage for row in rows} == set(targets) >= {"import_sft", "prepare_prompts", "grpo", "compare"}
-    assert plan_memory(preset, (), targets)
+    assert plan_run(preset, (), targets).lines
 
 
 @pytest.mark.parametrize("name", sorted(PATHS))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.flows.plan import every_target, plan_memory
+from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_promotion, run_targets
 from rlcore.flows.stages import stages
@@ -87,7 +87,7 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_rewards_without_references_just_work_and_no_accuracy_is_told(tracked_home: Home, preset: str) -> None:
     targets = every_target(preset, ())
-    assert "evaluation: no accuracy on prompts, whose rows have no references" in plan_memory(preset, (), targets)
+    assert "evaluation: no accuracy on prompts, whose rows have no references" in plan_run(preset, (), targets).lines
     refs = run_targets(preset, (), targets)
     made = {name: tracked_home.root / ref.uri for name, ref in refs.items()}
     for name in ("base", "brief"):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError
-from rlcore.strict_config import INLINE, Above, AtLeast, Below, Between, OneOf, apply_override, build, to_dict
+from rlcore.strict_config import INLINE, Above, AtLeast, Below, Between, OneOf, build, build_partly, to_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,59 +156,6 @@ def test_plain_values_keep_the_order_of_the_fields_and_sort_the_names_of_tables(
     assert list(plain["options"]) == ["a", "b"]
 
 
-def overridden(*overrides: str) -> dict[str, Any]:
-    """A small document after overrides."""
-    document: dict[str, Any] = {"a": {"b": 1}, "items": [{"kind": "x"}, {"kind": "y"}]}
-    for override in overrides:
-        apply_override(document, override)
-    return document
-
-
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("a.b=2", 2),
-        ("a.b=2e-6", 2e-6),
-        ("a.b=true", True),
-        ('a.b="two words"', "two words"),
-        ("a.b=data/my.jsonl", "data/my.jsonl"),
-        ("a.b=hub:org/name@main", "hub:org/name@main"),
-        ("a.b=x=y", "x=y"),
-        ("a.b=", ""),
-        ("a.b=[1, 2]", [1, 2]),
-        (" a.b = 3 ", 3),
-    ],
-)
-def test_an_override_is_read_as_toml_and_else_as_a_bare_word(override: str, value: object) -> None:
-    assert overridden(override)["a"]["b"] == value
-
-
-def test_an_override_reaches_into_lists_by_number_and_makes_missing_sections() -> None:
-    document = overridden("items.1.weight=0.5", "new.deep.key=1")
-    assert document["items"] == [{"kind": "x"}, {"kind": "y", "weight": 0.5}]
-    assert document["new"] == {"deep": {"key": 1}}
-
-
-def test_later_overrides_win() -> None:
-    assert overridden("a.b=2", "a.b=3")["a"]["b"] == 3
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("a.b", "not of the form path.to.key=value"),
-        ("=3", "not of the form path.to.key=value"),
-        ("a.b.c=3", "'b' is a value, not a section"),
-        ("items.7.kind=x", "'7' is not a number below 2"),
-        ("items.first.kind=x", "'first' is not a number below 2"),
-        ("items.0=x", "name an item of the list by its number, then its key"),
-    ],
-)
-def test_a_wrong_override_is_named(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        overridden(override)
-
-
 def test_an_optional_value_may_be_left_out_and_keeps_its_bounds_and_choices() -> None:
     assert build(Outer, {"name": "x", "count": 1}).limit is None
     assert build(Outer, {"name": "x", "count": 1, "limit": 2, "style": "b"}).limit == 2.0
@@ -273,3 +220,18 @@ def test_a_fault_in_a_table_of_a_kind_is_named_with_its_path(table: Any, fault: 
     with pytest.raises(ConfigError) as caught:
         build(Fleet, {"things": {"x": table}})
     assert fault in caught.value.what
+
+
+def test_what_can_be_built_is_built_beside_all_faults_with_legal_values_in_place_of_wrong_ones() -> None:
+    wrong = {"count": 0, "rate": 2.0, "mode": "fsat", "on": "yes", "itmes": []}
+    value, faults = build_partly(Outer, wrong)
+    assert sorted(fault.split(" ")[0].rstrip(":") for fault in faults) == sorted(["name", *wrong])
+    assert value is not None
+    assert build(Outer, to_dict(value)) == value
+    assert (value.name, value.count, value.mode) == ("", 1, "fast")
+
+
+def test_a_table_that_cannot_be_built_is_left_out_of_its_names() -> None:
+    value, faults = build_partly(Fleet, {"things": {"x": {"kind": "car"}, "y": {"kind": "boat", "sails": "two"}}})
+    assert len(faults) == 2
+    assert value == Fleet(things={"y": Boat(kind="boat", sails=1)})

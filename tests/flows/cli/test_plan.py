@@ -61,7 +61,7 @@ max_new_tokens = 120
 """
 FOLDER = 'source = "folder"\npath = "model"'
 HUB = 'source = "hub"\npath = "org/name"'
-SIZES = ("data.others.max_tokens", "stages.grpo.sampling.max_new_tokens", "evaluation.max_new_tokens")
+SIZES = ("disk", "data.others.max_tokens", "stages.grpo.sampling.max_new_tokens", "evaluation.max_new_tokens")
 EVERYWHERE = (
     "stages.more.init_from",
     "stages.more.rewards",

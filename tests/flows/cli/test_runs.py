@@ -19,7 +19,8 @@ def test_each_stage_that_trains_has_its_memory_and_the_run_its_disk(
 
 
 def test_a_model_of_which_nothing_is_here_has_no_size_yet(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "smollm2"]) == 0
+    hub = f"model={{source='hub',path='org/name',revision='{'0' * 40}',license='MIT'}}"
+    assert main(["estimate", "tiny", "--set", hub]) == 0
     assert capsys.readouterr().out == "memory: known when the model is there, after import_sft\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.tasks.kinds.kind import Continuation, Stage
 from rlcore.tasks.pipeline import earlier_work, stages
-from rlcore.tasks.pipeline.plan import plan
+from rlcore.tasks.pipeline.plan import look_up
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.presets.run import RunConfig
@@ -144,7 +144,7 @@ def killed(run: PipelineRun, after: int, **settings: Any) -> None:
 
 
 def planned(run: PipelineRun, **settings: Any) -> tuple[str, str]:
-    (row,) = plan([LOOP], LoopConfig.run(loop=Loop(**settings)), ["loop"], home=run.home)
+    ((row,), _) = look_up([LOOP], LoopConfig.run(loop=Loop(**settings)), ["loop"], home=run.home)
     return row.state, row.reason
 
 

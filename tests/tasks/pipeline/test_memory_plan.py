@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 
 from rlcore.errors import ConfigError
-from rlcore.flows.plan import plan_memory
+from rlcore.flows.plan import plan_run
 from rlcore.flows.presets import open_preset
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.scratch import make_model, make_tokenizer
@@ -138,13 +138,14 @@ def test_a_folder_is_read_where_it_lies(home: Home, tmp_path: Path) -> None:
 
 
 def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
-    *lines, disk = plan_memory("tiny", [], ["grpo"])
+    *lines, disk, time = plan_run("tiny", [], ["grpo"]).lines
     assert [line.split()[1] for line in lines] == ["sft", "grpo"]
     assert all(line.startswith("memory: ") for line in lines)
     assert disk.startswith("disk: the run writes about ")
+    assert time.startswith("time: about ")
 
 
 def test_a_plan_that_cannot_fit_is_refused(home: Home, card: None) -> None:
     huge = ["model.shape.hidden_size=12288", "model.shape.intermediate_size=49152", "model.shape.num_layers=30"]
     with pytest.raises(ConfigError, match="of 80 GiB on the GPU"):
-        plan_memory("tiny", huge, ["sft"])
+        plan_run("tiny", huge, ["sft"])

@@ -12,7 +12,7 @@ import pytest
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
 from rlcore.flows import plan as flow
-from rlcore.flows.plan import every_target, plan_memory, plan_targets
+from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.run import run_promotion, run_targets
 from rlcore.models.importing import import_model
@@ -26,16 +26,16 @@ OWN = "def brief(rollouts, *, limit=10):\n    return [1.0 for _ in rollouts]\n"
 def faults(*overrides: str, preset: str = "tiny", targets: tuple[str, ...] = ("compare",)) -> list[str]:
     """The lines with which a plan is refused, without warnings; empty where it is not."""
     try:
-        plan_targets(preset, (*MICRO, *overrides) if preset == "tiny" else overrides, targets)
+        plan_run(preset, (*MICRO, *overrides) if preset == "tiny" else overrides, targets)
     except ConfigError as error:
         assert error.where == f"preset {preset}"
-        found = (line.strip() for line in error.what.splitlines()[1:])
+        found = [line.strip() for line in error.what.splitlines() if line.startswith("    ")]
         return [line for line in found if not line.startswith("warning: ")]
     return []
 
 
 def lines(*overrides: str) -> list[str]:
-    return plan_memory("tiny", (*MICRO, *overrides), ["compare"])
+    return list(plan_run("tiny", (*MICRO, *overrides), ["compare"]).lines)
 
 
 def math(**more: str) -> str:
@@ -78,7 +78,7 @@ FAULTS = [
         "data.prompts.path: the hub path is malformed",
     ),
     (
-        "data.prompts={contract='prompts',adapter='gsm8k',path='own_reward.py',eval_path='hub:a/b',num_train=9,"
+        "data.prompts={contract='prompts',adapter='gsm8k',path='rows.jsonl',eval_path='hub:a/b',num_train=9,"
         "num_eval=9,max_tokens=64}",
         "data.prompts.eval_path: the hub path is malformed",
     ),
@@ -121,6 +121,7 @@ FAULTS = [
 def _folder(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state folder of its own; the user's modules lie in the current folder."""
     (tmp_path / "own_reward.py").write_text(OWN)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1", "answer": "#### 2"}\n')
     (tmp_path / "broken_reward.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -133,7 +134,7 @@ def test_a_fault_that_can_be_known_is_named_with_its_full_key_before_work(overri
     assert found.startswith(fault)
 
 
-def test_all_faults_are_named_at_once_by_plan_run_and_every_target() -> None:
+def test_all_faults_are_named_at_once_by_plan_and_run() -> None:
     overrides = (
         *MICRO,
         "model.chat_template=no.jinja",
@@ -144,9 +145,8 @@ def test_all_faults_are_named_at_once_by_plan_run_and_every_target() -> None:
     )
     keys = ["model.chat_template", "stages.grpo.rewards.0.kind", "stages.ppo", "data.prompts.options", "evaluation"]
     for refused in (
-        lambda: plan_targets("tiny", overrides, ["compare"]),
+        lambda: plan_run("tiny", overrides, ["compare"]),
         lambda: run_targets("tiny", overrides, ["compare"]),
-        lambda: every_target("tiny", overrides),
         lambda: run_promotion("tiny", overrides),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -188,7 +188,7 @@ def test_a_flow_of_one_stage_is_refused_for_what_that_stage_needs_alone() -> Non
 
 
 def test_programs_that_no_sandbox_can_hold_are_known_before_the_first_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.tasks.pipeline.preflight.shutil.which", lambda program: None)
+    monkeypatch.setattr("rlcore.tasks.pipeline.preset_checks.shutil.which", lambda program: None)
     (found,) = faults("stages.grpo.sampling.episodes={tools=['python'],max_turn_tokens=40}", "without=['stages.ppo']")
     assert found.startswith("stages.grpo.sampling.episodes.tools: 'python' runs in a sandbox, and bubblewrap is not")
     keys = [line.partition(":")[0] for line in faults(preset="rlvr_code")]
@@ -297,7 +297,7 @@ def test_a_registered_start_is_held_against_the_tokenizer_of_the_run(
     import_model(ModelConfig(source="scratch", shape=shape), base, seed=0)
     shutil.copytree(base, other)
     overrides = ["model.source=folder", f"model.path={base}", "stages.grpo.init_from=models:/mine@champion"]
-    monkeypatch.setattr("rlcore.tasks.pipeline.preflight.read_version", lambda home, model: {"sha256": "abc"})
+    monkeypatch.setattr("rlcore.tasks.pipeline.preset_checks.read_version", lambda home, model: {"sha256": "abc"})
     monkeypatch.setattr("rlcore.tasks.kinds.base.stage.registered_version", lambda config, *, model: "mine/1")
     assert not faults(*overrides)
     document = json.loads((other / "tokenizer.json").read_text())

@@ -14,7 +14,7 @@ from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.leases import LEASE_TAG, hold_lease
 from rlcore.tasks.pipeline.pipeline_run import open_pipeline_run
-from rlcore.tasks.pipeline.plan import PlanRow, format_plan, order_stages, plan
+from rlcore.tasks.pipeline.plan import PlanRow, format_plan, look_up, order_stages
 from rlcore.tasks.pipeline.prefect_bridge import FlowRun
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.presets.run import RunConfig
@@ -102,7 +102,7 @@ def run(home: Home, *targets: str, **changed: Any) -> Mapping[str, ArtifactRef]:
 
 
 def states(home: Home, **changed: Any) -> dict[str, tuple[str, str]]:
-    return {row.stage: (row.state, row.reason) for row in plan(STAGES, config(**changed), ["rl"], home=home)}
+    return {row.stage: (row.state, row.reason) for row in look_up(STAGES, config(**changed), ["rl"], home=home)[0]}
 
 
 def test_stages_are_ordered_by_what_they_need_and_the_rest_is_left_out() -> None:

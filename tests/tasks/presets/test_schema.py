@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from rlcore.flows.presets import FOLDER
-from rlcore.strict_config import apply_override
+from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.schema import preset_schema
 from tests.flows.micro import PRESETS
 

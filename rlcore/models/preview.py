@@ -1,0 +1,109 @@
+"""Configuration and tokenizer of a starting model before its import. No weight is loaded, nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
+
+from rlcore.config import ModelConfig, to_dict
+from rlcore.config.data import FILE_SOURCES
+from rlcore.errors import ModelError
+from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
+from rlcore.models.model_validation import read_config, require_files
+from rlcore.models.scratch import make_config, make_tokenizer
+from rlcore.models.source_files import find_package_file
+from rlcore.strict_config import build
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.text.tokenizer_files import require_vocabulary
+
+_GENERATION = "generation_config.json"
+
+
+def preview_config(model: ModelConfig) -> PretrainedConfig | None:
+    """Return the configuration of a model that is on this machine; None if it must be fetched.
+
+    Raises:
+        ModelError: It cannot be read, or lacks files.
+    """
+    return _config(*_spelled(model))
+
+
+@lru_cache(maxsize=4)
+def _config(spelled: str, _state: object) -> PretrainedConfig | None:
+    model = build(ModelConfig, json.loads(spelled))
+    if model.source == "scratch":
+        return make_config(model.shape, make_tokenizer(max_positions=model.shape.max_positions))
+    if model.source == "folder":
+        require_files(Path(model.path))
+        return read_config(Path(model.path), local_files_only=True)
+    if (file := _gguf(model)) is None:
+        return None
+    try:
+        return AutoConfig.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    except ImportError:  # of a missing extra, which the preset's checks name
+        return None
+    except Exception as error:  # damaged files raise any exception
+        raise ModelError(
+            f"the GGUF file cannot be read: {error}", where=str(file), fix="fetch it again, or name another file"
+        ) from error
+
+
+def preview_tokenizer(model: ModelConfig) -> ChatTokenizer | None:
+    """Return the tokenizer that the import would store; None if it is not on this machine.
+
+    Raises:
+        ModelError: No tokenizer, chat template or EOS token, or a template that cannot be trained with.
+    """
+    return _tokenizer(*_spelled(model)) if model.source != "scratch" else None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
+    model = build(ModelConfig, json.loads(spelled))
+    config = preview_config(model)
+    if config is None:
+        return None
+    folder, file = Path(model.path), _gguf(model)
+    if file is None:
+        require_vocabulary(folder)
+    try:
+        backend = AutoTokenizer.from_pretrained(
+            file.parent if file else folder, local_files_only=True, trust_remote_code=False,
+            **({"gguf_file": file.name} if file else {}),
+        )  # fmt: skip
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelError(f"the model has no usable tokenizer: {error}", where=model.path) from error
+    configure_tokenizer(backend, model)
+    with tempfile.TemporaryDirectory(prefix="rlcore-preview-") as name:
+        config.save_pretrained(name)
+        if file is None and (folder / _GENERATION).is_file():
+            shutil.copy(folder / _GENERATION, name)
+        try:
+            write_tokenizer(backend, Path(name), extra_eos=model.extra_eos)
+            return load_tokenizer(Path(name))
+        except ModelError as error:
+            where = error.where.replace(name, model.path)
+            raise ModelError(error.what, where=where or model.path, fix=error.fix) from error
+
+
+def _spelled(model: ModelConfig) -> tuple[str, object]:
+    """Return a model's settings as JSON, and the state of its files: a GGUF file takes seconds to read."""
+    if model.source == "package":
+        paths = [find_package_file(model.path, model.file)]
+    else:
+        paths = [Path(model.path), *sorted(Path(model.path).glob("*"))] if model.source in FILE_SOURCES else []
+    paths += [Path(model.chat_template)] if model.chat_template else []
+    state = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists())
+    return json.dumps(to_dict(model)), state
+
+
+def _gguf(model: ModelConfig) -> Path | None:
+    """Return the GGUF file of a model; None if it has none."""
+    if model.source == "package":
+        return find_package_file(model.path, model.file)
+    return Path(model.path) if model.source == "gguf" else None

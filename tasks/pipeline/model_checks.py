@@ -1,0 +1,75 @@
+"""Checks of the starting model before a run: source, tokenizer, chat template, EOS token, packages of extras."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlcore.config import ModelConfig, to_dict
+from rlcore.errors import ModelError
+from rlcore.extras import install_command
+from rlcore.models.source_files import find_package_file
+from rlcore.tasks.pipeline.findings import Finding
+from rlcore.tasks.presets.error_collection import collect_error
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.nested import flatten
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "lora": ("peft",),
+    "bnb": ("bitsandbytes",),
+    "gguf": ("gguf", "accelerate"),
+    "ray": ("ray",),
+}
+"""Packages of the extras that settings need; stages, environments and rewards check their own."""
+
+
+def source_errors(config: ModelConfig) -> Iterator[str]:
+    """Yield errors of the model's source: a revision that may move, files that are not there."""
+    path = Path(config.path)
+    if config.source == "hub" and not _COMMIT.fullmatch(config.revision):
+        yield (
+            f"model.revision = {config.revision!r}: not a commit; name the 40 hexadecimal digits of one, since "
+            "branches and tags can be moved"
+        )
+    if config.source == "folder" and not (path / "config.json").is_file():
+        yield f"model.path = {config.path!r}: there is no model in this folder; it needs a config.json"
+    if config.source == "gguf" and not path.is_file():
+        yield f"model.path = {config.path!r}: no such file"
+    if config.source == "package":
+        yield from collect_error("model.path", lambda: find_package_file(config.path, config.file))
+    if config.chat_template and not Path(config.chat_template).is_file():
+        yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
+
+
+def tokenizer_finding(model: ModelConfig, error: ModelError) -> Finding:
+    """Return the error of a model that cannot be read, or whose tokenizer cannot be trained with."""
+    key = "model.path" if model.source in ("folder", "gguf") else "model"
+    fix = f"; {error.fix}" if error.fix else ""
+    return Finding(file=error.where or model.path, text=f"{key}: {error.what}{fix}")
+
+
+def extras_errors(config: RunConfig, stages: Collection[str], *, is_imported: bool) -> Iterator[str]:
+    """Yield the settings that need packages of an extra that is not installed."""
+    for key, extra in _needed(config, stages, is_imported=is_imported).items():
+        missing = [package for package in _EXTRAS[extra] if find_spec(package) is None]
+        if missing:
+            yield f"{key}: needs {' and '.join(missing)}, not installed here; {install_command(extra)}"
+
+
+def _needed(config: RunConfig, stages: Collection[str], *, is_imported: bool) -> dict[str, str]:
+    """Return the extra that each key needs."""
+    needed = {}
+    if config.model.source in ("gguf", "package") and not is_imported:
+        needed[f"model.source = {config.model.source!r}"] = "gguf"
+    if config.distributed.backend == "ray":
+        needed["distributed.backend = 'ray'"] = "ray"
+    for name in stages:
+        for key, value in flatten(to_dict(config.stages[name].settings)).items():
+            if key.endswith("lora.rank") and value:
+                needed[f"stages.{name}.{key} = {value}"] = "lora"
+            if key.endswith("optim.kind") and value == "adamw_8bit":
+                needed[f"stages.{name}.{key} = {value!r}"] = "bnb"
+    return needed

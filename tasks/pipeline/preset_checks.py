@@ -1,0 +1,173 @@
+"""Checks of a preset's stages, datasets and evaluation that need nothing but the preset and the files that it names."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from transformers import PretrainedConfig
+
+from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
+from rlcore.data_contracts.adapters.convert import is_generator
+from rlcore.errors import RlcoreError
+from rlcore.rewards.pair_judge import make_pair_judge
+from rlcore.rewards.table import placeholder_model, reward_errors
+from rlcore.sampling.vllm.gpu_assignment import is_installed
+from rlcore.tasks.kinds import load
+from rlcore.tasks.kinds.facts import BASE, StageConfig
+from rlcore.tasks.kinds.kind import kind_of
+from rlcore.tasks.presets import stages as parts_of_stages
+from rlcore.tasks.presets.data import HUB, POLICY
+from rlcore.tasks.presets.error_collection import collect_error
+from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.graph import REGISTRY
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.steps.data_source import check_options, hub_parts, resolve_adapter
+from rlcore.tasks.steps.episodes import environment_errors
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.registry import read_version
+from rlcore.text.tokenization import ChatTokenizer
+
+_SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreflightContext:
+    """Facts of a run before it starts: its preset, state directory, and existing artifacts of its stages.
+
+    ``model`` and ``tokenizer`` of the base are None if they must be fetched, or cannot be read.
+    """
+
+    config: RunConfig
+    home: Home
+    refs: Mapping[str, ArtifactRef] = field(default_factory=dict)
+    model: PretrainedConfig | None = None
+    tokenizer: ChatTokenizer | None = None
+
+
+def _engine_of(config: RunConfig, path: str, section: SamplingConfig | EvaluationConfig) -> Iterator[str]:
+    """Return the engine of a section: its own, or the run's."""
+    return _engine(f"{path}.engine" if section.engine else "engine", config.engine_of(section))
+
+
+def _engine(path: str, engine: EngineConfig) -> Iterator[str]:
+    if engine.kind == "native" or engine.urls:
+        return
+    if engine.python and shutil.which(engine.python) is None:
+        yield f"{path}.python = {engine.python!r}: no such program; name the interpreter that has vLLM"
+    elif not engine.python and not is_installed():
+        yield f"{path}.kind = {engine.kind!r}: vLLM is not installed here; install it, or take engine.kind = 'native'"
+
+
+def stage_errors(context: PreflightContext, name: str) -> Iterator[str]:
+    """Yield the errors of a stage: start, algorithm, rewards, judge, files, sandbox, episodes, engine."""
+    path, stage = f"stages.{name}", context.config.stages[name]
+    yield from _start(context, name)
+    if checks := kind_of(stage.kind).checks:
+        yield from load(checks)(path, stage)
+    sampling = parts_of_stages.sampling_of(stage)
+    if sampling:
+        prefill = context.tokenizer.prefill if context.tokenizer else ""
+        yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
+        if judge := parts_of_stages.judge_of(stage):
+            known = {judge.stage: placeholder_model} if judge.stage else {}
+            at = f"{path}.judge"
+            yield from collect_error(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
+        yield from _files(path, stage)
+        yield from _sandbox(f"{path}.rewards", parts_of_stages.rewards_of(stage))
+        yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
+        yield from environment_errors(sampling.episodes, f"{path}.sampling.episodes")
+        yield from _engine_of(context.config, f"{path}.sampling", sampling)
+
+
+def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
+    """Check the requirements of tools."""
+    if episodes.search_corpus and not Path(episodes.search_corpus).is_file():
+        yield f"{path}.search_corpus = {episodes.search_corpus!r}: no such file"
+    if "python" in episodes.tools and shutil.which("bwrap") is None:
+        yield f"{path}.tools: 'python' runs in a sandbox, and bubblewrap is not installed; {_SANDBOX}"
+
+
+def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
+    """Check the sandbox, which verifies programs of a policy unless a reward term needs none."""
+    for place, term in enumerate(terms):
+        is_walled = term.kind == "code" and term.options.get("backend", "bubblewrap") == "bubblewrap"
+        if is_walled and shutil.which("bwrap") is None:
+            yield f"{path}.{place}: programs run in a sandbox, and bubblewrap is not installed; {_SANDBOX}"
+
+
+def _files(path: str, stage: StageConfig) -> Iterator[str]:
+    """Check the files that custom functions read."""
+    for key, term in parts_of_stages.terms_of(stage).items():
+        for number, file in enumerate(term.files):
+            if not Path(file).is_file():
+                yield f"{path}.{key}.files.{number} = {file!r}: no such file"
+
+
+def data_errors(config: RunConfig, name: str) -> list[str]:
+    """Return the errors of a dataset: adapter, options, files that are not there."""
+    data, path = config.data[name], f"data.{name}"
+    errors = collect_error(f"{path}.adapter", lambda: resolve_adapter(data))
+    errors = errors or collect_error(f"{path}.options", lambda: check_options(data.kind, data))
+    if errors:
+        return errors
+    adapter = resolve_adapter(data)
+    if adapter == POLICY:
+        return list(_engine("engine", config.engine))
+    if is_generator(adapter):
+        return []
+    found = _source(f"{path}.path", data.path, adapter, "set fallback")
+    if data.eval_path:
+        found += _source(f"{path}.eval_path", data.eval_path, adapter, "leave it out, to hold out rows of path")
+    return found
+
+
+def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
+    """Check the file or hub dataset that an adapter reads."""
+    if source.startswith(HUB):
+        return collect_error(key, lambda: hub_parts(source))
+    if Path(source).is_file():
+        return []
+    return [f"{key} = {source!r}: no such file, and the adapter {adapter!r} reads one; or {otherwise}"]
+
+
+def evaluation_errors(config: RunConfig) -> Iterator[str]:
+    """Yield the errors of the evaluation: verifiers, sandbox, engine."""
+    terms = tuple(verifier.term for verifier in config.evaluation.verifiers)
+    for error in reward_errors(terms, "evaluation.verifiers"):
+        if "named twice" not in error:  # the graph has checked which of them decide on a dataset
+            yield error
+    yield from _sandbox("evaluation.verifiers", terms)
+    yield from _engine_of(config, "evaluation", config.evaluation)
+
+
+def _start(context: PreflightContext, name: str) -> Iterator[str]:
+    """Check that registered models for start or reference policy exist and have the run's tokenizer."""
+    stage: StageConfig = context.config.stages[name]
+    named = (
+        (parts_of_stages.start_key(stage), parts_of_stages.named_start(stage)),
+        (parts_of_stages.reference_key(stage), parts_of_stages.reference_of(stage)),
+    )
+    for setting, uri in named:
+        if uri.startswith(REGISTRY):
+            yield from _registered(context, f"stages.{name}.{setting} = {uri!r}", uri)
+
+
+def _registered(context: PreflightContext, key: str, uri: str) -> Iterator[str]:
+    try:
+        tags = read_version(context.home, uri.removeprefix(REGISTRY))
+    except RlcoreError as error:
+        yield f"{key}: {error.what}; train and register it first, or name one of {BASE} and the preset's stages"
+        return
+    folders = list(
+        context.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
+    )  # None if another state directory made it
+    if folders and context.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(context.tokenizer):
+        yield (
+            f"{key}: this model has another tokenizer than the run's; take a model of the same family, or make "
+            "it the base: model.source = 'registry'"
+        )

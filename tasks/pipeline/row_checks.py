@@ -1,0 +1,169 @@
+"""Trial of the first rows of each data file before a run: adapter, contract, references, and lengths in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
+from rlcore.data_contracts.gate.reading import Items, Source, Wanted
+from rlcore.data_contracts.gate.records import Quarantined
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
+from rlcore.data_contracts.gate.stream import RowFn, RowStream
+from rlcore.errors import RlcoreError
+from rlcore.rewards.references import plain_error
+from rlcore.tasks.pipeline.data_check import ANY_LENGTH, NO_TOKENIZER
+from rlcore.tasks.pipeline.findings import Finding
+from rlcore.tasks.presets.data import HUB, DatasetConfig
+from rlcore.tasks.presets.graph import math_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.data import TokenView, is_exact, open_stream, token_meter
+from rlcore.tasks.steps.references import is_compared
+
+SAMPLE = 300
+"""Lines of each file that are tried; the data gate of a run reads all of them."""
+_REASONS = 4  # of refused rows that are listed for a file
+_STAND_INS: tuple[Any, ...] = ("", 1, [], [{"role": "user", "content": "a"}], {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Tried lines of a file: their number, refused ones with True if one refuses the dataset; ``is_all``: no more."""
+
+    num_lines: int
+    refused: Sequence[tuple[Quarantined, bool]]
+    is_all: bool
+
+    @cached_property
+    def text(self) -> str:
+        """The number of tried lines, named a sample if there are more."""
+        return f"{self.num_lines} lines" if self.is_all else f"the first {self.num_lines} lines, a sample"
+
+
+def row_findings(
+    config: RunConfig, names: Collection[str], tokens: TokenView | None
+) -> tuple[list[Finding], list[str]]:
+    """Return the errors of the first rows of datasets, and sentences about rows that a run will quarantine.
+
+    Without ``tokens`` no length is checked. Hub datasets, and rows that are generated or sampled, are left to the run.
+    """
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for name in names:
+        data = config.data[name]
+        is_graded = name in math_data(config) and data.contract == "prompts"
+        system = data.system_prompt or config.model.system_prompt
+        for key in ("path", "eval_path"):
+            path = getattr(data, key)
+            if not path or path.startswith(HUB) or not Path(path).is_file():
+                continue
+            own = replace(data, path=path, eval_path="", system_prompt=system)
+            try:
+                texts, said = _tried(f"data.{name}", key, own, tokens, is_graded=is_graded)
+            except (ContractError, RlcoreError) as error:
+                setting = "adapter" if error.what.startswith("the adapter") else key
+                texts, said = [f"data.{name}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], []
+            findings += [Finding(file=path, text=text) for text in texts]
+            notes += said
+    return findings, notes
+
+
+def _tried(
+    key: str, which: str, data: DatasetConfig, tokens: TokenView | None, *, is_graded: bool
+) -> tuple[list[str], list[str]]:
+    """Return errors and notes of one file; ``data`` has it as ``path``."""
+    stream, contract = open_stream(data.kind, data, seed=0)
+    source, counted = _head(stream.source)
+    terms = RowCheckConfig(
+        max_tokens=data.max_tokens if tokens else ANY_LENGTH,
+        is_exact=is_exact(data),
+        screen=_unusable if is_graded else None,
+    )
+    refused: list[tuple[Quarantined, bool]] = []
+    for batch in replace(stream, source=source).batches():
+        refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
+        meter = token_meter(tokens or NO_TOKENIZER)
+        refused += check_rows(batch, contract, terms, meter=meter, where=data.path).refused.values()
+    trial = Trial(num_lines=counted["lines"], refused=refused, is_all=not counted["more"])
+    if not trial.num_lines:
+        return [f"{key}.{which}: the file has no rows"], []
+    lines = list(_reasons(key, trial, stream))
+    share = len({one.origin.line for one, _ in refused}) / trial.num_lines
+    if any(is_fatal for _, is_fatal in refused) or share > (data.max_quarantined if trial.is_all else 0.5):
+        return lines, []
+    return [], [f"warning: {line}; a run leaves such rows out" for line in lines]
+
+
+def _reasons(key: str, trial: Trial, stream: RowStream) -> Iterator[str]:
+    """Yield a line for each reason, the most frequent first."""
+    groups: dict[tuple[str, str], list[Quarantined]] = {}
+    for one, _ in trial.refused:
+        groups.setdefault((one.field, one.reason.partition(" at character ")[0]), []).append(one)
+    for (field, reason), found in sorted(groups.items(), key=lambda pair: -len(pair[1]))[:_REASONS]:
+        first = found[0]
+        wanted = _wanted(stream, first.origin.line) if "missing column" in reason else ""
+        budget = f"{key}.max_tokens" if " tokens" in reason else key
+        named = f"{field}: " if field else ""
+        shown = f" ({first.excerpt!r:.80})" if first.excerpt and not wanted else ""
+        yield f"{budget}: {named}{reason}{shown}{wanted}{_hint(reason)}; {_extent(found, trial)}"
+    if len(groups) > _REASONS:
+        yield f"{key}: and {len(groups) - _REASONS} other reasons; rlcore validate lists them"
+
+
+def _extent(found: Sequence[Quarantined], trial: Trial) -> str:
+    return f"line {found[0].origin.line}, and {len(found)} of {trial.text} in all"
+
+
+def _hint(reason: str) -> str:
+    return "; a row is one JSON object on one line: jq -c rewrites a file" if "malformed JSON" in reason else ""
+
+
+def _wanted(stream: RowStream, line: int) -> str:
+    """Name all columns that the adapter misses in a line: each is put in until the row is read."""
+    rows = (item for _, item in stream.source.read(None) if item.origin.line == line)
+    values = dict(getattr(next(rows, None), "values", {}))
+    missing = missing_columns(stream.make, values)
+    return f"; wanted and not there: {', '.join(missing)}" if len(missing) > 1 else ""
+
+
+def missing_columns(make: RowFn, values: Mapping[str, Any]) -> list[str]:
+    """Return the columns that a conversion misses in a row, in the order in which it reads them."""
+    row, tried = dict(values), dict[str, int]()
+    for _ in range(len(_STAND_INS) * 20):
+        try:
+            make(row)
+        except RowError as error:
+            name = error.field.partition(".")[0]
+            if name in values or tried.get(name, -1) + 1 >= len(_STAND_INS):
+                break
+            tried[name] = tried.get(name, -1) + 1
+            row[name] = _STAND_INS[tried[name]]
+        else:
+            break
+    return list(tried)
+
+
+def _head(source: Source) -> tuple[Source, dict[str, int]]:
+    """Return the first lines of a source, and their count, with ``more`` lines behind them, once they are read."""
+    counted = {"lines": 0, "more": 0}
+
+    def read(wanted: Wanted | None) -> Items:
+        for place, item in islice(source.read(wanted), SAMPLE + 1):
+            if counted["lines"] == SAMPLE:
+                counted["more"] = 1
+                break
+            counted["lines"] += 1
+            yield place, item
+        return counted["lines"]
+
+    return replace(source, read=read), counted
+
+
+def _unusable(references: Sequence[str]) -> Mapping[int, str]:
+    """Return the reference answers that no answer can equal, as far as their text shows."""
+    found = {place: plain_error(each) for place, each in enumerate(references) if is_compared(each)}
+    return {place: f"no answer can be graded with it: it {error}" for place, error in found.items() if error}

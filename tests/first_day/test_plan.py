@@ -1,0 +1,287 @@
+"""``rlcore plan`` names the errors of every layer in one round, and reads what users have: rows, a model folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.flows.cli.app import main
+from rlcore.models.importing import import_model
+from rlcore.tasks.pipeline import sizes
+from rlcore.tasks.store.settings import Home
+
+SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=256)
+PRESET = """extends = "chat"
+name = "mine"
+[model]
+source = "folder"
+path = "model"
+license = "MIT"
+[data.prompts]
+adapter = "prompts"
+path = "rows.jsonl"
+num_train = 40
+num_eval = 10
+max_tokens = 128
+[stages.grpo]
+sampling.max_new_tokens = 32
+[evaluation]
+max_new_tokens = 32
+"""
+HEAVY = ("torch", "transformers", "pandas", "pandera", "mlflow", "prefect", "datasets")
+
+
+class Said(NamedTuple):
+    """Output of a refused plan: the lines of errors by the file above them, and all text."""
+
+    lines: dict[str, list[str]]
+    text: str
+
+    @property
+    def all(self) -> list[str]:
+        return [line for lines in self.lines.values() for line in lines]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a preset, a model and rows that are all valid."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(model, "model")
+    Path("mine.toml").write_text(PRESET)
+    write("rows.jsonl", rows())
+    return tmp_path
+
+
+def rows(**changes: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt_id": f"q{number}",
+            "messages": [{"role": "user", "content": f"What is {number} + 4?"}],
+            "reference": f"{number + 4}",
+            "task": "sums",
+            **changes,
+        }
+        for number in range(60)
+    ]
+
+
+def write(path: str, values: Iterable[object]) -> str:
+    Path(path).write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path
+
+
+def planned(capsys: pytest.CaptureFixture[str], *overrides: str) -> Said:
+    """Return the errors of ``rlcore plan mine.toml``; no line if it plans."""
+    code = main(["plan", "mine.toml", *(word for override in overrides for word in ("--set", override))])
+    said = capsys.readouterr()
+    assert (code == 2) == bool(said.err), said.err
+    found: dict[str, list[str]] = {}
+    file = ""
+    for line in said.err.splitlines():
+        if line.startswith("    "):
+            found.setdefault(file, []).append(line.strip())
+        elif line.startswith("  ") and line.endswith(":"):
+            file = line.strip().rstrip(":")
+    return Said(found, said.out + said.err)
+
+
+def test_a_valid_preset_is_planned_with_memory_disk_and_an_estimate_that_says_how_it_was_found(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = planned(capsys)
+    assert not said.lines
+    kinds = [line.partition(":")[0] for line in said.text.splitlines() if ": " in line]
+    assert kinds == ["memory", "disk", "time"]
+    assert "by a rough model of the arithmetic" in said.text
+
+
+PRETTY = json.dumps(rows(), indent=2)
+PAIRS = [
+    {"pair_id": "p", "messages": rows()[0]["messages"], "chosen": ["yes", "no"], "rejected": ["no"], "source": "mine"}
+]
+ROWS = [
+    ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "prompt_id", "messages"]),
+    ("no text", rows(reference=["4"]), (), "prompts", ["reference", "60 of 60 lines"]),
+    ("empty", [], (), "prompts", ["no rows"]),
+    ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
+    ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),
+    ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "key", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
+def test_rows_that_a_run_would_refuse_are_named_with_their_file_key_and_line(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    values: list[Any],
+    settings: tuple[str, ...],
+    key: str,
+    words: list[str],
+) -> None:
+    write("rows.jsonl", values)
+    said = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
+    assert list(said.lines) == ["rows.jsonl"]
+    assert said.all[0].startswith(f"data.{key}")
+    assert not [word for word in words if word not in said.text]
+
+
+def test_a_file_that_is_no_json_lines_is_refused_without_a_traceback(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("pretty.jsonl", PRETTY.replace("[", "", 1)), ("rows.txt", "1 + 1 = 2\n")):
+        Path(name).write_text(text)
+        said = planned(capsys, f"data.prompts.path={name}")
+        assert list(said.lines) == [name], said.text
+
+
+def test_pairs_of_lists_are_no_pairs_of_texts(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("pairs.jsonl", PAIRS)
+    table = "contract='preference_pairs',adapter='preferences',path='pairs.jsonl',num_train=9,num_eval=9,max_tokens=64"
+    said = planned(capsys, f"data.pairs={{{table}}}")
+    assert said.lines["pairs.jsonl"][0].startswith("data.pairs: chosen: must be a text, not a list")
+
+
+def test_a_sample_says_that_it_is_one_and_a_few_bad_rows_are_a_warning(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = [{**row, "prompt_id": f"{number}-{row['prompt_id']}"} for number in range(10) for row in rows()]
+    write("rows.jsonl", [*rows(reference=["4"])[:2], *many])
+    said = planned(capsys)
+    assert not said.lines
+    assert "warning: data.prompts: reference: must be a text" in said.text
+    assert "2 of the first 300 lines, a sample" in said.text
+
+
+def test_a_model_without_chat_template_or_end_of_sequence_is_refused_before_its_import(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("model/chat_template.jinja").unlink()
+    said = planned(capsys)
+    assert said.lines["model"][0].startswith("model.path: the tokenizer has no chat template")
+    Path("own.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
+    for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
+        found = json.loads(Path("model", name).read_text())
+        Path("model", name).write_text(json.dumps({key: found[key] for key in found if "eos" not in key}))
+    said = planned(capsys, "model.chat_template=own.jinja")
+    assert said.lines["model"][0].startswith("model.path: the chat template is unsuitable for training")
+    assert "no EOS id" in said.text
+
+
+class Disk(NamedTuple):
+    free: int
+
+
+TWELVE = {  # the key of each planted error, with the file under which it is listed
+    "stages.grpo.learning_rat": "preset mine",  # schema: no such key
+    "seed": "preset mine",  # schema: beyond its bounds
+    "stages.more.init_from": "preset mine",  # graph
+    "stages.grpo.rewards.1.kind": "preset mine",  # reward
+    "stages.grpo.rewards.2.kind": "preset mine",  # the user's function
+    "stages.grpo.update.lora.rank": "preset mine",  # extra
+    "hardware.device": "preset mine",  # machine
+    "engine.python": "preset mine",  # engine
+    "data.prompts.eval_path": "preset mine",  # path
+    "data.others": "others.jsonl",  # rows
+    "model.path": "model",  # tokenizer
+    "disk": "preset mine",  # sizes
+}
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_twelve_errors_of_every_layer_are_named_in_one_round(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    Path("model/chat_template.jinja").unlink()
+    write("others.jsonl", [{"problem": "1 + 1", "solution": "2"}])
+    text = PRESET.replace('name = "mine"', 'name = "mine"\nseed = -1')
+    rewards = '[{ kind = "math" }, { kind = "maths" }, { kind = "no_such_module:f" }]'
+    text = text.replace("[stages.grpo]", f"[stages.grpo]\nlearning_rat = 1e-6\nrewards = {rewards}")
+    text = text.replace("num_train = 40", 'eval_path = "none.jsonl"\nnum_train = 40')
+    Path("mine.toml").write_text(f"""{text}
+[hardware]
+device = "cuda:7"
+[engine]
+kind = "vllm"
+python = "no-python"
+[data.others]
+contract = "prompts"
+adapter = "prompts"
+path = "others.jsonl"
+num_train = 9
+num_eval = 9
+max_tokens = 64
+[stages.more]
+kind = "rl"
+init_from = "grop"
+prompts = {{ prompts = 1.0 }}
+algorithm = "grpo"
+num_iterations = 1
+prompts_per_iteration = 1
+group_size = 2
+learning_rate = 1e-6
+rewards = [{{ kind = "math" }}]
+sampling = {{ max_new_tokens = 8 }}
+""")
+    monkeypatch.setattr(sizes.shutil, "disk_usage", lambda folder: Disk(free=1_000))
+    monkeypatch.setattr("rlcore.tasks.pipeline.model_checks.find_spec", without_peft)
+    assert main([command, "mine.toml"]) == 2
+    said = capsys.readouterr().err
+    assert "preset has 12 errors:" in said
+    file, found = "", {}
+    for line in said.splitlines():
+        if line.startswith("    ") and not line.startswith("    warning"):
+            found[line.split(":")[0].split(" = ")[0].strip()] = file
+        elif line.startswith("  ") and line.endswith(":"):
+            file = line.strip().rstrip(":")
+    assert found == TWELVE
+
+
+def without_peft(name: str) -> ModuleSpec | None:
+    return None if name == "peft" else importlib.util.find_spec(name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "typo.toml"], "there is no preset"),
+        (["plan", "broken.toml"], "not valid TOML"),
+        (["plan", "tiny", "--set", "sedd=1"], "did you mean seed?"),
+        (["run", "tiny", "--set", "sedd=1"], "did you mean seed?"),
+        (["config", "tiny", "stages.grpo.kl"], ""),
+        (["--help"], ""),
+    ],
+)
+def test_a_wrong_preset_is_refused_before_anything_heavy_is_imported(
+    tmp_path: Path, home: Home, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "broken.toml").write_text("name = \n")
+    code = f"""
+import sys
+from rlcore.flows.cli.app import main
+code = main({arguments!r})
+print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == (2 if words else 0), done.stderr
+    assert words in done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
