@@ -108,7 +108,7 @@ def _learners(stages: Mapping[str, StageConfig]) -> dict[str, Learning]:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A preset as far as it could be read. In ``config`` legal values stand in for wrong ones; None: nothing is built."""
+    """A preset as far as it could be read. In ``config`` legal values stand in for wrong ones; None: there is none."""
 
     source: str
     config: RunConfig | None

@@ -117,7 +117,7 @@ PAIRS = [
     {"pair_id": "p", "messages": rows()[0]["messages"], "chosen": ["yes", "no"], "rejected": ["no"], "source": "mine"}
 ]
 ROWS = [
-    ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "prompt_id", "messages"]),
+    ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "messages", "problem"]),
     ("no text", rows(reference=["4"]), (), "prompts", ["reference", "60 of 60 lines"]),
     ("empty", [], (), "prompts", ["no rows"]),
     ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
