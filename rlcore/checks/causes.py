@@ -123,10 +123,19 @@ def _gradient_spike(figures: Figures) -> str:
 
 def _all_cut(figures: Figures) -> str:
     cut = figures.recent("completion/truncated")
-    if figures.is_solved or not cut or fmean(cut) < _CUT:
+    if figures.is_solved or not cut or fmean(cut) < _CUT or _cut_answers_earned_more(figures):
         return ""
     subject = "every answer was" if min(cut) == 1.0 else f"{fmean(cut):.0%} of the answers were"
     return f"{subject} cut at sampling.max_new_tokens = {figures.rl.sampling.max_new_tokens}"
+
+
+def _cut_answers_earned_more(figures: Figures) -> bool:
+    """Return True if cut answers of earlier iterations had rewards, so that the cut does not explain equal ones."""
+    now = figures.reward
+    earlier = (row for row in figures.rows if row["iteration"] < figures.since)
+    return now is not None and any(
+        row.get("completion/truncated", 0.0) >= _CUT and row.get("reward/mean", now) > now for row in earlier
+    )
 
 
 def _no_format(figures: Figures) -> str:

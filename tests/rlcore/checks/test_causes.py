@@ -132,6 +132,15 @@ def test_answers_that_are_cut_and_right_are_solved_prompts() -> None:
     assert findings(rows(RIGHT | {"completion/truncated": 1.0}))["zero_signal"].cause.endswith("the prompts are solved")
 
 
+def test_a_cut_that_earned_rewards_before_does_not_explain_their_absence() -> None:
+    cut = {"completion/truncated": 1.0}
+    assert (
+        "no answer is right"
+        in findings(rows(cut | {"reward/mean": 0.2, "reward/std": 0.4}, WRONG | cut))["zero_signal"].cause
+    )
+    assert "every answer was cut" in findings(rows(cut | {"reward/mean": 0.0}, WRONG | cut))["zero_signal"].cause
+
+
 def test_the_largest_reward_is_the_sum_of_the_weights() -> None:
     terms = (RewardTerm(kind="math", weight=2.0), RewardTerm(kind="length", weight=-1.0))
     assert "do not depend" in findings(rows(RIGHT), rewards=terms)["zero_signal"].cause
