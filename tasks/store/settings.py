@@ -183,6 +183,7 @@ def configure_logging() -> None:
     """Show one plain line per stage on standard error; under Prefect its handlers do, besides the API."""
     shorten_user_errors()
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # imported by MLflow; it warns about an unused part
+    logging.getLogger("mlflow.utils.environment").setLevel(logging.ERROR)  # it warns where pip is not installed
     logger = logging.getLogger("rlcore")
     logger.setLevel(logging.INFO)
     if engine_name() == "inline" and not logger.handlers:

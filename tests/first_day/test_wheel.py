@@ -213,6 +213,7 @@ def test_the_demo_and_an_own_preset_run_in_a_folder_of_the_user(full: Environmen
     ):
         done = full.run("rlcore", *command, RLCORE_ENGINE="inline" if "mine.toml" in command else "prefect")
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "mlflow.utils.environment" not in done.stderr  # warns in an environment without pip
     uri = f"sqlite:///{full.work / '.rlcore' / 'mlflow.db'}"
     loaded = full.run("python", "-P", "-c", LOAD, MLFLOW_TRACKING_URI=uri)
     assert loaded.returncode == 0, loaded.stderr
