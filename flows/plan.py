@@ -6,6 +6,7 @@ import (torch for keys, transformers for checks) is imported by what needs it, s
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -108,6 +109,9 @@ def _whole(draft: Draft, home: Home) -> RunConfig:
     config = draft.config
     if config is None:
         return draft.whole
+    if draft.errors:  # known at once; what follows takes seconds to import
+        sys.stderr.write("\n".join((*draft.errors, f"{draft.source}: checking rows, model and functions too …\n")))
+        sys.stderr.flush()
     if draft.errors or config.errors:
         _preflight(config, home, None, {}, earlier=draft.errors)
     return validated(config, draft.source)

@@ -285,3 +285,17 @@ sys.exit(code)
     assert done.returncode == (2 if words else 0), done.stderr
     assert words in done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_wrong_key_beside_rows_and_a_model_is_said_before_these_are_checked(project: Path) -> None:
+    """Without the heavy libraries the check of rows and model fails; the key has been named by then."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({HEAVY!r}))
+from rlcore.flows.cli.app import main
+main(["plan", "mine.toml", "--set", "sedd=1"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("sedd: unknown key; did you mean seed?")
+    assert "checking rows, model and functions too" in done.stderr
+    assert "ModuleNotFoundError" in done.stderr
