@@ -9,8 +9,8 @@ last checkpoint are computed again, so that none is lost. Metrics are recorded, 
 
 from __future__ import annotations
 
+import io
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -172,7 +172,8 @@ class Trackio:
         last = self._steps(*self._name)
         self.resumed_at = self._last = -1 if last is None else int(last)
         options = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        with redirect_stdout(sys.stderr):
+        self._finish = trackio.finish  # of the run itself, it would be called again at the end of the process
+        with redirect_stdout(io.StringIO()):
             self._run = trackio.init(project, run, config=dict(config or {}), resume="allow", **options)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -188,8 +189,8 @@ class Trackio:
 
     def close(self) -> None:
         """End the run."""
-        with redirect_stdout(sys.stderr):
-            self._run.finish()
+        with redirect_stdout(io.StringIO()):
+            self._finish()
 
 
 TOOLS: Mapping[str, type[TensorBoard | Wandb | Trackio]] = MappingProxyType(
