@@ -15,7 +15,7 @@ from rlcore.tasks.presets.peers import KINDS
 from rlcore.tasks.presets.tracking import Tool
 from rlcore.tasks.presets.trl_objective import objective_of, rewards_of
 from rlcore.tasks.presets.trl_settings import TrlSettings, read_settings
-from rlcore.tasks.presets.trl_sources import Source, max_positions, model_of, source_of
+from rlcore.tasks.presets.trl_sources import Source, layout_of, max_positions, model_of, source_of
 
 _DATA = {  # by kind of stage: name of the dataset, contract, adapter
     "rl": ("prompts", "prompts", "prompts"),
@@ -81,7 +81,7 @@ def from_trl(file: Path, trainer: str = "") -> str:
     draft.values |= {"name": re.sub(r"[^\w.-]", "-", file.stem), "seed": 42} | model_of(trl, file.parent, draft.errors)
     draft.values |= {
         f"data.{dataset}.contract": contract,
-        f"data.{dataset}.adapter": adapter,
+        f"data.{dataset}.adapter": layout_of(file.parent / source.path, adapter) if source.num_rows else adapter,
         f"data.{dataset}.path": source.path,
         **({f"data.{dataset}.eval_path": source.eval_path} if source.eval_path else {}),
         f"data.{dataset}.num_train": source.num_rows or _ALL_ROWS,

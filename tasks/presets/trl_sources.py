@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def source_of(trl: TrlSettings, folder: Path, errors: list[str]) -> Source:
     if not place.exists():
         return Source(
             path=f"{HUB}{named}@",
-            notes=("data: write the 40 hex digits of the dataset's commit after @, and an adapter for its columns",),
+            notes=("data: write the 40 hex digits of the dataset's commit after @, and the adapter of its layout",),
         )
     if place.is_file():
         return Source(path=str(named), num_rows=_count(place))
@@ -78,6 +79,17 @@ def source_of(trl: TrlSettings, folder: Path, errors: list[str]) -> Source:
         return Source()
     paths = [str(Path(named) / each.relative_to(place)) for each in (*train, *held_out[:1])]
     return Source(path=paths[0], eval_path=paths[1] if held_out else "", num_rows=_count(train[0]))
+
+
+def layout_of(file: Path, own: str) -> str:
+    """Return the adapter that reads a file's rows as those of the adapter ``own``, or ``own`` if none is known."""
+    from rlcore.data_contracts.adapters.recognition import fits
+    from rlcore.data_contracts.errors import ContractError
+    from rlcore.data_contracts.gate.reading import read_source
+
+    with suppress(ContractError):  # the plan says what is wrong with it
+        return next((fit.adapter for fit in fits(read_source(file)) if own in fit.kinds), own)
+    return own
 
 
 def _of_mixture(mixture: Any, folder: Path, errors: list[str]) -> Source:

@@ -176,6 +176,15 @@ def test_the_trainer_is_found_by_its_keys_or_asked_for(project: Path, capsys: py
         assert f"the keys fit {fitting} of TRL's trainers" in capsys.readouterr().err
 
 
+def test_rows_as_trl_has_them_get_the_adapter_that_reads_them(project: Path) -> None:
+    rows = [{"prompt": f"{i} + 1?", "chosen": f" {i + 1}", "rejected": " no"} for i in range(100)]
+    write_rows(project / "data", {"train": rows})
+    (project / "mine.yaml").write_text(COMMON)
+    assert main(["from-trl", "mine.yaml", "--trainer", "dpo"]) == 0
+    assert tomllib.loads((project / "mine.toml").read_text())["data"]["pairs"]["adapter"] == "trl_preference"
+    assert main(["plan", "mine.toml"]) == 0
+
+
 def test_config_names_the_key_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "tiny", "stages.grpo.num_generations"]) == 2
     assert "did you mean stages.grpo.group_size? It is TRL's num_generations" in capsys.readouterr().err
