@@ -80,12 +80,12 @@ def serve(
         Parameter(help="A name by which others reach this machine; may be repeated.", show_default=False),
     ] = (),
     timeout: Annotated[float, Parameter(help="Maximum seconds of a request.")] = 300.0,
-    max_concurrent: Annotated[int, Parameter(help="Number of concurrent requests; more are rejected.")] = 16,
+    max_concurrent: Annotated[int, Parameter(help="Number of concurrent requests; more are rejected.")] = 64,
 ) -> int:
     """Serve a registered model at an OpenAI-compatible address, with its chat template and EOS ids, until Ctrl-C.
 
-    A request names the model by its registered name, without the version, and carries the token: RLCORE_SERVE_TOKEN,
-    else one that is generated and printed.
+    A request names the model as here, or by its registered name alone. It carries the token: RLCORE_SERVE_TOKEN, else
+    one that is generated and printed.
 
     ```
     rlcore serve tiny-grpo@champion --port 8001

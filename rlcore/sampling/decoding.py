@@ -135,14 +135,14 @@ def _prefill(
 
 
 def sample_tokens(
-    logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float
+    logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float | torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample each row from ``softmax(logits / temperature)`` by inverting its cumulative distribution.
 
     Args:
         logits: [R, V].
         uniforms: float32 [R] in [0, 1).
-        temperature: Above 0.
+        temperature: Above 0; of all rows, or [R, 1].
 
     Returns:
         Tokens, int64 [R], and their log-probabilities, float32 [R]. Non-finite logits give non-finite

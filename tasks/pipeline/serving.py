@@ -80,6 +80,7 @@ def serve_model(
             raise ModelError(f"{model} is a reward model, which answers nothing", fix="name a policy")
         served = Served(
             name=registered.tags["name"],
+            alias=model,
             tokenizer=ChatTokenizer.load(registered.folder),
             positions=min(positions_of(registered.folder), _UNBOUNDED),
         )

@@ -46,9 +46,10 @@ Read = Callable[[Mapping[str, Any]], ChatRequest | CompletionRequest]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Served:
-    """Served model: its registered name, tokenizer, and number of positions."""
+    """Served model: its registered name, another name by which requests may call it, tokenizer, and positions."""
 
     name: str
+    alias: str = ""
     tokenizer: ChatTokenizer
     positions: int
 
@@ -69,7 +70,7 @@ class _Front:
             "/v1/chat/completions": ("POST", self._chat),
             "/v1/completions": ("POST", self._completion),
             "/v1/models": ("GET", self._models),
-            f"/v1/models/{served.name}": ("GET", self._model),
+            **{f"/v1/models/{name}": ("GET", self._model) for name in (served.name, served.alias) if name},
             "/health": ("GET", self._health),
             "/metrics": ("GET", self._metrics),
         }
@@ -161,7 +162,7 @@ class _Front:
     def _read(self, body: bytes, read: Read) -> tuple[ChatRequest | CompletionRequest, list[Job]]:
         """Parse a request into jobs, or raise the reason for its rejection."""
         asked = read(read_json(body))
-        if asked.model != self._served.name:
+        if asked.model not in (self._served.name, self._served.alias):
             what = f"there is no model {asked.model[:200]!r} here; there is {self._served.name!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
         return asked, [

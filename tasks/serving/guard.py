@@ -27,7 +27,7 @@ OPEN = "/health"  # the one path without a token, for probes
 class Limits:
     """Limits: ``concurrent`` requests; ``seconds`` of one request, including its body and reply."""
 
-    concurrent: int = 16
+    concurrent: int = 64
     seconds: float = 300.0
     body_bytes: int = 1 << 20
     body_seconds: float = 30.0

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
-from rlcore.models.architectures import supports_prompt_sharing
+from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.sampling.decoding import argmax_tokens, decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
@@ -22,12 +24,26 @@ from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
 from rlcore.text.tokenization import ChatTokenizer
 
 _ALWAYS_DECODED = 100  # up to this number of tokens each one is decoded; in longer texts, every 1 % of the length
+_MAX_ROWS = 32  # completions that are decoded together
+_MAX_PREFILL_TOKENS = 16_384  # padded prompt tokens of jobs that are decoded together
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 Send = Callable[[Piece | BaseException | None], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """A job that waits, its client, and whether that has gone."""
+
+    job: Job
+    send: Send
+    cancelled: threading.Event
+
+
 class NativeEngine:
-    """Engine that computes one job at a time in one thread, while others wait."""
+    """Engine that decodes the waiting jobs together, in one thread. Jobs that come meanwhile wait for their end.
+
+    Their random numbers do not depend on each other.
+    """
 
     def __init__(self, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
         self._model, self._tokenizer = model.requires_grad_(False).eval(), tokenizer
@@ -35,65 +51,94 @@ class NativeEngine:
         if self._shares_prompts:
             self._model.set_attn_implementation(GROUPED_ATTENTION)
         self._model.generation_config = GenerationConfig()  # the model's default may filter the distribution
+        self._positions = max_positions(model.config) or sys.maxsize
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._waiting: deque[_Work] = deque()
+        self._max_rows = _MAX_ROWS  # reduced when memory runs out
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
         """Yield the pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException | None]()
-        cancelled = threading.Event()
 
         def send(piece: Piece | BaseException | None) -> None:
             with suppress(RuntimeError):  # the server has ended
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        waiting = self._thread.submit(self._run, job, send, cancelled)
+        work = _Work(job, send, threading.Event())
+        self._waiting.append(work)
+        self._thread.submit(self._run_waiting)  # finds nothing to do if an earlier call took the job
         try:
             while (piece := await pieces.get()) is not None:
                 if isinstance(piece, BaseException):
                     raise piece
                 yield piece
         finally:
-            cancelled.set()
-            waiting.cancel()
+            work.cancelled.set()
 
     def is_healthy(self) -> bool:
         """Return True: the engine is in the server's process."""
         return True
 
+    def _take(self) -> list[_Work]:
+        """Take the first waiting jobs that fit together, in their order; only this thread takes any."""
+        taken: list[_Work] = []
+        while self._waiting:
+            work = self._waiting[0]
+            if not work.cancelled.is_set():
+                if taken and not self._fit([each.job for each in (*taken, work)]):
+                    break
+                taken.append(work)
+            self._waiting.popleft()
+        return taken
+
+    def _fit(self, jobs: Sequence[Job]) -> bool:
+        """Return True if jobs may be decoded together: rows, padded prompts, and positions up to the longest end."""
+        longest, tokens = max(len(job.prompt_ids) for job in jobs), max(job.max_tokens for job in jobs)
+        rows, prompts = sum(job.num_samples for job in jobs), len({job.prompt_ids for job in jobs})
+        fits = rows <= self._max_rows and prompts * longest <= _MAX_PREFILL_TOKENS
+        return self._shares_prompts and fits and longest + tokens <= self._positions
+
     @torch.inference_mode()
-    def _run(self, job: Job, send: Send, cancelled: threading.Event) -> None:
-        together = job.num_samples if self._shares_prompts else 1
+    def _run_waiting(self) -> None:
+        taken = self._take()
+        rows = [_Choice(work, index) for work in taken for index in range(work.job.num_samples)]
         try:
-            for first in range(0, job.num_samples, together):
-                indices = range(first, first + together)
-                writer = _Writer(job, indices, self._tokenizer, send, cancelled)
-                (decode if self._shares_prompts else decode_by_library)(
-                    self._model,
-                    [job.prompt_ids] * together,
-                    _uniforms(job, indices).to(self._model.device),
-                    choose=writer.choose,
-                    eos_ids=torch.tensor(self._tokenizer.eos_ids, device=self._model.device),
-                )
-                writer.end()
+            for together in [rows] if self._shares_prompts else [[row] for row in rows]:
+                if together:
+                    self._decode(together)
         except _CancelledError:
             pass
         except torch.OutOfMemoryError as error:
-            send(SamplingError(f"out of memory: {str(error).splitlines()[0]}"))
-        except Exception as error:  # noqa: BLE001  (reported to the request that caused it)
-            send(error)
+            self._max_rows = max(1, len(rows) // 2)
+            for work in taken:
+                work.send(SamplingError(f"out of memory: {str(error).splitlines()[0]}"))
+        except Exception as error:  # noqa: BLE001  (reported to the requests)
+            for work in taken:
+                work.send(error)
         finally:
-            send(None)
+            for work in taken:
+                work.send(None)
+
+    def _decode(self, rows: Sequence[_Choice]) -> None:
+        writer = _Writer(rows, self._tokenizer)
+        (decode if self._shares_prompts else decode_by_library)(
+            self._model,
+            [row.job.prompt_ids for row in rows],
+            _uniforms(rows).to(self._model.device),
+            choose=writer.choose,
+            eos_ids=torch.tensor(self._tokenizer.eos_ids, device=self._model.device),
+        )
 
 
 class _CancelledError(Exception):
-    """Signal that the client no longer waits for the completion."""
+    """Signal that no client waits for the completions."""
 
 
 class _Choice:
     """Completion in progress. ``sent``: characters of its text that were sent."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, work: _Work, index: int) -> None:
+        self.work, self.job, self.index = work, work.job, index
         self.ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish: FinishReason | None = None
@@ -108,13 +153,8 @@ class _Choice:
 class _Writer:
     """Sampler for :func:`rlcore.sampling.decoding.decode` that sends the text of its tokens."""
 
-    def __init__(
-        self, job: Job, indices: range, tokenizer: ChatTokenizer, send: Send, cancelled: threading.Event
-    ) -> None:
-        self._job, self._tokenizer, self._send, self._cancelled = job, tokenizer, send, cancelled
-        self._choices = [_Choice(index) for index in indices]
-        self._rows = list(self._choices)
-        self._draw = partial(sample_tokens, temperature=job.temperature) if job.temperature else argmax_tokens
+    def __init__(self, rows: Sequence[_Choice], tokenizer: ChatTokenizer) -> None:
+        self._rows, self._tokenizer = list(rows), tokenizer
 
     def choose(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Choose tokens from logits [R, V] and uniforms [R], with their logprobs; an EOS id ends a row.
@@ -122,47 +162,53 @@ class _Writer:
         Raises:
             SamplingError: the model computes NaN or infinity.
         """
-        if self._cancelled.is_set():
+        if all(row.work.cancelled.is_set() or row.finish for row in self._rows):
             raise _CancelledError
         if len(logits) < len(self._rows):  # finished ones were dropped together
             self._rows = [row for row in self._rows if row.finish is None]
         tokens, logprobs = self._draw(logits, uniforms)
         if not logprobs.isfinite().all():
             raise SamplingError("the model computes NaN or infinity")
-        shown = None if self._job.top_logprobs is None else logits.float().log_softmax(-1)
         eos_ids = self._tokenizer.eos_ids
         for place, (row, token) in enumerate(zip(self._rows, tokens.tolist(), strict=True)):
             if row.finish is not None:
                 continue
             row.ids.append(token)
-            if shown is not None:
-                row.logprobs.append(self._logprob(shown[place], token))
-            if token in eos_ids:
+            if row.job.top_logprobs is not None:
+                row.logprobs.append(self._logprob(logits[place].float().log_softmax(-1), token, row.job.top_logprobs))
+            if token in eos_ids or row.work.cancelled.is_set():
                 row.finish = "stop"
-            self._look(row)
-            if row.finish is not None and token not in eos_ids:  # at a stop text
+            elif len(row.ids) == row.job.max_tokens:
+                row.finish = "length"
+            self._look(row, has_ended=token in eos_ids)
+            if row.finish is not None and token not in eos_ids:  # at a stop text, at the limit, or nobody waits
                 tokens[place] = eos_ids[0]
         return tokens, logprobs
 
-    def end(self) -> None:
-        """Send the rest of completions that no EOS id and no stop text has ended."""
-        for choice in self._choices:
-            if choice.finish is None:
-                choice.finish = "length"
-                self._look(choice)
+    def _draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw each row at its temperature; 0 takes the likeliest token."""
+        temperatures = torch.tensor([row.job.temperature for row in self._rows], device=logits.device)
+        is_greedy = temperatures == 0.0
+        if is_greedy.all():
+            return argmax_tokens(logits, uniforms)
+        drawn = sample_tokens(logits, uniforms, temperature=torch.where(is_greedy, 1.0, temperatures)[:, None])
+        if not is_greedy.any():
+            return drawn
+        likeliest = argmax_tokens(logits, uniforms)
+        return torch.where(is_greedy, likeliest[0], drawn[0]), torch.where(is_greedy, likeliest[1], drawn[1])
 
-    def _look(self, choice: _Choice) -> None:
+    def _look(self, choice: _Choice, *, has_ended: bool) -> None:
+        """Send the text that is new; ``has_ended``: by an EOS id, which has no text."""
         if choice.finish is None and not choice.is_due:
             return
         choice.looked = len(choice.ids)
-        has_ended = choice.finish == "stop"  # by an EOS id, which has no text
         text = self._tokenizer.decode(choice.ids[:-1] if has_ended else choice.ids)
-        stops = [place for stop in self._job.stop if (place := text.find(stop)) >= 0]
+        stops = [place for stop in choice.job.stop if (place := text.find(stop)) >= 0]
         if stops:
             text, choice.finish = text[: min(stops)], "stop"
-        ready = text if choice.finish else text[: len(text) - _held_back(text, self._job.stop)]
+        ready = text if choice.finish else text[: len(text) - _held_back(text, choice.job.stop)]
         if len(ready) > choice.sent or choice.finish:
-            self._send(
+            choice.work.send(
                 Piece(
                     index=choice.index,
                     text=ready[choice.sent :],
@@ -173,8 +219,8 @@ class _Writer:
             )
             choice.sent, choice.num_sent, choice.logprobs = max(choice.sent, len(ready)), len(choice.ids), []
 
-    def _logprob(self, distribution: torch.Tensor, token: int) -> TokenLogprob:
-        values, ids = distribution.topk(min(self._job.top_logprobs or 0, len(distribution)))
+    def _logprob(self, distribution: torch.Tensor, token: int, count: int) -> TokenLogprob:
+        values, ids = distribution.topk(min(count, len(distribution)))
         values = values.clamp(min=_LEAST_LOGPROB)
         top = zip(map(self._name, ids.tolist()), values.tolist(), strict=True)
         return TokenLogprob(self._name(token), float(distribution[token]), tuple(top))
@@ -189,7 +235,10 @@ def _held_back(text: str, stops: Sequence[str]) -> int:
     return max([len(text) - len(text.rstrip("\ufffd")), *begun])
 
 
-def _uniforms(job: Job, indices: range) -> torch.Tensor:
-    """Return random numbers in [0, 1), float32 [S, N]: those of the rollout sampler."""
-    streams = [generator(job.seed, job.place, index) for index in indices]
-    return torch.stack([torch.rand(job.max_tokens, generator=stream) for stream in streams])
+def _uniforms(rows: Sequence[_Choice]) -> torch.Tensor:
+    """Return random numbers in [0, 1), float32 [S, N]: those of the rollout sampler; 0 after the limit of a row."""
+    found = torch.zeros(len(rows), max(row.job.max_tokens for row in rows))
+    for values, row in zip(found, rows, strict=True):
+        stream = generator(row.job.seed, row.job.place, row.index)
+        values[: row.job.max_tokens] = torch.rand(row.job.max_tokens, generator=stream)
+    return found

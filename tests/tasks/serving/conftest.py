@@ -43,7 +43,7 @@ def serving(checkpoint: Path, engine: Engine | None = None, limits: Limits | Non
     if engine is None:
         model = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
         engine = NativeEngine(model, ChatTokenizer.load(checkpoint))
-    served = Served(name="toy", tokenizer=tokenizer, positions=SHAPE.max_positions)
+    served = Served(name="toy", alias="toy/1", tokenizer=tokenizer, positions=SHAPE.max_positions)
     server = Server(front(served, engine, token=TOKEN, hosts=LOOPBACK, limits=limits or Limits()))
     with listen("127.0.0.1", 0) as at:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)

@@ -33,8 +33,8 @@ def long_winded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def engine_of(checkpoint: Path) -> NativeEngine:
-    model = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+def engine_of(checkpoint: Path, dtype: torch.dtype = torch.float32) -> NativeEngine:
+    model = load_policy(checkpoint, device=torch.device("cpu"), dtype=dtype)
     return NativeEngine(model, ChatTokenizer.load(checkpoint))
 
 
@@ -109,6 +109,50 @@ def test_a_job_that_nobody_waits_for_gives_way_to_the_next(long_winded: Path) ->
 
     assert sum(each.num_tokens for each in asyncio.run(leave_and_ask_again())) == 3
     assert steps[0] <= 8  # five of the first job, up to three of the second
+
+
+def test_jobs_that_wait_are_decoded_together_and_each_says_what_it_says_alone(long_winded: Path) -> None:
+    engine, steps, begun = engine_of(long_winded, torch.float64), [0], threading.Event()  # rounding turns no token
+    jobs = [
+        dataclasses.replace(
+            JOB,
+            prompt_ids=tuple(range(40, 43 + number % 3)),
+            max_tokens=10 + 7 * number,
+            num_samples=1 + number % 2,
+            temperature=(0.0, 0.7, 1.0)[number % 3],
+            seed=number,
+            top_logprobs=2 if number % 4 == 0 else None,
+        )
+        for number in range(12)
+    ]
+    alone = [pieces_of(engine, job) for job in jobs]
+    stop = texts(alone[5])[0][3:5]
+    jobs[5] = dataclasses.replace(jobs[5], stop=(stop,))
+    alone[5] = pieces_of(engine, jobs[5])
+
+    def count(*_: object) -> None:
+        steps[0] += 1
+        if steps[0] == 1:  # a first job is computed until all others wait
+            begun.wait(60)
+
+    engine._model.register_forward_hook(count)
+
+    async def ask(job: Job) -> list[Piece]:
+        return [piece async for piece in engine.generate(job)]
+
+    async def all_at_once() -> list[list[Piece]]:
+        tasks = [asyncio.create_task(ask(job)) for job in (dataclasses.replace(JOB, max_tokens=2), *jobs)]
+        await asyncio.sleep(0.2)
+        begun.set()
+        return [await each for each in tasks][1:]
+
+    together = asyncio.run(all_at_once())
+    assert [texts(each) for each in together] == [texts(each) for each in alone]
+    ends = [[sorted((p.index, p.finish) for p in pieces if p.finish) for pieces in each] for each in (together, alone)]
+    assert ends[0] == ends[1]
+    assert sum(len(piece.logprobs) for piece in together[0]) == jobs[0].max_tokens * jobs[0].num_samples
+    longest = max(job.max_tokens for job in jobs)
+    assert steps[0] <= longest + 4  # one pass for each token of the longest, and the first job
 
 
 def test_a_model_that_computes_nan_is_an_error_and_no_text(long_winded: Path) -> None:

@@ -128,7 +128,12 @@ def test_completions_take_texts_and_token_ids(client: openai.OpenAI, running: Ru
 
 def test_the_models_are_listed(client: openai.OpenAI) -> None:
     assert [each.id for each in client.models.list()] == ["toy"]
-    assert client.models.retrieve("toy").id == "toy"
+    assert client.models.retrieve("toy").id == client.models.retrieve("toy/1").id == "toy"
+    asked = {"messages": conversation("1"), "max_tokens": 4, "seed": 1}
+    texts = [
+        client.chat.completions.create(model=name, **asked).choices[0].message.content for name in ("toy", "toy/1")
+    ]
+    assert texts[0] == texts[1]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
 
