@@ -111,7 +111,13 @@ def project(tmp_path_factory: pytest.TempPathFactory, judge: str) -> Path:
     for name, first in (("prompts", 0), ("talk", 200), ("more", 400)):
         write_rows(folder / f"{name}.jsonl", [question(n) | {"reference": ""} for n in range(first, first + 60)])
     pairs = [
-        {"pair_id": f"p{n}", "messages": question(n)["messages"], "chosen": f"{n}", "rejected": f"?{n}", "source": "me"}
+        {
+            "pair_id": f"p{n}",
+            "messages": question(n)["messages"],
+            "chosen": f"{n} is right" if n % 3 else f"{n}",
+            "rejected": f"?{n}" * (n % 4 + 1),
+            "source": "me",
+        }
         for n in range(600, 660)
     ]
     write_rows(folder / "pairs.jsonl", pairs)
