@@ -150,7 +150,7 @@ def test_an_iteration_is_one_line_and_no_line_is_for_developers(seen: Seen) -> N
 
 def test_ctrl_c_ends_a_run_which_prefect_shows_as_cancelled(seen: Seen, project: Path) -> None:
     assert seen.code == 130
-    assert seen.screen.rstrip().splitlines()[-1].startswith("interrupted; the same command resumes from iteration ")
+    assert seen.screen.rstrip().splitlines()[-1].startswith("interrupted; the same command resumes from ")
     with closing(sqlite3.connect(project / ".rlcore" / "prefect" / "prefect.db")) as database:
         assert database.execute("SELECT name, state_type FROM flow_run").fetchall() == [
             ("post-train mine.toml", "CANCELLED")
