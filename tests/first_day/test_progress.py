@@ -180,6 +180,6 @@ def test_two_runs_at_once_each_print_their_own_report_and_are_named_after_preset
         names = {name for (name,) in database.execute("SELECT name FROM runs")}
         figures = "SELECT DISTINCT key FROM latest_metrics JOIN runs USING (run_uuid) WHERE name = 'other'"
         columns = {name for (name,) in database.execute(figures)}
-    assert {"mine post-train", "mine import_sft", "mine grpo", "mine", "other"} <= names
+    assert {"mine post-train", "mine import_sft", "mine grpo", "other"} <= names
     assert [name for name in names if not re.fullmatch("(mine|other)( [a-z_-]+)?", name)] == []
     assert {"accuracy/base", "accuracy/grpo"} <= columns  # of the runs at the top, so that presets can be compared
