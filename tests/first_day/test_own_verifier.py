@@ -180,6 +180,7 @@ def test_an_own_function_a_judge_and_a_reward_model_decide_on_held_out_answers_a
     assert set(talk["value"]) <= {0.3, 0.8} and talk["correct"].tolist() == (talk["value"] > 0.7).tolist()
     assert more["correct"].tolist() == (more["value"] >= 0.0).tolist() and more["value"].nunique() > 1
     assert re.search(r"grpo: iteration 2/2 .* eval_accuracy=0\.\d+", said)
+    assert "nothing to do: version 1 of own-grpo" in rlcore(project, "retrain", "own.toml")
     again = rlcore(project, "promote", "own.toml", "--set", "stages.grpo.learning_rate=2e-5")
     assert "# own-grpo: against version 1" in again
     assert "**Refused: accuracy changes by " in again
@@ -197,7 +198,6 @@ def test_the_preset_of_preferences_promotes_by_the_win_rate_of_a_judge_that_did_
 ) -> None:
     first = rlcore(project, "promote", "mine.toml")
     assert "mine-grpo version 1: Promoted: the first champion" in first
-    assert "nothing to do: version 1 of mine-grpo" in rlcore(project, "retrain", "mine.toml")
     second = rlcore(project, "promote", "mine.toml", "--set", "stages.grpo.learning_rate=2e-5")
     assert "# mine-grpo: against version 1" in second
     assert "| win rate |" in second
