@@ -50,7 +50,7 @@ def main() -> None:
 
 def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
     """Measure processor seconds and memory of one gate over ``rows`` rows."""
-    from rlcore.tasks.kinds.data.step import DATASET_KINDS, token_view
+    from rlcore.tasks.kinds.data.step import token_view
     from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
     from rlcore.tasks.steps.data import prepare_dataset
     from rlcore.text.tokenization import ChatTokenizer
@@ -70,7 +70,7 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
             comparison=ComparisonConfig(ngram_overlap=shared_words),  # type: ignore[arg-type]
         )
         base, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
-        report = prepare_dataset(DATASET_KINDS[contract], config, seed=0, tokens=view, folder=folder / "snapshot")
+        report = prepare_dataset(config.kind, config, seed=0, tokens=view, folder=folder / "snapshot")
         seconds = time.process_time() - started
     assert report.accepted == rows
     return {"seconds": seconds, "base": base, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}

@@ -138,7 +138,7 @@ def _no_files() -> Iterator[Case]:
     yield _made("no file", "a link to itself", _linked("rows.jsonl"), Refused(words="symbolic links"))
     yield _made("no file", "an empty file", _writer("rows.jsonl", b""), Refused(words="it has no rows"))
     yield _made("no file", "blank lines", _writer("rows.jsonl", b"\n \n\n"), Refused(words="it has no rows"))
-    yield _made("no file", "another ending", _writer("rows.csv", b"a,b\n1,2\n"), Refused(words="names no format"))
+    yield _made("no file", "another ending", _writer("rows.tsv", b"a\tb\n1\t2\n"), Refused(words="names no format"))
 
 
 def _table(values: Mapping[str, Any]) -> Callable[[Path], Path]:

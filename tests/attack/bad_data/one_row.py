@@ -185,8 +185,8 @@ def _rankings() -> Iterator[Case]:
         "all tied": ({"ranks": [1, 1, 1]}, "ranks", "all completions are tied"),
         "one answer": ({"completions": ["a"], "ranks": [0]}, "ranks", "tied"),
         "no answer": ({"completions": [], "ranks": []}, "ranks", "tied"),
-        "a rank that is true": ({"ranks": [0, 1, True]}, "ranks.2", "must be of type int"),
-        "a rank of 1.0": ({"ranks": [0, 1.0, 2]}, "ranks.1", "must be of type int"),
+        "a rank that is true": ({"ranks": [0, 1, True]}, "ranks.2", "must be a whole number"),
+        "a rank of 1.5": ({"ranks": [0, 1.5, 2]}, "ranks.1", "must be a whole number"),
         "an answer that is null": ({"completions": ["a", None, "c"]}, "completions.1", "must be of type str"),
         "answers as a text": ({"completions": "abc"}, "completions", "must be a list"),
         "an answer twice, in two ranks": ({"completions": ["a", "b", "a"]}, "", "chosen and rejected are the same"),
@@ -197,6 +197,7 @@ def _rankings() -> Iterator[Case]:
         yield _ranked("a ranking", name, {**RANKED, **changes}, found)
     fine = {**RANKED, "completions": many[:64], "ranks": list(range(64))}
     yield _ranked("a ranking", "64 answers", fine, Sound())
+    yield _ranked("a ranking", "a rank of 1.0", {**RANKED, "ranks": [0, 1.0, 2]}, Sound())
 
 
 def _controls() -> Iterator[Case]:
@@ -245,13 +246,9 @@ def _types() -> Iterator[Case]:
                 found = Quarantined(line=5, field=field, reason="must be")
                 yield _bad("a wrong type", f"{wrong!r} as {field} of {adapter}", contract, bad, found)
             bad = {name: value for name, value in sound.items() if name != field}
-            yield _bad(
-                "a wrong type",
-                f"no {field} in {adapter}",
-                contract,
-                bad,
-                Quarantined(line=5, field=field, reason="missing column"),
-            )
+            is_made = field in ("prompt_id", "demonstration_id", "pair_id")  # of the content
+            found = Sound() if is_made else Quarantined(line=5, field=field, reason="missing column")
+            yield _bad("a wrong type", f"no {field} in {adapter}", contract, bad, found)
     for name, messages in {
         "an extra field": [{"role": "user", "content": "Why?", "name": "x"}],
         "no role": [{"content": "Why?"}],

@@ -16,7 +16,6 @@ from typing import Any
 
 from rlcore.errors import RlcoreError
 from rlcore.strict_config import build
-from rlcore.tasks.kinds.data.step import DATASET_KINDS
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
@@ -57,9 +56,8 @@ def attack(case: Case, folder: Path) -> Outcome:
     config = build(DatasetConfig, {**keys, **case.settings})
     snapshot, refusal = folder / "snapshot", ""
     questions = [ask(text) for text in case.evaluated]
-    kind = DATASET_KINDS[case.contract]
     try:
-        prepare_dataset(kind, config, seed=0, tokens=TOKENS, folder=snapshot, use=Use(evaluated=questions))
+        prepare_dataset(config.kind, config, seed=0, tokens=TOKENS, folder=snapshot, use=Use(evaluated=questions))
     except RlcoreError as error:
         refusal = str(error)
     return Outcome(refusal=refusal, quarantine=_quarantine(snapshot), train=_train(case, snapshot))
