@@ -228,7 +228,7 @@ def _controls() -> Iterator[Case]:
                 f"{token} as reference of {contract}",
                 contract,
                 bad,
-                Refused(words="line 5, reference: holds"),
+                Refused(words="line 5, reference: contains the special"),
             )
         bad = row("prompts", "bad", f"Why{token}not?")
         yield _bad(

@@ -316,3 +316,12 @@ def test_an_adapter_that_cannot_read_a_kind_names_those_that_can() -> None:
     with pytest.raises(ContractError) as caught:
         convert.row_function("gsm8", "prompts")
     assert caught.value.fix == "did you mean 'gsm8k'?"
+
+
+def test_null_keys_of_a_turn_say_nothing_and_whole_ranks_may_be_floats() -> None:
+    asked = [{**ASK[0], "name": None, "tool_calls": None}]
+    assert adapt("preferences", "preferences", {**PAIR, "messages": asked})[0]["messages"] == ASK
+    row = {**ROWS["ranked_sets"], "ranks": [2.0, 1.0]}
+    assert [pair["chosen"] for pair in adapt("ranked_sets", "preferences", row)] == ["good"]
+    with pytest.raises(RowError, match="must be a whole number"):
+        adapt("ranked_sets", "preferences", {**row, "ranks": [1.5, 1.0]})
