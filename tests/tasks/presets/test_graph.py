@@ -237,6 +237,11 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("evaluation.verifiers=[{kind='math',data=['sums']}]", "evaluation.verifiers: 0 decide on the dataset 'code'"),
         ("evaluation.verifiers.0.data=[]", "evaluation.verifiers: 2 decide on the dataset 'code'"),
         (
+            "evaluation.verifiers=[{kind='reward_model',stage='sums'}]",
+            "evaluation.verifiers.0.stage = 'sums': no stage of the kind reward_model; choose among taste",
+        ),
+        ("evaluation.verifiers.0.correct_from=0.5", "correct_from is not valid for kind 'math', which decides right"),
+        (
             "promotion={challenger='taste'}",
             "promotion.challenger = 'taste': no checkpoint of this preset; choose one of",
         ),
