@@ -77,6 +77,20 @@ def answer_of(value: Any, path: str) -> tuple[Messages, str]:
     return ([], value) if isinstance(value, str) else answered(conversation(value, path), path)
 
 
+def continued(given: Messages, own: Messages) -> Messages:
+    """Return the question of an answer whose column has turns ``own`` before it, and the question's column ``given``.
+
+    ``own`` repeats the question, or its end without the system turn, or continues it.
+    """
+    if not own or given[-len(own) :] == own:
+        return given
+    starts = range(len(own) - len(given) + 1)
+    if any(own[start : start + len(given)] == given for start in starts):
+        return own
+    is_rest = own[0]["role"] == "assistant" or all(turn["role"] == "system" for turn in given)
+    return [*given, *own] if is_rest else own
+
+
 def divided(first: str, second: str, path: str) -> tuple[str, str, str]:
     """Divide two texts that begin alike into the shared part, up to the end of a word, and the rest of each.
 

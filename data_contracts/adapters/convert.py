@@ -52,7 +52,13 @@ def _row_function(found: Adapter, adapter: str, kind: Kind) -> RowFn:
 
 
 def first_rows(
-    source: Source, kind: Kind, *, adapter: str, limit: int, columns: Mapping[str, Scalar] | None = None
+    source: Source,
+    kind: Kind,
+    *,
+    adapter: str,
+    limit: int,
+    columns: Mapping[str, Scalar] | None = None,
+    without: Collection[str] = (),
 ) -> Batch:
     """Return the contract rows of the first ``limit`` lines of a source, and the lines that give none.
 
@@ -64,7 +70,7 @@ def first_rows(
     Raises:
         ContractError: an unreadable source, an unknown adapter, one that does not read this kind, a malformed mapping.
     """
-    stream = stream_of(source, kind, adapter=adapter, columns=columns)
+    stream = stream_of(source, kind, adapter=adapter, columns=columns, without=without)
     some = RowStream(source=head_of(stream.source, limit), make=stream.make)
     batches = list(some.batches())
     rows = [row for batch in batches for row in batch.rows]
@@ -158,7 +164,7 @@ def stream_of(
     make = _row_function(found, adapter, kind)
     if kind == "prompts":
         extra = extra_columns(columns) if columns and adapter == COLUMNS else None
-        make = with_other_columns(make, {*found.spent, *without}, extra)
+        make = with_other_columns(make, {*found.spent, *without}, extra, asked=found.spent)
     gather = found.gathers.get(kind)
     return RowStream(source=gather(source) if gather else source, make=make)
 

@@ -12,13 +12,13 @@ system?                     a column that may be missing or null
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlcore.data_contracts.errors import LeftOutError, RowError
+from rlcore.data_contracts.gate.strict_json import parse_value
 
 Row = Mapping[str, Any]
 Scalar = str | int | float | bool
@@ -213,8 +213,8 @@ def _turns(parts: Sequence[str]) -> list[dict[str, str]]:
 
 def _json(value: Any, path: str) -> Any:
     try:
-        return json.loads(_text(value, path))
-    except (ValueError, RecursionError) as error:
+        return parse_value(_text(value, path))
+    except ValueError as error:
         raise RowError(path, f"is no JSON: {str(error)[:100]}", value) from error
 
 

@@ -26,7 +26,8 @@ class Layout:
 
 
 def _chat(column: str) -> dict[Kind, Columns]:
-    return {"prompts": {"prompt": column}, "demonstrations": {"prompt": column}}
+    asked = {"prompt": column, "system": "system?"}
+    return {"prompts": asked, "demonstrations": asked}
 
 
 def _problem(question: str, reference: str, *, solution: str = "") -> dict[Kind, Columns]:
@@ -41,7 +42,10 @@ _INPUT = "{instruction}\n\n{input?}"
 LAYOUTS: Mapping[str, Layout] = {
     "alpaca": Layout(
         of="Alpaca",
-        columns={"demonstrations": {"prompt": _INPUT, "completion": "output"}, "prompts": {"prompt": _INPUT}},
+        columns={
+            "demonstrations": {"prompt": _INPUT, "system": "system?", "completion": "output"},
+            "prompts": {"prompt": _INPUT, "system": "system?"},
+        },
     ),
     "alpaca_eval": Layout(
         of="AlpacaEval, annotated pairs",

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlcore.data_contracts.adapters.conversations import answer_of, answered, conversation, divided, question_of
+from rlcore.data_contracts.adapters.conversations import (
+    answer_of,
+    answered,
+    continued,
+    conversation,
+    divided,
+    question_of,
+)
 from rlcore.data_contracts.adapters.expressions import Row, Scalar, kind_of
 from rlcore.data_contracts.adapters.fields import Messages, split_of
 from rlcore.data_contracts.adapters.gathering import GATHERED, gather_answers
@@ -22,6 +29,7 @@ from rlcore.data_contracts.gate.reading import Source
 from rlcore.data_contracts.gate.records import canonical_json
 
 _NO_ANSWER = re.compile(r"proofs?|not ?found|n/?a|null|nan|none|unknown|no answer", re.IGNORECASE)
+_BOOLEANS: Mapping[Any, int] = {"True": 1, "true": 1, "False": 0, "false": 0}
 _MADE = "rows"  # task, source and beginning of ids, unless a layout has a name
 
 
@@ -76,7 +84,7 @@ def reference_text(value: Any, path: str) -> str:
         raise RowError(path, f"must be a text or a number, not {kind_of(value)}", value)
     if isinstance(value, float) and not math.isfinite(value):
         raise RowError(path, "must be finite", value)
-    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    text = str(_shortest(value) if isinstance(value, float) else value)
     if _NO_ANSWER.fullmatch(text.strip()):
         raise RowError(path, "is no answer, so it cannot be a reference", text)
     return text
@@ -93,7 +101,8 @@ def _demonstration_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]
     path = _path(spec, "prompt")
     turns = conversation(spec["prompt"].read(row), path)
     if "completion" in spec:
-        _, completion = answer_of(spec["completion"].read(row), _path(spec, "completion"))
+        own, completion = answer_of(spec["completion"].read(row), _path(spec, "completion"))
+        turns = continued(turns, own)
     else:
         turns, completion = answered(turns, path)
     question = _with_system(spec, row, turns)
@@ -131,7 +140,7 @@ def _lead(spec: Spec, row: Row) -> float:
     """Return the lead of the first answer."""
     if "winner" not in spec:
         return _number(spec, row, "score_a") - _number(spec, row, "score_b")
-    winner, first, second = (str(spec[each].read(row)) for each in ("winner", "winner_a", "winner_b"))
+    winner, first, second = (_name_of(spec[each].read(row)) for each in ("winner", "winner_a", "winner_b"))
     return {first: math.inf, second: -math.inf}.get(winner, 0.0)
 
 
@@ -163,7 +172,7 @@ def _divided(spec: Spec, row: Row, first: str, second: str, *, is_sound: bool) -
         error = LeftOutError if is_sound else RowError
         raise error(_path(spec, second), f"does not share its context with {first!r}", other)
     given = conversation(spec["prompt"].read(row), _path(spec, "prompt")) if "prompt" in spec else own
-    return question_of(own or given, _path(spec, first)), chosen, rejected
+    return question_of(continued(given, own), _path(spec, first)), chosen, rejected
 
 
 def _ranking(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
@@ -210,9 +219,26 @@ def _text(spec: Spec, row: Row, target: str) -> str:
     value = spec[target].read(row) if target in spec else None
     if value is None:
         return ""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RowError(_path(spec, target), f"must be a text, not {kind_of(value)}", value)
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError(_path(spec, target), f"must be a text or a number, not {kind_of(value)}", value)
+    if isinstance(value, float):
+        value = _shortest(number_of(value, _path(spec, target)))
     return str(value)
+
+
+def _name_of(value: Any) -> str:
+    """Return a value that names a winner as text: 1, 1.0, True and their texts are ``1``."""
+    try:
+        return str(_shortest(number_of(value, "")))
+    except RowError:
+        return str(value)
+
+
+def _shortest(number: float) -> int | float:
+    """Return a whole number without its point, which a column of whole numbers has where one is null."""
+    return int(number) if number.is_integer() else number
 
 
 def _number(spec: Spec, row: Row, target: str) -> float:
@@ -220,13 +246,13 @@ def _number(spec: Spec, row: Row, target: str) -> float:
 
 
 def number_of(value: Any, path: str) -> float:
-    """Return a finite number: itself, 1 or 0 of a boolean, or of a text, because ``.csv`` has nothing else.
+    """Return a finite number: itself, 1 or 0 of a boolean, or those of a text, because ``.csv`` has nothing else.
 
     Raises:
         RowError: it is none.
     """
     try:
-        number = float(value) if isinstance(value, str | int | float) else None
+        number = float(_BOOLEANS.get(value, value)) if isinstance(value, str | int | float) else None
     except (ValueError, OverflowError):
         number = None
     if number is None:

@@ -17,21 +17,31 @@ MAX_BYTES = 100_000
 RowFn = Callable[[Row], list[dict[str, Any]]]
 
 
-def with_other_columns(make: RowFn, without: Collection[str], extra: RowFn | None = None) -> RowFn:
+def with_other_columns(
+    make: RowFn, without: Collection[str], extra: RowFn | None = None, *, asked: Collection[str] = ()
+) -> RowFn:
     """Return a function of source rows that adds ``columns`` and ``form`` to the rows of ``make``.
 
     ``columns`` is a JSON object of the columns except ``without``, or ""; ``extra`` adds some to it. ``form`` is
-    ``text`` for a question that the source has as a text, and ``messages`` for one that it has as a conversation.
+    ``text`` for a question that the source has as a text of one turn, and else ``messages``. ``asked``: its columns,
+    without which any conversation in a row counts.
     """
-    return partial(_made, make, frozenset(without), extra)
+    return partial(_made, make, frozenset(without), extra, tuple(asked))
 
 
-def _made(make: RowFn, without: frozenset[str], extra: RowFn | None, row: Row) -> list[dict[str, Any]]:
+def _made(
+    make: RowFn, without: frozenset[str], extra: RowFn | None, asked: tuple[str, ...], row: Row
+) -> list[dict[str, Any]]:
     rows = make(row)
-    form = "messages" if any(map(is_conversation, row.values())) else "text"
+    has_turns = any(is_conversation(row.get(name)) for name in asked or row)
     columns = {name: value for name, value in row.items() if name not in without}
     text = _json({**columns, **(extra(row)[0] if extra else {})})
-    return [{**made, "columns": text, "form": form} for made in rows]
+    return [{**made, "columns": text, "form": _form(made, has_turns)} for made in rows]
+
+
+def _form(made: Row, has_turns: bool) -> str:
+    roles = [turn["role"] for turn in made["messages"]]
+    return "messages" if has_turns or len(roles) - roles.count("system") > 1 else "text"
 
 
 def _json(columns: dict[str, Any]) -> str:

@@ -92,10 +92,13 @@ def _guess(names: Sequence[str], words: Sequence[str]) -> str:
 
 
 def _fits(source: Source, adapter: str, kind: Kind) -> bool:
-    tried = first_rows(source, kind, adapter=adapter, limit=ROWS)
+    tried = first_rows(
+        source, kind, adapter=adapter, limit=ROWS, without={name for row in rows_of(source) for name in row}
+    )
     lost = [one for one in tried.rejected if one.field and not one.reason.startswith(LEFT_OUT)]
     good = len(set(tried.lines)) + sum(one.reason.startswith(LEFT_OUT) for one in tried.rejected)
-    return bool(good) and good >= _FITS * (good + len(lost))
+    is_any = bool(tried.lines) or (bool(good) and kind in ADAPTERS[adapter].gathers)  # of answers that more rows have
+    return is_any and good >= _FITS * (good + len(lost))
 
 
 def _columns_of(adapter: str, kind: Kind) -> set[str]:

@@ -196,7 +196,7 @@ ADAPTERS: Mapping[str, Adapter] = {
 
 # rows that are in contract columns already
 OWN_ROWS: Mapping[Kind, RowFn] = {
-    "prompts": with_other_columns(own_prompts, _OWN),
+    "prompts": with_other_columns(own_prompts, _OWN, asked=_OWN),
     "demonstrations": own_demonstrations,
     "preferences": own_preferences,
 }

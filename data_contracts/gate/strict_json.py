@@ -56,18 +56,30 @@ def _num_texts(value: object) -> int:
 
 def _strictly(line: bytes) -> dict[str, Any]:
     try:
-        value = _DECODER.decode(line.decode("utf-8"))
+        text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start}") from error
+    value = parse_value(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"a row is a JSON object, and this is {type(value).__name__}")
+    return value
+
+
+def parse_value(text: str) -> Any:
+    """Parse JSON of any type.
+
+    Raises:
+        ValueError: as of :func:`parse_object`.
+    """
+    try:
+        value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"malformed JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"a row is a JSON object, and this is {type(value).__name__}")
-    if line.count(b"{") + line.count(b"[") > MAX_DEPTH:  # fewer brackets cannot nest deeper
+    if text.count("{") + text.count("[") > MAX_DEPTH:  # fewer brackets cannot nest deeper
         _check_depth(value, MAX_DEPTH)
-    if b"\\u" in line:  # only an escape can encode code points that UTF-8 and JSON reject
+    if "\\u" in text:  # only an escape can encode code points that UTF-8 and JSON reject
         _check_characters(value)
     return value
 

@@ -54,7 +54,7 @@ def trl_function(function: partial[Any], *, name: str, path: str) -> Callable[[S
                 where=path,
                 fix=f"add the column to the data, or map it: columns = {{ …, {missing[0]} = '…' }}",
             )
-        arguments = {**columns, **_given(rollouts)}
+        arguments = {name: value for name, value in {**columns, **_given(rollouts)}.items() if name not in bound}
         return function(**{each: value for each, value in arguments.items() if takes_all or each in named})
 
     return served

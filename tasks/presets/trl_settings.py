@@ -98,10 +98,12 @@ def _trainer_of(document: Mapping[str, Any], file: Path) -> str:
     """Return the one trainer that has all of the file's keys."""
     rows = [row for row in peer_keys() if row.peer == "trl"]
     named = {row.name for row in rows} & document.keys()
-    fitting = [trainer for trainer in TRAINERS if named <= {row.name for row in rows if trainer in row.trainers}]
+    others = {each: sorted(named - {row.name for row in rows if each in row.trainers}) for each in TRAINERS}
+    fitting = [trainer for trainer, lacking in others.items() if not lacking]
     if len(fitting) != 1:
+        lacks = "; ".join(f"{each} has no {', '.join(lacking)}" for each, lacking in others.items())
         raise ConfigError(
-            f"the keys fit {', '.join(fitting) or 'none'} of TRL's trainers",
+            f"the keys fit {', '.join(fitting) or 'none'} of TRL's trainers{'' if fitting else f': {lacks}'}",
             where=str(file),
             fix=f"name it: --trainer {' or '.join(fitting or TRAINERS)}",
         )

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.data_contracts.adapters.convert import first_rows
+from rlcore.data_contracts.gate.reading import read_source
 from rlcore.flows.cli.app import main
 from rlcore.models.importing import import_model
 from rlcore.tasks.store.settings import Home
@@ -158,3 +160,28 @@ def test_rewards_of_a_run_read_the_columns_of_the_users_rows(tmp_path: Path) -> 
         level, parts = int(row["reference"]) % 7, json.loads(row["parts"])
         assert parts["hard"] == level / 10
         assert parts["solved"] == len(row["text"]) % 2 + level / 100
+
+
+def test_a_system_column_beside_the_conversation_is_kept(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"from": "user", "value": "Hi?"}, {"from": "assistant", "value": "Yo."}]
+    rows = [{"system": "Be a pirate.", "conversations": [{**turns[0], "value": asked(n)}, turns[1]]} for n in range(30)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    assert validated(capsys, path)[0] == 0
+    for kind in ("prompts", "demonstrations"):
+        made = first_rows(read_source(path), kind, adapter="sharegpt", limit=30).rows
+        assert [row["messages"][0] for row in made] == [{"role": "system", "content": "Be a pirate."}] * 30
+
+
+def test_pairs_without_a_common_beginning_are_no_layout_and_a_long_column_does_not_hide_one(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"input": asked(n), "chosen": f"{n} is it.", "rejected": f"Maybe {n}."} for n in range(30)]
+    code, said = validated(capsys, write(tmp_path / "pairs.jsonl", pairs))
+    assert (code, "trl_preference_implicit" in said) == (1, False)
+    rows = [{"problem": asked(n), "answer": n, "traces": "x" * 100_001} for n in range(30)]
+    code, said = validated(capsys, write(tmp_path / "rows.jsonl", rows))
+    assert code == 1
+    assert 'adapter = "problems"' in said
+    assert "'traces' is the longest: name it in drop_columns" in said

@@ -144,3 +144,70 @@ def test_columns_that_are_too_long_for_rewards_are_refused_by_name() -> None:
 def test_rows_that_differ_in_other_columns_alone_have_one_id() -> None:
     ids = {read({**ROW, "index": n}, {"prompt": "problem"}).rows[0]["prompt_id"] for n in range(3)}
     assert len(ids) == 1
+
+
+def turns(*texts: str) -> list[dict[str, str]]:
+    return [{"role": {"s": "system", "u": "user", "a": "assistant"}[text[0]], "content": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "question"),
+    [
+        (["u1"], ["a1"], ["u1"]),
+        (["s", "u1"], ["u1", "a1"], ["s", "u1"]),  # the conversation repeats the question without its system turn
+        (["u1"], ["s", "u1", "a1"], ["s", "u1"]),
+        (["s", "u1"], ["a1", "u2", "a2"], ["s", "u1", "a1", "u2"]),
+        (["s"], ["u1", "a1"], ["s", "u1"]),
+    ],
+)
+def test_no_turn_is_lost_if_answers_have_turns_of_their_own(
+    prompt: list[str], answer: list[str], question: list[str]
+) -> None:
+    row = {"prompt": turns(*prompt), "completion": turns(*answer)}
+    (made,) = read(row, {"prompt": "prompt", "completion": "completion"}, "demonstrations").rows
+    assert (made["messages"], made["completion"]) == (turns(*question), answer[-1])
+    row = {"prompt": turns(*prompt), "chosen": turns(*answer), "rejected": turns(*answer[:-1], "a9")}
+    (pair,) = read(row, {name: name for name in row}, "preferences").rows
+    assert (pair["messages"], pair["chosen"], pair["rejected"]) == (turns(*question), answer[-1], "a9")
+
+
+@pytest.mark.parametrize("winner", [1, 1.0, True, "1", "1.0", "True"])
+def test_a_winner_is_known_in_each_type_that_files_give_a_number(winner: object) -> None:
+    columns = {"prompt": "q", "response_a": "a", "response_b": "b", "winner": "w", "winner_a": 0, "winner_b": 1}
+    row = {"q": "Why?", "a": "x", "b": "y", "w": winner}
+    (pair,) = read(row, columns, "preferences").rows
+    assert (pair["chosen"], pair["rejected"]) == ("y", "x")
+    (lost,) = read({**row, "w": None}, columns, "preferences").rejected
+    assert lost.reason == "left out: a tie is no pair"
+
+
+def test_labels_of_a_table_are_booleans() -> None:
+    rows = [{"p": "Why?", "c": answer, "l": label} for answer, label in (("x", "True"), ("y", "False"))]
+    columns = {"prompt": "p", "completion": "c", "score": "l"}
+    (pair,) = first_rows(source_of("t", rows), "preferences", adapter="columns", columns=columns, limit=5).rows
+    assert (pair["chosen"], pair["rejected"]) == ("x", "y")
+
+
+def test_a_name_may_be_a_float_or_in_a_list_of_one_and_is_never_nan() -> None:
+    columns = {"prompt": "problem", "id": "n", "task": "t"}
+    (made,) = read({**ROW, "n": 3.0, "t": ["math"]}, columns).rows
+    assert (made["prompt_id"], made["task"]) == ("3", "math")
+    (lost,) = read({**ROW, "n": float("nan"), "t": "x"}, columns).rejected
+    assert (lost.field, lost.reason) == ("n", "must be finite")
+
+
+@pytest.mark.parametrize("text", ['["\\ud83d"]', "[NaN]", '{"a": 1, "a": 2}', "[" * 50 + "]" * 50, "["])
+def test_json_within_a_text_is_as_strict_as_a_row(text: str) -> None:
+    (lost,) = read({"p": text}, {"prompt": "p|json"}).rejected
+    assert lost.field == "p"
+    assert lost.reason.startswith("is no JSON: ")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "form"),
+    [("Why?", "text"), ("\n\nHuman: Why?\n\nAssistant: So.\n\nHuman: And?\n\nAssistant: ", "messages")],
+)
+def test_the_form_is_that_of_the_question_and_not_of_other_columns(prompt: str, form: str) -> None:
+    row = {"prompt": prompt, "messages": turns("u", "a")}
+    columns = {"prompt": "prompt|transcript" if form == "messages" else "prompt"}
+    assert [made["form"] for made in read(row, columns).rows] == [form]

@@ -173,7 +173,9 @@ def test_the_trainer_is_found_by_its_keys_or_asked_for(project: Path, capsys: py
         (project / "other.yaml").write_text(config)
         capsys.readouterr()
         assert main(["from-trl", "other.yaml"]) == 2
-        assert f"the keys fit {fitting} of TRL's trainers" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"the keys fit {fitting} of TRL's trainers" in said
+        assert ("sft has no beta; " in said) == (fitting == "none")
 
 
 def test_rows_as_trl_has_them_get_the_adapter_that_reads_them(project: Path) -> None:

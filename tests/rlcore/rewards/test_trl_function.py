@@ -91,6 +91,11 @@ def test_none_means_that_the_reward_does_not_apply(rollouts: list[Rollout]) -> N
     assert (scores[1].terms, scores[1].skipped) == ({"solved": 0.0}, ("level",))
 
 
+def test_an_option_of_the_preset_is_not_replaced_by_a_column_of_its_name(rollouts: list[Rollout]) -> None:
+    rows = [replace(one, prompt=replace(one.prompt, columns='{"difficulty": 2, "scale": 9}')) for one in rollouts]
+    assert [score.value for score in reward("level", scale=0.5)(rows)] == [1.0, 1.0]
+
+
 def test_a_column_that_the_rows_lack_is_named(rollouts: list[Rollout]) -> None:
     bare = [replace(one, prompt=replace(one.prompt, columns='{"answer": 7}')) for one in rollouts]
     with pytest.raises(RewardError, match="no column 'solution', which solved needs; their columns are answer"):
