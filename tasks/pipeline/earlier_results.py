@@ -28,7 +28,7 @@ def find_result(
     for record in (plain, *same):
         if record is None:
             continue
-        note = other_stop(stage, sections, store.path(record.ref))
+        note = other_stop(stage, sections, store.root / record.ref.uri)
         if not note:
             return record, _watched_otherwise(record.ingredients, ingredients)
     return None, note

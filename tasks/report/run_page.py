@@ -28,6 +28,7 @@ from rlcore.tasks.report.settings import from_defaults, from_preset
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.markdown import code
+from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.traces import log_traces
 
@@ -58,9 +59,9 @@ class StageLine:
 _written: list[Path] = []  # by this process: another one may write reports in the same state directory
 
 
-def last_report() -> Path | None:
-    """Return the report that this process wrote last; None if it wrote none."""
-    return _written[-1] if _written else None
+def last_report(home: Home) -> Path | None:
+    """Return the report that this process wrote last in a state directory; None if it wrote none."""
+    return next((path for path in reversed(_written) if path.is_relative_to(home.root)), None)
 
 
 def publish_report(

@@ -24,7 +24,7 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """Format a table of the stages with their original seconds, followed by the comparison's page."""
     lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, report=last_report())]
+    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, report=last_report(home))]
     lines.append("open the UIs: rlcore ui")
     return "\n".join(lines) + "\n"
 

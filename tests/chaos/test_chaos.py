@@ -36,7 +36,7 @@ def test_a_run_that_is_killed_several_times_ends_with_the_same_books(undisturbed
 
 def test_the_books_of_an_undisturbed_run_hold_each_thing_once(undisturbed: Path) -> None:
     lines = books(undisturbed)
-    assert len([line for line in lines if line.startswith("run train: metric loss at 3")]) == 1
+    assert len([line for line in lines if line.startswith("run toy train: metric loss at 3")]) == 1
     assert not [line for line in lines if line.startswith("left:") or "RUNNING" in line]
 
 
@@ -44,8 +44,8 @@ def test_what_is_doubled_or_lost_shows_in_the_books(undisturbed: Path) -> None:
     before = books(undisturbed)
     with closing(sqlite3.connect(undisturbed / "mlflow.db")) as database, database:
         database.execute("UPDATE metrics SET step = 2 WHERE key = 'loss' AND step = 3")
-        database.execute("UPDATE runs SET status = 'RUNNING' WHERE name = 'judge'")
+        database.execute("UPDATE runs SET status = 'RUNNING' WHERE name = 'toy judge'")
     (undisturbed / "work" / ".x.tmp").touch()
     found = differences(before, books(undisturbed))
     subjects = {line.partition(":")[0] for line in found}
-    assert subjects == {"- run train", "+ run train", "- run judge", "+ run judge", "+ left"}
+    assert subjects == {"- run toy train", "+ run toy train", "- run toy judge", "+ run toy judge", "+ left"}

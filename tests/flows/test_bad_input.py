@@ -76,7 +76,7 @@ def test_an_unknown_hub_model_is_named(tmp_path: Path) -> None:
 def test_a_corrupt_gguf_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + b"\x03\x00\x00\x00" + bytes(range(256)) * 4)
-    refused(run_flows("run", tmp_path / "home", "model.source=gguf", f"model.path={path}"), str(path))
+    refused(run_flows("run", tmp_path / "home", "model.source=gguf", f"model.path={path}"), str(path), code=USAGE_ERROR)
 
 
 def test_corrupt_safetensors_are_named(tmp_path: Path, checkpoint: Path) -> None:
@@ -87,15 +87,17 @@ def test_corrupt_safetensors_are_named(tmp_path: Path, checkpoint: Path) -> None
 
 def test_a_missing_chat_template_is_said(tmp_path: Path, checkpoint: Path) -> None:
     (checkpoint / "chat_template.jinja").unlink()
-    refused(run_flows("run", tmp_path / "home", *from_folder(checkpoint)), "chat template", "model.chat_template")
+    done = run_flows("run", tmp_path / "home", *from_folder(checkpoint))
+    refused(done, "chat template", "model.chat_template", code=USAGE_ERROR)
 
 
-def test_data_of_which_the_gate_leaves_nothing_is_refused_and_quarantined(tmp_path: Path) -> None:
+def test_rows_of_another_form_are_refused_before_anything_is_made(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt_id": f"p{i}", "prompt": "", "reference": "7", "task": "sum"} for i in range(20)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     overrides = ("data.prompts.adapter=prompts", f"data.prompts.path={path}", "data.prompts.options={}")
-    refused(run_flows("run", tmp_path / "home", *overrides), str(path))
+    refused(run_flows("run", tmp_path / "home", *overrides), str(path), "missing column 'messages'", code=USAGE_ERROR)
+    assert not (tmp_path / "home" / "artifacts" / "dataset").exists()
 
 
 @pytest.mark.parametrize("command", ["plan", "run"])

@@ -6,8 +6,6 @@ import logging
 import os
 import socket
 import urllib.request
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -17,16 +15,13 @@ from rlcore.flows.presets import open_preset
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.exporter import ADDRESS, Labels, exported, gauge_name, labels_of
 from rlcore.tasks.pipeline.stages import run_stage
-from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.settings import Home
 from tests.http_servers import free_port
 from tests.tasks.pipeline.test_stages import open_run
 from tests.toys import no_sections
 
-CONFIG = cast(
-    RunConfig, SimpleNamespace(name="tiny", seed=0, stages=open_preset("tiny", ["stages.grpo.algorithm=dapo"]).stages)
-)
+CONFIG = open_preset("tiny", ["stages.grpo.algorithm=dapo"])
 GRPO = {"preset": "tiny", "stage": "grpo", "recipe": "dapo"}
 Page = dict[tuple[str, str], float]
 

@@ -28,6 +28,7 @@ COMPUTING = {"import_sft", "sft", "reward_model", *GRADED, *PREPARING}
 EIGHT_BITS = "stages.sft.optim.kind=adamw_8bit"
 MADE = ("data.prompts.adapter=reasoning_gym", "data.prompts.options={tasks='chain_sum'}")
 PAIRS = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
+PROCEDURAL = (*PAIRS, "evaluation.verifiers=[{kind='procedural'}]")
 GGUF = ("model.source=gguf", f"model.path={__file__}")  # any file: it is not read here
 
 
@@ -75,7 +76,11 @@ def changed(before: dict[str, KeyInputs], after: dict[str, KeyInputs]) -> dict[s
         ("bitsandbytes", (EIGHT_BITS,), {"sft"}),
         ("reasoning-gym", (), set()),
         ("reasoning-gym", MADE, {"prepare_prompts"}),
-        ("reasoning-gym", (*PAIRS, "evaluation.verifiers=[{kind='procedural'}]"), {*GRADED, "prepare_preferences"}),
+        (
+            "reasoning-gym",
+            (*PAIRS, "evaluation.verifiers=[{kind='procedural'}]"),
+            {*EVALUATIONS, "prepare_preferences"},
+        ),
         ("gguf", (), set()),
         ("gguf", GGUF, {"import_sft"}),
         ("datasets", (f"data.prompts.path=hub:a/b@{'0' * 40}",), {"prepare_prompts"}),

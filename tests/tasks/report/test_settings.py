@@ -19,7 +19,7 @@ def test_a_setting_that_has_its_default_is_left_out_and_one_that_has_none_is_the
     assert found["evaluation.num_problems"] == ("600", "")
     assert "model.shape.num_heads" not in found and "model.path" not in found
     assert found["stages.ppo.rewards.0.kind"] == ('"math"', "")
-    assert found["data.prompts.adapter"] == ('"rlcore.examples.arithmetic:ADAPTER"', "")
+    assert found["data.prompts.adapter"] == ('"rlcore.examples.arithmetic:ADAPTER"', '""')
 
 
 def test_the_names_are_those_by_which_a_setting_is_overridden() -> None:
