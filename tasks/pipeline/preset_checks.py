@@ -132,7 +132,7 @@ def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
         return collect_error(key, lambda: hub_parts(source))
     if Path(source).is_file():
         return []
-    return [f"{key} = {source!r}: no such file, and the adapter {adapter!r} reads one; or {otherwise}"]
+    return [f"{key} = {source!r}: no such file; correct the path of the adapter {adapter!r}, or {otherwise}"]
 
 
 def evaluation_errors(config: RunConfig) -> Iterator[str]:

@@ -108,14 +108,14 @@ def _reasons(key: str, trial: Trial, stream: RowStream) -> Iterator[str]:
         wanted = _wanted(stream, first.origin.line) if "missing column" in reason else ""
         budget = f"{key}.max_tokens" if " tokens" in reason else key
         named = f"{field}: " if field else ""
-        shown = f" ({first.excerpt!r:.80})" if first.excerpt and not wanted else ""
+        shown = f" ({first.excerpt[:80]!r})" if first.excerpt and not wanted else ""
         yield f"{budget}: {named}{reason}{shown}{wanted}{_hint(reason)}; {_extent(found, trial)}"
     if len(groups) > _REASONS:
         yield f"{key}: and {len(groups) - _REASONS} other reasons; rlcore validate lists them"
 
 
 def _extent(found: Sequence[Quarantined], trial: Trial) -> str:
-    return f"line {found[0].origin.line}, and {len(found)} of {trial.text} in all"
+    return f"{len(found)} of {trial.text}, the first is line {found[0].origin.line}"
 
 
 def _hint(reason: str) -> str:

@@ -76,9 +76,10 @@ def _estimates(
 
 
 def _settings(config: RunConfig, name: str) -> dict[str, Any]:
-    """Return the settings of a stage by dotted key; those of the evaluation for others."""
-    found = config.stages[name].settings if name in config.stages else config.evaluation
-    return flatten(to_dict(found))
+    """Return the settings that decide the work of a stage, by dotted key; none of an import or of data."""
+    if name in config.stages:
+        return flatten(to_dict(config.stages[name].settings))
+    return flatten(to_dict(config.evaluation)) if name.startswith("evaluate_") else {}
 
 
 def _factor(settings: Mapping[str, Any]) -> float:
@@ -90,7 +91,7 @@ def _ratio(settings: Mapping[str, Any], record: Record) -> float:
     """Return the work of these settings relative to that of an earlier run."""
     config = record.ingredients.get("config", {})
     before = _factor(flatten(config.get("stage") or config.get("evaluation") or {}))
-    return _factor(settings) / before if before else 1.0
+    return _factor(settings) / before if settings and before else 1.0
 
 
 def _tokens(config: RunConfig, name: str, settings: Mapping[str, Any]) -> float:

@@ -248,14 +248,16 @@ def _drop_old_license(old: Mapping[str, Any], new: dict[str, Any]) -> None:
 def _missing(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
     """Return an error for each key of a list that a document lacks."""
     missing = {}
-    for key in keys:
+    model = document.get("model")
+    has_path = not isinstance(model, Mapping) or model.get("source") != "scratch"
+    for key in [key for key in keys if has_path or key != "model.path"]:
         node: Any = document
         *tables, last = key.split(".")
         for part in tables:
             node = node.get(part) if isinstance(node, Mapping) else None
         names = (last, "columns") if last == "adapter" else (last,)  # a mapping takes the place of an adapter
         if not isinstance(node, Mapping) or all(node.get(name) in (None, "") for name in names):
-            missing[key] = f"{key}: required of a preset that extends this one, but missing"
+            missing[key] = f"{key}: missing; it has no default"
     return missing
 
 

@@ -71,7 +71,7 @@ FAULTS = [
     ("data.preferences.adapter=preferences", "data.preferences.path = '': no such file"),
     (
         "data.prompts={contract='prompts',adapter='prompts',path='no.jsonl',num_train=9,num_eval=9,max_tokens=64}",
-        "data.prompts.path = 'no.jsonl': no such file, and the adapter 'prompts' reads one; or set fallback",
+        "data.prompts.path = 'no.jsonl': no such file; correct the path of the adapter 'prompts', or set fallback",
     ),
     (
         "data.prompts={contract='prompts',adapter='gsm8k',path='hub:a/b',num_train=9,num_eval=9,max_tokens=64}",

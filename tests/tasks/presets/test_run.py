@@ -19,6 +19,7 @@ from rlcore.tasks.presets.key_reference import describe
 from rlcore.tasks.presets.run import RunConfig, load_preset
 from tests import strategies
 
+SHIPPED = Path(__file__).resolve().parents[3] / "flows" / "presets"
 DATA = """
 [data.{name}]
 contract = "{contract}"
@@ -353,10 +354,20 @@ def test_what_a_preset_leaves_to_others_is_named_all_at_once(tmp_path: Path) -> 
     with pytest.raises(ConfigError) as caught:
         load_preset(path)
     assert caught.value.what.splitlines()[1:] == [
-        "    model.license: required of a preset that extends this one, but missing",
-        "    data.prompts.path: required of a preset that extends this one, but missing",
+        "    model.license: missing; it has no default",
+        "    data.prompts.path: missing; it has no default",
     ]
     assert load_preset(path, ["model.license=MIT", "data.prompts.path=a.jsonl"]).model.license == "MIT"
+
+
+def test_a_model_from_scratch_needs_no_path(tmp_path: Path) -> None:
+    text = '[model]\nsource = "scratch"\nlicense = "MIT"\n[data.prompts]\nadapter = "prompts"\npath = "a.jsonl"\n'
+    path = tmp_path / "mine.toml"
+    path.write_text(f'extends = "chat"\nname = "mine"\n{text}')
+    assert load_preset(path, library=SHIPPED).model.path == ""
+    path.write_text(path.read_text().replace("scratch", "folder"))
+    with pytest.raises(ConfigError, match=r"model\.path: missing; it has no default"):
+        load_preset(path, library=SHIPPED)
 
 
 @pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "two words"])
