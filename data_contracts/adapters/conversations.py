@@ -26,7 +26,7 @@ _CALLS = ("tool_calls", "function_call", "tool_call_id")  # their turns mean mor
 
 
 def conversation(value: Any, path: str) -> Messages:
-    """Return a text as the user's question, and a list of turns with our roles.
+    """Return a text as the user's question, and a list of turns with our roles; a blank system turn is none.
 
     Raises:
         RowError: neither, an unknown role, a turn with a tool call or without a text.
@@ -37,7 +37,9 @@ def conversation(value: Any, path: str) -> Messages:
         raise RowError(path, f"must be a text or a list of turns, not {kind_of(value)}", value)
     if value and all(isinstance(one, str) for one in value):
         return _alternating(value, path)
-    return [_turn(one, f"{path}.{place}") for place, one in enumerate(value)]
+    turns = [_turn(one, f"{path}.{place}") for place, one in enumerate(value)]
+    has_no_system = bool(turns) and turns[0]["role"] == "system" and not turns[0]["content"].strip()
+    return turns[has_no_system:]
 
 
 def is_conversation(value: object) -> bool:
@@ -114,10 +116,12 @@ def _alternating(texts: list[str], path: str) -> Messages:
 def _turn(turn: Any, path: str) -> dict[str, str]:
     if not isinstance(turn, Mapping):
         raise RowError(path, f"must be an object with 'role' and 'content', not {kind_of(turn)}", turn)
-    for role, content in _SPELLINGS:
-        if role in turn:
-            return {"role": _role(turn[role], f"{path}.{role}"), "content": _content(turn, content, path)}
-    raise RowError(path, f"must have 'role' and 'content'; there are {', '.join(map(str, turn)) or 'none'}", dict(turn))
+    there = [each for each in _SPELLINGS if each[0] in turn]
+    if not there:
+        names = ", ".join(map(str, turn)) or "none"
+        raise RowError(path, f"must have 'role' and 'content'; there are {names}", dict(turn))
+    role, content = min(there, key=lambda each: turn[each[0]] is None)  # in a table, turns have the keys of all
+    return {"role": _role(turn[role], f"{path}.{role}"), "content": _content(turn, content, path)}
 
 
 def _role(value: Any, path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from rlcore.data_contracts.adapters.expressions import Scalar, kind_of
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
-from rlcore.data_contracts.errors import LEFT_OUT
+from rlcore.data_contracts.errors import LEFT_OUT, ContractError
 from rlcore.data_contracts.gate.reading import Source, head_of
 
 ROWS = 50  # that are tried
@@ -37,10 +38,12 @@ def fits(source: Source) -> list[Fit]:
     An adapter fits if its first kind of rows does. It is left out if another one reads its columns and more.
 
     Raises:
-        ContractError: the source cannot be read.
+        ContractError: the source cannot be read, or has no row at its beginning.
     """
     head = head_of(source, ROWS)
     there = {name for row in rows_of(head) for name in row}
+    if not there:
+        raise _no_rows(head)
     found = []
     for name, adapter in ADAPTERS.items():
         first = next(iter(adapter.rows), None)
@@ -51,6 +54,12 @@ def fits(source: Source) -> list[Fit]:
         found.append(Fit(adapter=name, kinds=kinds, columns=frozenset(read & there), num_absent=len(read - there)))
     best = [one for one in found if not any(one.columns < other.columns for other in found)]
     return sorted(best, key=lambda fit: (-len(fit.columns), fit.num_absent, -_num_filters(fit), fit.adapter))
+
+
+def _no_rows(head: Source) -> ContractError:
+    lost = [f"; line {one.origin.line}: {one.reason}" for one in head.rejected]
+    what = f"none of the first {len(lost)} lines is a row{lost[0]}" if lost else "there are no rows"
+    return ContractError(what, where=head.name, fix="give one JSON object a line, or one row of cells")
 
 
 def mapping_line(columns: Mapping[str, Scalar]) -> str:
@@ -75,9 +84,19 @@ def describe_columns(source: Source) -> list[str]:
 
 def skeleton(source: Source) -> str:
     """Return a mapping for the user to complete, with the columns whose names suggest a use."""
-    names = [name for row in rows_of(head_of(source, 1)) for name, _ in _typed(row)]
+    names = [name for row in rows_of(head_of(source, ROWS)) for name, _ in _typed(row)]
+    if {*_SIDES} <= {*names}:
+        return mapping_line({"prompt": _guess(names, _USUAL["prompt"]) or "?", **{side: side for side in _SIDES}})
     guesses = {target: _guess(names, words) for target, words in _USUAL.items()}
     return mapping_line({target: name or "?" for target, name in guesses.items()})
+
+
+def with_reference(source: Source, fit: Fit) -> str:
+    """Return the mapping of a layout of prompts with a column that may be the reference it has none of; "" else."""
+    columns = LAYOUTS[fit.adapter].columns.get("prompts", {}) if fit.adapter in LAYOUTS else {}
+    names = [name for row in rows_of(head_of(source, ROWS)) for name, _ in _typed(row) if name not in fit.columns]
+    found = "" if "reference" in columns or fit.kinds[0] != "prompts" else _guess(names, _USUAL["reference"])
+    return mapping_line({**columns, "reference": found}) if columns and found else ""
 
 
 _USUAL = {
@@ -86,9 +105,14 @@ _USUAL = {
 }
 
 
+_SIDES = ("chosen", "rejected")
+
+
 def _guess(names: Sequence[str], words: Sequence[str]) -> str:
-    """Return the first column that has one of the words, the likeliest word first."""
-    return next((name for word in words for name in names if word in name.casefold()), "")
+    """Return the column that is one of the words, or else the first that has one, the likeliest word first."""
+    plain = {name: f"_{re.sub(r'[^a-z0-9]+', '_', name.casefold())}_" for name in names}
+    exact = (name for word in words for name in names if plain[name] == f"_{word}_")
+    return next(exact, next((name for word in words for name in names if f"_{word}_" in plain[name]), ""))
 
 
 def _fits(source: Source, adapter: str, kind: Kind) -> bool:

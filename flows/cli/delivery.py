@@ -50,11 +50,11 @@ def export(
     from rlcore.tasks.pipeline.hub_push import check_target, push_folder
     from rlcore.tasks.pipeline.model_export import export_card, export_model
 
+    if push:
+        check_target(push, needs_token=not dry_run)
     if dry_run:
         sys.stdout.write(f"the card is in {export_card(home, model, folder, repo=push).absolute()}\n")
         return 0
-    if push:
-        check_target(push)
     written = export_model(home, model, folder, dtype=dtype, gguf=gguf, repo=push)
     sys.stdout.write(f"{model} is in {written.absolute()}\n")
     if push:

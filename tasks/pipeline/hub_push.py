@@ -11,17 +11,17 @@ _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/\w(?:[\w.-]{0,94}\w)?", re.ASCII)
 _LOGIN = "run hf auth login, or set HF_TOKEN to a token that may write"
 
 
-def check_target(repo: str) -> None:
+def check_target(repo: str, *, needs_token: bool) -> None:
     """Check name and token before any work.
 
     Raises:
-        ConfigError: ``repo`` is no name of a repository, or there is no token.
+        ConfigError: ``repo`` is no name of a repository, or there is no token although it is needed.
     """
     from huggingface_hub import get_token
 
     if not _REPO.fullmatch(repo) or "--" in repo or ".." in repo:
         raise ConfigError(f"{repo!r} is no name of a repository", where="--push", fix="write owner/name")
-    if not get_token():
+    if needs_token and not get_token():
         raise ConfigError("there is no token for the hub", where="--push", fix=_LOGIN)
 
 

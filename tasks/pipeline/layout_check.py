@@ -8,7 +8,14 @@ from pathlib import Path
 
 from rlcore.data_contracts.adapters.convert import contract_of
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
-from rlcore.data_contracts.adapters.recognition import Fit, describe_columns, fits, mapping_line, skeleton
+from rlcore.data_contracts.adapters.recognition import (
+    Fit,
+    describe_columns,
+    fits,
+    mapping_line,
+    skeleton,
+    with_reference,
+)
 from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
@@ -33,8 +40,8 @@ class Recognition:
 
 
 def is_file_of_rows(path: str) -> bool:
-    """Return True if a path ends as files of rows do."""
-    return path.endswith(ENDINGS)
+    """Return True if a path ends as files of rows do, or is a file that is no preset."""
+    return path.endswith(ENDINGS) or (Path(path).is_file() and not path.endswith(".toml"))
 
 
 def recognize(path: str) -> Recognition:
@@ -48,12 +55,15 @@ def recognize(path: str) -> Recognition:
         found = fits(source)
         columns = describe_columns(source)
         suggested = skeleton(source)
+        answered = with_reference(source, found[0]) if found else ""
     name = Path(path).name
     head = f"{name}: columns {', '.join(columns) or 'none'}"
     if not found:
         hint = f"{name}: no known layout fits; complete this mapping and paste it into [data.<name>]:"
         return Recognition(lines=(head, hint, f"  {suggested}"))
     lines = [line for fit in found for line in _lines(fit)]
+    if answered:
+        lines.append(f"  with a column that may be the reference answer: {answered}")
     several = "these layouts fit, the likeliest first" if len(found) > 1 else "this layout fits"
     return Recognition(
         lines=(head, f"{name}: {several}; paste one line into [data.<name>]:", *lines), adapter=found[0].adapter

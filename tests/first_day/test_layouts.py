@@ -185,3 +185,34 @@ def test_pairs_without_a_common_beginning_are_no_layout_and_a_long_column_does_n
     assert code == 1
     assert 'adapter = "problems"' in said
     assert "'traces' is the longest: name it in drop_columns" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.jsonl", "", "there are no rows"),
+        ("rows.csv", "problem,answer\n", "there are no rows"),
+        ("rows.json", "[]", "there are no rows"),
+        ("rows.jsonl", '{"problem": NaN}\n', "none of the first 1 lines is a row; line 1: NaN is not JSON"),
+        ("rows.txt", "Why?", "the ending '.txt' names no format"),
+    ],
+)
+def test_a_file_without_rows_says_so(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, said: str
+) -> None:
+    (tmp_path / name).write_text(content)
+    code, text = validated(capsys, tmp_path / name)
+    assert code != 0
+    assert said in text
+
+
+def test_the_mapping_to_complete_has_both_sides_of_a_pair_and_whole_words(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [{"labelling_prompt": ["x"], "input": asked(n), "chosen": "It is.", "rejected": "No."} for n in range(9)]
+    _, said = validated(capsys, write(tmp_path / "pairs.jsonl", pairs))
+    assert 'columns = { prompt = "input", chosen = "chosen", rejected = "rejected" }' in said
+    rows = [{"prompt": asked(n), "answers_left": 3, "answer": n} for n in range(30)]
+    code, said = validated(capsys, write(tmp_path / "rows.jsonl", rows))
+    assert code == 0
+    assert 'reference answer: columns = { prompt = "prompt", reference = "answer" }' in said

@@ -211,3 +211,16 @@ def test_the_form_is_that_of_the_question_and_not_of_other_columns(prompt: str, 
     row = {"prompt": prompt, "messages": turns("u", "a")}
     columns = {"prompt": "prompt|transcript" if form == "messages" else "prompt"}
     assert [made["form"] for made in read(row, columns).rows] == [form]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [{"role": "system", "content": " "}, *turns("u", "a")],
+        [{**turn, "from": None, "value": None} for turn in turns("u", "a")],
+        [{"role": None, "content": None, "from": turn["role"], "value": turn["content"]} for turn in turns("u", "a")],
+    ],
+)
+def test_blank_system_turns_and_null_keys_of_the_other_spelling_are_none(found: list[dict[str, Any]]) -> None:
+    (made,) = read({"m": found}, {"prompt": "m"}, "demonstrations").rows
+    assert (made["messages"], made["completion"]) == (turns("u"), "a")

@@ -69,8 +69,9 @@ def test_what_cannot_be_uploaded_is_named_with_the_fix(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("mine", "me/mi ne", "me/a..b", "/mine"):
-        assert main(["export", "toy-sft/1", "out", "--push", name]) == 2
-        assert "is no name of a repository" in capsys.readouterr().err
+        for more in ([], ["--dry-run"]):
+            assert main(["export", "toy-sft/1", "out", "--push", name, *more]) == 2
+            assert "is no name of a repository" in capsys.readouterr().err
     assert main(["export", "toy-sft/1", "out", "--public"]) == 2
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     assert main(["export", "toy-sft/1", "out", "--push", "me/mine"]) == 2
