@@ -32,7 +32,13 @@ def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, secon
 def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], missing: Sequence[str]) -> str:
     """Format the existing results of a preset without running anything; ``missing``: stages without a result."""
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
-    lines += [] if refs else [f"no results in {home.root}; those of another folder: set RLCORE_HOME to its .rlcore"]
+    if not refs:
+        has_others = any(StageCache(home.cache).records(name) for name in missing)
+        elsewhere = "those of another folder: set RLCORE_HOME to its .rlcore"
+        changed = "those of these stages are of other settings, data or code"
+        lines.append(
+            f"no results in {home.root}{' fit the preset' * has_others}; {changed if has_others else elsewhere}"
+        )
     lines += [f"not run yet, or changed since: {', '.join(missing)} (rlcore plan shows the reason)"] if missing else []
     return "\n".join(lines) + "\n"
 

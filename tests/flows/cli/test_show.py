@@ -38,6 +38,12 @@ def test_what_has_changed_is_said_to_be_missing(micro_home: Path) -> None:
     assert "prepare_prompts" not in line
 
 
+def test_results_of_another_state_of_the_preset_are_named_as_such(micro_home: Path) -> None:
+    done = shown(micro_home, "tiny", *overrides("model.shape.hidden_size=24", "seed=7"))
+    assert done.returncode == 1
+    assert f"no results in {micro_home} fit the preset; those of these stages are of other settings" in done.stdout
+
+
 def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:
     done = shown(tmp_path, "tiny")
     assert done.returncode == 1
