@@ -289,6 +289,8 @@ def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
         errors.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")
     elif isinstance(value, float) and not math.isfinite(value):
         errors.append(f"{path} = {value!r}: must be a finite number")
+    elif isinstance(value, int) and abs(value) > 2**53:  # exact as a float
+        errors.append(f"{path} = {value!r}: must be at most {2**53}")
     else:
         return value
     return _stand_in(kind)

@@ -101,8 +101,11 @@ def refuse_misspelt(row: Row, names: Collection[str]) -> None:
 
 @lru_cache(maxsize=64)
 def _misspelt(fields: tuple[str, ...], names: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return the fields that are nearly an absent name, with that name. Most rows have the fields of the row before."""
-    absent = [name for name in names if name not in fields]
+    """Return the fields that are nearly an absent name, with that name. Most rows have the fields of the row before.
+
+    A name without its ``_id`` is another column: ``prompt`` is a text.
+    """
+    absent = [name for name in names if name not in fields and name.removesuffix("_id") not in fields]
     found = ((one, difflib.get_close_matches(one.strip().casefold(), absent, n=1, cutoff=_LIKE)) for one in fields)
     return sorted((one, meant[0]) for one, meant in found if meant and one not in names)
 

@@ -73,6 +73,7 @@ def test_a_good_document_is_built_with_its_defaults() -> None:
         ({"inner": {"hihg": 1}}, "inner.hihg: unknown key; did you mean inner.high?"),
         ({"inner": {"zzz": 1}}, "inner.zzz: unknown key; known: low, high"),
         ({"count": 0}, "count = 0: must be at least 1"),
+        ({"count": 10**20}, f"count = {10**20}: must be at most {2**53}"),
         ({"count": "3"}, "count = '3': must be an integer, not a text"),
         ({"count": 3.0}, "count = 3.0: must be an integer, not a number"),
         ({"count": True}, "count = True: must be an integer, not true or false"),

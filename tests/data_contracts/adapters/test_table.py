@@ -325,3 +325,8 @@ def test_null_keys_of_a_turn_say_nothing_and_whole_ranks_may_be_floats() -> None
     assert [pair["chosen"] for pair in adapt("ranked_sets", "preferences", row)] == ["good"]
     with pytest.raises(RowError, match="must be a whole number"):
         adapt("ranked_sets", "preferences", {**row, "ranks": [1.5, 1.0]})
+
+
+def test_a_text_in_the_column_prompt_is_no_id() -> None:
+    with pytest.raises(RowError, match="missing column 'messages'"):
+        adapt("prompts", "prompts", {"prompt": "Why?", "reference": "", "task": "why"})
