@@ -23,6 +23,7 @@ _FACTORS = (
     *("num_iterations", "prompts_per_iteration", "group_size", "num_samples", "max_new_tokens"),
     *("num_steps", "num_epochs"),
 )
+_ALIKE = 10.0  # times the work: a larger or smaller run says little, because part of its time does not scale
 _OPERATIONS = {"cpu": 5e10, "cuda": 1e14}  # per second and thread, or GPU, that training reaches: rough
 _FORWARD, _TRAINED = 2, 6  # operations per parameter and token
 _TOKEN_AT_A_TIME = 4  # decoding reaches this fraction of the speed of a forward pass
@@ -67,8 +68,9 @@ def _estimates(
     for name in stages:
         settings = _settings(config, name)
         records = [each for each in cache.records(name) if each.ingredients.get("machine") in (machine, {})]
-        if records:
-            last = max(records, key=lambda each: each.created)
+        alike = [each for each in records if 1 / _ALIKE <= _ratio(settings, each) <= _ALIKE]
+        if alike:
+            last = max(alike, key=lambda each: each.created)
             yield Estimate(stage=name, seconds=last.seconds * _ratio(settings, last), is_known=True)
         elif model is not None and (name in config.stages or name.startswith("evaluate_")):
             operations = ModelSize.of(model).num_parameters * _tokens(config, name, settings)
