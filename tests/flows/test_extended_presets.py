@@ -86,7 +86,7 @@ def test_a_model_of_another_licence_is_not_taken_under_that_of_the_preset_that_i
 ) -> None:
     path = tmp_path / "mine.toml"
     path.write_text((project / f"my_{name}.toml").read_text().replace('license = "MIT"\n', ""))
-    with pytest.raises(ConfigError, match=r"model\.license: required") as caught:
+    with pytest.raises(ConfigError, match=r"model\.license: missing") as caught:
         open_preset(str(path))
     assert len(caught.value.what.splitlines()) == 2
 
