@@ -32,11 +32,6 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def is_watched() -> bool:
-    """Return True if progress has a listener."""
-    return logger.isEnabledFor(logging.DEBUG)
-
-
 def show(progress: Progress) -> None:
     """Give progress to the listeners."""
     logger.debug("%s: %d of %d", progress.label, progress.done, progress.total, extra={"progress": progress})
@@ -49,7 +44,7 @@ def begin(label: str, *, scope: Scope = "phase") -> None:
 
 def advance(label: str, done: int, total: int, *, fraction: float | None = None, tokens: int = 0) -> None:
     """Report that ``done`` of ``total`` are finished within the current phase."""
-    if is_watched():
+    if logger.isEnabledFor(logging.DEBUG):
         finished = done / max(total, 1) if fraction is None else fraction
         metrics = {"tokens": float(tokens)} if tokens else {}
         show(Progress(scope="part", label=label, done=done, total=total, fraction=finished, metrics=metrics))

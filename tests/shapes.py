@@ -96,7 +96,7 @@ def _named(name: str, place: ast.stmt) -> ast.expr:
 
 
 def has_axes(annotation: str) -> bool:
-    """Return True if an annotation, as it is written, says what the axes of a tensor are."""
+    """Return True if the source of an annotation names the axes of a tensor."""
     return any(f"{name}[" in annotation for name in DTYPES)
 
 

@@ -12,7 +12,13 @@ from transformers.cache_utils import Cache
 from rlcore.sampling.kv_cache import SharedPromptLayer, cache_argument, group_rows
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Watch = Callable[[int, int, int], None]
+"""Listener of each step: the tokens that it made, the unfinished sequences after it, and its number from 1."""
 _COMPACT_AT = 0.75  # fraction of unfinished rows at which ended rows are dropped: dropping copies the cache
+
+
+def unwatched(made: int, live: int, step: int) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +45,7 @@ def decode(
     *,
     choose: Choose,
     eos_ids: torch.Tensor,
+    watch: Watch = unwatched,
 ) -> Decoded:
     """Complete each prompt by at most N tokens. Equal prompts share one prefill.
 
@@ -48,6 +55,7 @@ def decode(
         uniforms: float32 [S, N] in [0, 1), the random number of each token.
         choose: Maps (logits [R, V], uniforms [R]) to tokens [R] and their log-probabilities [R].
         eos_ids: int64 [E].
+        watch: Called after each step.
     """
     num_sequences, num_tokens = uniforms.shape
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
@@ -55,6 +63,7 @@ def decode(
     lengths = torch.full((num_sequences,), num_tokens, device=uniforms.device)
     stopped = torch.zeros_like(lengths, dtype=torch.bool)
     batch, logits = _prefill(model, prompts, num_tokens)
+    num_live = num_sequences
     for step in range(num_tokens):
         rows = batch.rows
         chosen, tokens_logprobs = choose(logits, uniforms[rows, step])
@@ -62,7 +71,8 @@ def decode(
         ending = rows[torch.isin(chosen, eos_ids) & ~stopped[rows]]
         lengths[ending], stopped[ending] = step + 1, True
         live = ~stopped[rows]
-        num_live = int(live.sum())
+        num_made, num_live = num_live, int(live.sum())
+        watch(num_made, num_live, step + 1)
         if num_live == 0 or step + 1 == num_tokens:
             break
         if num_live <= _COMPACT_AT * len(rows):

@@ -21,9 +21,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
-from rlcore.progress import advance, is_watched
+from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.decoding import Choose, Decoded, argmax_tokens, decode, sample_tokens
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.sampling.vllm.worker.checksums import part_of
@@ -45,30 +45,21 @@ class _Request:
 
 
 class _Watch:
-    """Progress of a call: finished answers and tokens so far. Counting costs a synchronization per token."""
+    """Progress of a call: finished answers and tokens so far."""
 
-    def __init__(self, eos_ids: torch.Tensor, *, num_answers: int, num_tokens: int) -> None:
-        self._eos_ids, self._num_answers, self._max_tokens = eos_ids, num_answers, num_tokens
-        self._tokens = 0
+    def __init__(self, *, num_answers: int, max_tokens: int) -> None:
+        self._num_answers, self._max_tokens, self._tokens = num_answers, max_tokens, 0
 
     def begin(self, *, num_done: int, num_rows: int) -> None:
         """Begin a block of rows, after ``num_done`` answers."""
-        self._num_done, self._num_rows, self._step = num_done, num_rows, 0
-        self._ended = torch.zeros(num_rows, dtype=torch.bool, device=self._eos_ids.device)
+        self._last = num_done + num_rows
 
-    def choose(self, choose: Choose, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the tokens that ``choose`` returns for logits [R, V], and report the progress."""
-        tokens, logprobs = choose(logits, uniforms)
-        if len(tokens) != len(self._ended):  # ended rows were dropped
-            self._ended = torch.zeros_like(tokens, dtype=torch.bool)
-        self._tokens += len(tokens) - int(self._ended.sum())
-        self._ended |= torch.isin(tokens, self._eos_ids)
-        self._step += 1
-        live = len(tokens) - int(self._ended.sum())
-        done = self._num_done + max(0, self._num_rows - live)
-        begun = live * min(1.0, self._step / self._max_tokens)
+    def step(self, made: int, live: int, step: int) -> None:
+        """Report a step of a block; arguments are those of :data:`rlcore.sampling.decoding.Watch`."""
+        self._tokens += made
+        done = self._last - live
+        begun = live * step / self._max_tokens
         advance("answers", done, self._num_answers, fraction=(done + begun) / self._num_answers, tokens=self._tokens)
-        return tokens, logprobs
 
 
 class NativeSampler:
@@ -110,7 +101,7 @@ class NativeSampler:
                 made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
         possible = [request for group in groups for request in group if request not in made]
         waiting = list(_blocks(possible, self._max_concurrent))
-        watch = _Watch(self._eos_ids, num_answers=params.num_samples * len(prompts), num_tokens=params.max_new_tokens)
+        watch = _Watch(num_answers=params.num_samples * len(prompts), max_tokens=params.max_new_tokens)
         while waiting:
             watch.begin(num_done=len(made), num_rows=len(waiting[0]))
             decoded = self._decode(waiting[0], params, watch, seed=seed)
@@ -124,14 +115,14 @@ class NativeSampler:
 
     def _decode(self, block: Sequence[_Request], params: SamplingParams, watch: _Watch, *, seed: int) -> Decoded | None:
         """Return the completions of a block. None if memory ran out; later blocks are then smaller."""
-        choose = argmax_tokens if params.greedy else partial(sample_tokens, temperature=params.temperature)
         try:
             return (decode if self._shares_prompts else decode_by_library)(
                 self._model,
                 [request.prompt.token_ids for request in block],
                 _uniforms(block, params.max_new_tokens, seed=seed).to(self._model.device),
-                choose=partial(watch.choose, choose) if is_watched() else choose,
+                choose=argmax_tokens if params.greedy else partial(sample_tokens, temperature=params.temperature),
                 eos_ids=self._eos_ids,
+                watch=watch.step,
             )
         except torch.OutOfMemoryError as error:
             if len(block) == 1:

@@ -19,7 +19,7 @@ PRODUCTS: Mapping[Product, str] = MappingProxyType(
         "measurements": "measurements",
     }
 )
-"""What stages make, as messages name it."""
+"""Products of stages, as messages name them."""
 
 
 class StageConfig(Protocol):

@@ -124,7 +124,7 @@ def configure_environment(home: Home) -> None:
 
 
 def configure_reading(home: Home) -> None:
-    """Do as :func:`configure_environment` for a state directory that exists; where there is none, create nothing.
+    """Call :func:`configure_environment` for a state directory that exists; otherwise create nothing.
 
     Raises:
         StorageError: as :func:`configure_environment`.

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from tests.architecture.source_files import ROOT, modules
+from tests.architecture.test_documents import DOCUMENTS
 
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 QUESTION = re.compile(r"(What|Whether|Who|Whose|Whoever|How|Which|Where|When|Why|Does|Of)\b")
@@ -16,8 +17,17 @@ IDIOM = re.compile(r"\b(goes on|go on|goes back|looked at|held against|of one's 
 
 @pytest.mark.parametrize("path", sorted(modules()))
 def test_a_docstring_begins_with_a_verb_or_a_noun_and_has_no_idiom(path: str) -> None:
-    found = [ast.get_docstring(node) or "" for node in ast.walk(modules()[path]) if isinstance(node, DOCUMENTED)]
+    found = [
+        text.value
+        for node in ast.walk(modules()[path])
+        if isinstance(node, ast.Expr) and isinstance(text := node.value, ast.Constant) and isinstance(text.value, str)
+    ]  # of modules, classes, functions and constants
     assert [text.splitlines()[0] for text in found if QUESTION.match(text) or IDIOM.search(text)] == []
+
+
+def test_pages_have_no_idiom() -> None:
+    lines = [line for path in DOCUMENTS for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [line for line in lines if IDIOM.search(line)] == []
 
 
 def test_docstrings_of_tests_begin_so_too() -> None:

@@ -162,7 +162,7 @@ ROWS = (
     Row(
         attacks="judges that are prompted to leak their key, and completions that rate themselves",
         hostile=(
-            f"{_REWARDS}/test_judge.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
+            f"{_REWARDS}/test_chat_endpoint.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
             f"{_REWARDS}/test_judge.py::test_a_completion_cannot_give_itself_a_mark",
             f"{_REWARDS}/test_judge.py::test_a_reply_without_one_mark_in_range_is_unscored",
         ),

@@ -110,7 +110,7 @@ def watch(folder: Path, arguments: Sequence[str], *, interrupt_at: str) -> Seen:
     while True:
         try:
             part = os.read(ours, 65536)
-        except OSError:  # the other end is closed: Linux says so with EIO
+        except OSError:  # the other end is closed: EIO on Linux
             break
         if not part:
             break

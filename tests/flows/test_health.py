@@ -61,7 +61,7 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     weights = "model/model.safetensors"
     assert (policies(other, 12)[True] / weights).read_bytes() == (folder / weights).read_bytes()
 
-    # Without the rule that run goes on from its last checkpoint, and each of the two results serves its own rules.
+    # Without the rule that run continues from its last checkpoint, and each of the two results serves its own rules.
     weak, newest = (*often, "health.action='warn'"), stopped["iteration"] - 1
     assert plan_of_grpo(other, *weak) == (
         f"run resumes at iteration {newest + 1} of 12: health.kl stopped the earlier run after iteration {newest + 1}, "

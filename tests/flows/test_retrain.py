@@ -19,7 +19,7 @@ from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.retraining import LEARN, NAME, RIGHT, SPOIL, write_data
-from tests.rlcore.rewards.test_judge import serving
+from tests.judge_server import serving
 from tests.rlcore.rewards.test_pair_judge import answers_in
 
 

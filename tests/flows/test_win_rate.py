@@ -19,7 +19,7 @@ from tests.flows.conftest import environment
 from tests.flows.homes import folder, record
 from tests.flows.test_recipes import comparison, overrides_of
 from tests.flows.warm import run_warm
-from tests.rlcore.rewards.test_judge import serving
+from tests.judge_server import serving
 from tests.rlcore.rewards.test_pair_judge import longer_wins
 
 PRESET = "win_rate"

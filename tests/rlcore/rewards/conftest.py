@@ -1,4 +1,4 @@
-"""A rollout from a text, and one set of grader processes for all tests that do not need their own."""
+"""A rollout from a text, a judging server, and one set of grader processes for tests that need no own ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import FinishReason, Prompt, Rollout
+from tests.judge_server import Server, by_length, serving
 
 MakeRollout = Callable[..., Rollout]
 DEADLINE = 2.0
@@ -33,3 +34,9 @@ def make_rollout() -> MakeRollout:
 def math_pool() -> Iterator[GraderPool]:
     with GraderPool("math", timeout_seconds=DEADLINE, num_workers=2) as pool:
         yield pool
+
+
+@pytest.fixture
+def judged() -> Iterator[tuple[Server, str]]:
+    with serving(by_length) as made:
+        yield made

@@ -21,7 +21,7 @@ from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions, pa
 from rlcore.rewards.pair_judge import FunctionPairJudge, RewardModelPairJudge, judge_both_orders, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.types import Message
-from tests.rlcore.rewards.test_judge import Server, serving
+from tests.judge_server import Server, serving
 
 ASKED = (Message(role="user", content="What is 3 + 4?"),)
 

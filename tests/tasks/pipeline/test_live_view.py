@@ -59,7 +59,7 @@ def run_on_terminal() -> str:
     while True:
         try:
             chunk = os.read(ours, 65536)
-        except OSError:  # the other end is closed: Linux says so with EIO
+        except OSError:  # the other end is closed: EIO on Linux
             break
         if not chunk:
             break
