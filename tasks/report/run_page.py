@@ -31,9 +31,11 @@ from rlcore.tasks.store.markdown import code
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.traces import log_traces
+from rlcore.tasks.tracking.views import results_links, save_results_view
 
 FILE = "report.html"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's interface shows as a run's description
+_COLUMNS = ("eval/accuracy", "reward/mean")  # of the stages' runs, in the list of runs
 _MAX_DESCRIPTION = 5000  # characters, MLflow's limit for a tag
 Refs = Mapping[str, ArtifactRef]
 
@@ -102,18 +104,21 @@ def _describe_run(run: PipelineRun, config: RunConfig, folders: Mapping[str, Pat
     summaries = {name: read_json(each / "summary.json") for name, each in evaluations_in(folders).items()}
     table = accuracy_table(summaries, confidence=config.evaluation.confidence) if summaries else ""
     page = f"[report/{FILE}]({origin.mlflow}/artifacts/report/{FILE})" if origin.mlflow else f"`report/{FILE}`"
+    figures = {"accuracy": "eval/accuracy", "cut": "completion/truncated", "problems": "eval/problems"}
+    metrics = {
+        f"{label}/{name}": row[key] for name, row in summaries.items() for label, key in figures.items() if key in row
+    }
+    run.parent.log_metrics(metrics)
+    save_results_view(run.parent, [*(name for name in metrics if name.startswith("accuracy/")), *_COLUMNS])
     parts = [
         _headline(config, folders),
         table,
+        f"MLflow: {results_links(run.parent)}.",
         f"Report: {page} among the artifacts, and {code(path)}.",
         f"Prefect: {origin.prefect}" if origin.prefect else "",
         f"Made by {code(origin.command)}" if origin.command else "",
     ]
     run.parent.set_tags({DESCRIPTION: "\n\n".join(filter(None, parts))[:_MAX_DESCRIPTION]})
-    figures = {"accuracy": "eval/accuracy", "cut": "completion/truncated", "problems": "eval/problems"}
-    run.parent.log_metrics(
-        {f"{label}/{name}": row[key] for name, row in summaries.items() for label, key in figures.items() if key in row}
-    )
 
 
 def _headline(config: RunConfig, folders: Mapping[str, Path]) -> str:

@@ -111,8 +111,12 @@ def small(name: str, project: Path) -> str:
         if settings.path
     ]
     sizes = ("num_train = 40", "num_eval = 8", "max_tokens = 700")
-    has_ranks, has_pairs = config.distributed.learner_ranks > 1, "reward_model" in config.stages
-    left_out = ["engine", "distributed"] if has_ranks else ["engine"]
+    left_out = ["engine", "distributed"] if config.distributed.learner_ranks > 1 else ["engine"]
+    small_stages = {
+        "reward_model": ("batch_size = 8", "min_accuracy = 0.0"),
+        "judge_model": ("batch_size = 8", "min_accuracy = 0.0"),
+        "win_rate": ("sampling.max_new_tokens = 8",),
+    }
     lines = [
         f'extends = "{name}"',
         'name = "small"',
@@ -120,7 +124,7 @@ def small(name: str, project: Path) -> str:
         f'model = {{ source = "folder", path = "{project / "model"}", revision = "", license = "-", extra_eos = [] }}',
         *paths,
         *(f"data.{data}.{size}" for data in config.data for size in sizes),
-        *(("stages.reward_model.batch_size = 8", "stages.reward_model.min_accuracy = 0.0") if has_pairs else ()),
+        *(f"stages.{stage}.{key}" for stage in config.stages for key in small_stages.get(stage, ())),
         "stages.grpo.num_iterations = 2",
         "stages.grpo.prompts_per_iteration = 4",
         "stages.grpo.group_size = 2",

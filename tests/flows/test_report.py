@@ -146,7 +146,7 @@ def test_the_run_in_mlflow_has_the_table_as_its_description_and_the_accuracies_a
         ((note,),) = database.execute(query, (page.parent.name,)).fetchall()
         rows = database.execute("SELECT key, value FROM latest_metrics WHERE run_uuid = ?", (page.parent.name,))
         metrics = dict(rows.fetchall())
-    assert "| grpo | " in note and "greedy accuracy" in note
+    assert "| grpo | " in note and "greedy accuracy" in note and "[results of this preset](#/" in note
     assert str(page.relative_to(micro_home)) in note and "rlcore run tiny" in note
     assert page.parent.name in page.read_text()  # the link the other way
     summary = read_json(micro_home / refs_of(micro_home)["evaluate_grpo"].uri / "summary.json")
