@@ -19,7 +19,7 @@ _MAX_COLUMNS = 50  # MLflow's limit for a tag is 5000 characters
 
 
 def save_results_view(run: RunTracker, metrics: Sequence[str]) -> None:
-    """Show these metrics as columns in the view *Results* of a run's experiment, unless a user has changed that view."""
+    """Show these metrics as columns in the view *Results* of a run's experiment, unless a user changed it."""
     columns = [f"metrics.`{name}`" for name in metrics[:_MAX_COLUMNS]]
     state = json.dumps({"selectedColumns": columns})
     known = json.loads(run.client.get_experiment(run.experiment_id).tags.get(_TAG, "{}"))
