@@ -42,7 +42,7 @@ def test_a_run_in_a_copy_leaves_every_byte_of_the_original(micro_home: Path, cop
     done = run_flows("run", copy, "evaluation.num_problems=20")
     assert done.returncode == 0, done.stderr
     assert digests(micro_home) == before
-    assert f"below {copy}" in done.stderr
+    assert f"file locations in MLflow to {copy}" in done.stderr
 
 
 @pytest.mark.slow

@@ -172,7 +172,8 @@ def test_the_run_of_a_page_ends_with_its_comparison(project: Path, tmp_path: Pat
     if preset in ("mine.toml", "brief.toml"):
         overrides = (*overrides, "data.prompts.max_tokens=1024")  # a token of the small model is a byte
     if preset in ("rlhf.toml", "ppo.toml"):
-        overrides = (*overrides, "stages.reward_model.min_accuracy=0.0")
+        models = ("reward_model", "judge_model")
+        overrides = (*overrides, *(f"stages.{model}.min_accuracy=0.0" for model in models))
     variables = environment(tmp_path)
     done = run_warm(with_overrides(("run", preset), overrides), variables, project)
     assert done.returncode == 0, done.stderr
