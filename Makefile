@@ -81,7 +81,7 @@ test: check  ## make check, and the fast tests (10 minutes on two cores)
 	@infra/install_sandbox.sh || true
 	$(PYTEST) -m "not slow and not peers and not engine and not services and not scale" $(SPREAD)
 
-test-slow: $(VENV)/.extra-benchmarks  ## tests that take longer than a minute, and those of the evaluation harness (2 hours)
+test-slow: $(VENV)/.extra-benchmarks  ## tests that take longer than a minute, and those of the evaluation harness (an hour)
 	@infra/install_sandbox.sh || true
 	$(PYTEST) -m slow
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" tests/rlcore/evaluation/test_lm_eval.py tests/flows/test_skills.py

@@ -201,9 +201,11 @@ class Services:
         return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
     def forget(self, stage: str) -> None:
-        """Remove a stage's records, so that it is computed again."""
+        """Remove a stage's records and the checkpoints of its last run, so that it is computed from its beginning."""
         for path in (self.home / "cache" / stage).glob("*.json"):
             path.unlink()
+        for folder in (self.home / "checkpoints").glob(f"*/{stage}"):
+            shutil.rmtree(folder)
 
     def _send(self, service: str, path: str, content: Any, method: str) -> bytes:
         url = f"http://127.0.0.1:{self.ports[service]}/{path}"
