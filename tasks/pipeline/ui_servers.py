@@ -25,6 +25,7 @@ from rlcore.tasks.pipeline.server_access import (
 from rlcore.tasks.store.passwords import passwords
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.views import results_page
 
 _PATIENCE = 5.0  # seconds between terminating a server and killing it
 
@@ -43,7 +44,7 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit by exception ends the servers too
     known = passwords(_folder(home) / "passwords.json", (WEB, SESSIONS))
     sys.stdout.write(
-        f"MLflow:  http://{HOST}:{mlflow_port}\nPrefect: http://{HOST}:{prefect_port}\n"
+        f"MLflow:  http://{HOST}:{mlflow_port}/{results_page(home)}\nPrefect: http://{HOST}:{prefect_port}\n"
         f"Both require user {USER}, password {known[WEB]} (Prefect's page in one field: {USER}:{known[WEB]})\n"
         "Ctrl-C ends both.\n"
     )

@@ -41,9 +41,8 @@ def test_mlflow_asks_for_the_password_that_its_clients_have_and_trusts_its_own_p
 
 
 def test_the_interfaces_print_one_password_and_start_both_servers_with_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tracked_home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (home.root / "mlflow.db").touch()
     started: list[dict[str, tuple[list[str], dict[str, str]]]] = []
     monkeypatch.setattr(ui_servers, "run_until_interrupt", lambda commands: started.append(dict(commands)) or 0)
     monkeypatch.setattr(ui_servers, "rewrite_artifact_paths", lambda _: None)
@@ -57,8 +56,8 @@ def test_the_interfaces_print_one_password_and_start_both_servers_with_it(
     password = variables["MLflow"]["MLFLOW_AUTH_ADMIN_PASSWORD"]
     assert variables["Prefect"]["PREFECT_SERVER_API_AUTH_STRING"] == f"rlcore:{password}"
     assert password in said[0]
-    assert (home.root / "interfaces").stat().st_mode & 0o777 == 0o700
-    assert (home.root / "interfaces" / "passwords.json").stat().st_mode & 0o777 == 0o600
+    assert (tracked_home.root / "interfaces").stat().st_mode & 0o777 == 0o700
+    assert (tracked_home.root / "interfaces" / "passwords.json").stat().st_mode & 0o777 == 0o600
     assert password not in str([each[0] for each in started[0].values()])  # anybody may read a command line
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
-from rlcore.tasks.tracking.views import results_links, save_results_view
+from rlcore.tasks.tracking.views import results_links, results_page, save_results_view
 
 
 @pytest.fixture
@@ -53,12 +53,17 @@ def test_a_view_of_very_many_stages_fits_into_a_tag(tracker: Tracker) -> None:
     assert view(tiny)["name"] == "Results"
 
 
-def test_presets_that_have_a_view_are_compared_and_foreign_experiments_are_not(tracker: Tracker) -> None:
+def test_presets_that_have_a_view_are_compared_and_foreign_experiments_are_not(
+    tracker: Tracker, tracked_home: Home
+) -> None:
     tiny, mine = started(tracker, "tiny"), started(tracker, "mine")
     started(tracker, "of another team")
+    assert results_page(tracked_home) == ""
     save_results_view(tiny, ["reward/mean"])
     assert "compare" not in results_links(tiny)
+    assert results_page(tracked_home) == f"#/experiments/{tiny.experiment_id}/runs?viewStateShareKey=results"
     save_results_view(mine, ["reward/mean"])
+    assert results_page(tracked_home) in results_links(mine)
     links = results_links(mine)
     assert f"(#/experiments/{mine.experiment_id}/runs?viewStateShareKey=results)" in links
-    assert f"/s?experiments=%5B%22{mine.experiment_id}%22%2C%20%22{tiny.experiment_id}%22%5D&" in links
+    assert f"/s?experiments=%5B%22{mine.experiment_id}%22%2C%22{tiny.experiment_id}%22%5D&" in links
