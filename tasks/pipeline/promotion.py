@@ -30,7 +30,7 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
         PromotionError: there was a champion, and now no version is champion.
     """
     tracker, name = open_tracker(home), registered_name(config)
-    champion = registry.find_version(tracker, name, CHAMPION)
+    champion = registry.find_champion(home, tracker, name)
     if champion is None and (last := registry.last_champion(tracker, name)):
         raise PromotionError(
             f"no version has the alias {CHAMPION!r}, and version {last} was champion last: there is nothing to judge "

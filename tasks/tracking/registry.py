@@ -92,6 +92,15 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
+def find_champion(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
+    """Return the champion, or None; complete a promotion that was killed between its two steps."""
+    with _lock(home):
+        champion = find_version(tracker, name, CHAMPION)
+        if champion is not None and last_champion(tracker, name) != str(champion.version):
+            _crown(tracker, champion)
+    return champion
+
+
 def last_champion(tracker: Tracker, name: str) -> str:
     """Return the latest version that became champion, whether or not the alias exists; empty if none did."""
     model = none_if_missing(tracker.client.get_registered_model, name)

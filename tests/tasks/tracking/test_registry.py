@@ -21,6 +21,7 @@ from rlcore.tasks.tracking.registry import (
     count_look,
     download_model,
     find_by_sha256,
+    find_champion,
     find_version,
     last_champion,
     promote,
@@ -161,6 +162,9 @@ def test_a_promotion_and_a_roll_back_that_were_killed_before_their_last_note_are
 
     forget()
     promote(tracked_home, tracker, second, over=first)
+    assert last_champion(tracker, "m") == "2"
+    forget()
+    assert find_champion(tracked_home, tracker, "m") == second  # by a retraining, which has nothing to promote then
     assert last_champion(tracker, "m") == "2"
     roll_back(tracked_home, tracker, "m", version=2, reason="slow")
     forget()
