@@ -15,6 +15,7 @@ from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.key_inputs import key_inputs
+from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.pipeline.pipeline_run import is_unfinished
 from rlcore.tasks.pipeline.plan import cached_refs
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
@@ -158,9 +159,10 @@ def run_rollback(model: str, version: int, reason: str) -> str:
     configure_environment(home)
     configure_logging()
     tracker = open_tracker(home)
-    champion = roll_back(home, tracker, model, version=version, reason=reason)
-    if taken_down := find_number(tracker, model, str(version)):
-        refresh_cards(home, tracker, [taken_down])
+    with leased(home, model):
+        champion = roll_back(home, tracker, model, version=version, reason=reason)
+        if taken_down := find_number(tracker, model, str(version)):
+            refresh_cards(home, tracker, [taken_down])
     outcome = f"{model}: version {version} is rolled back, version {champion.version} is champion again"
     logger.info("%s", outcome)
     report_markdown("outcome of the roll-back", plain(outcome))

@@ -86,6 +86,15 @@ def hold_lease(
         yield name
 
 
+@contextmanager
+def leased(home: Home, experiment: str) -> Iterator[None]:
+    """Hold a lease while a command writes outside a pipeline: the next start removes the partial files of a kill."""
+    with ExitStack() as stack:
+        with startup_lock(home):
+            stack.enter_context(hold_lease(home, experiment=experiment))
+        yield
+
+
 def held_leases(home: Home) -> tuple[Lease, ...]:
     """Return the leases of living processes."""
     return tuple(lease for path in home.leases.glob("*.json") if is_held(path) and (lease := _read(path)))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rlcore.errors import PromotionError
 from rlcore.tasks.kinds.promote.step import model_name
 from rlcore.tasks.pipeline.events import emit_rejection
+from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
@@ -61,16 +62,17 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
         "verdict_artifact": refs["promote"].sha256,
         "judged_over": str(over.version) if over else "none",
     }
-    try:
-        if decision["promote"]:
-            registry.promote(home, tracker, version, over=over, tags=tags)
-        else:
-            _refuse(tracker, version, tags)
-    except PromotionError as error:
-        _refuse(tracker, version, tags | {"verdict": f"Not promoted: {error.what}."})
-        raise
-    finally:
-        refresh_cards(home, tracker, [version])
+    with leased(home, config.name):
+        try:
+            if decision["promote"]:
+                registry.promote(home, tracker, version, over=over, tags=tags)
+            else:
+                _refuse(tracker, version, tags)
+        except PromotionError as error:
+            _refuse(tracker, version, tags | {"verdict": f"Not promoted: {error.what}."})
+            raise
+        finally:
+            refresh_cards(home, tracker, [version])
     return f"{name} version {version.version}: {decision['sentence']}"
 
 

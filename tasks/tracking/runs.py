@@ -97,8 +97,10 @@ class Tracker:
 
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
         """Return the ids of an experiment's runs with that tag and a status such as ``= 'KILLED'``, newest first."""
+        if (known := self.client.get_experiment_by_name(experiment)) is None:
+            return []
         query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
-        return [run.info.run_id for run in self.client.search_runs([self._experiment_id(experiment)], query)]
+        return [run.info.run_id for run in self.client.search_runs([known.experiment_id], query)]
 
     def run_metrics(self, run_id: str) -> Mapping[str, float]:
         """Return the last value of every metric of a run; none if MLflow no longer has it."""

@@ -126,6 +126,28 @@ def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(trac
     assert list(tracked_home.leases.iterdir()) == []
 
 
+KILLED_OUTSIDE = """
+import os, signal, sys
+from pathlib import Path
+from rlcore.tasks.pipeline.leases import leased
+from rlcore.tasks.store.settings import Home
+home = Home(Path(sys.argv[1]))
+with leased(home, "toy-grpo"):
+    (home.mlartifacts / ".artifact.uploading.6d95bnc_").write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_partial_files_of_a_command_that_was_killed_outside_a_pipeline_go_at_the_next_start(tracked_home: Home) -> None:
+    tracked_home.mlartifacts.mkdir(exist_ok=True)
+    killed = subprocess.run([sys.executable, "-c", KILLED_OUTSIDE, str(tracked_home.root)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert list(tracked_home.mlartifacts.iterdir())
+    recover_dead_runs(tracked_home)
+    assert list(tracked_home.mlartifacts.iterdir()) == []
+    assert open_tracker(tracked_home).client.get_experiment_by_name("toy-grpo") is None
+
+
 def test_unfinished_outputs_go_and_work_folders_stay(tracked_home: Home) -> None:
     (tracked_home.work / "abc.output").mkdir()
     (tracked_home.work / "abc").mkdir()
