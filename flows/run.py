@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import shlex
 import tomllib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.flows.plan import preflight_lines
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.events import emit_on_refusal
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.pipeline.pipeline_run import is_unfinished
@@ -41,14 +43,28 @@ plan_logger = logging.getLogger("rlcore.plan")
 
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
     """Run the stages that the targets need; return the artifacts by stage name."""
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
-    config = open_preset(preset, overrides)
-    _say(preflight_lines(config, targets, home=home))
+    home, config = _start(preset, overrides, targets)
     report = _report("run", preset, overrides)
     with raise_on_full_disk(home.root):
         return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=report))
+
+
+def _start(
+    preset: str, overrides: Sequence[str], targets: Collection[str], *, section: tuple[str, type[Any]] | None = None
+) -> tuple[Home, RunConfig]:
+    """Open a preset, require a section, and check the run; return the state directory and the preset."""
+    home = find_home()
+    configure_environment(home)
+    configure_logging()
+    with emit_on_refusal(preset):
+        config = open_preset(preset, overrides)
+        if section:
+            config.section(*section)
+        lines = preflight_lines(config, targets, home=home)
+    for line in lines:  # the memory plan follows when the model is imported
+        if line.startswith(("warning:", "evaluation:")):
+            plan_logger.warning("%s", line)
+    return home, config
 
 
 def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
@@ -73,12 +89,7 @@ def _extended(preset: str) -> str:
 
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:
     """Run what is not cached, decide on the challenger, and move the registry's aliases accordingly."""
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
-    config = open_preset(preset, overrides)
-    config.section("promotion", PromotionConfig)  # reject invalid presets before any work
-    _say(preflight_lines(config, ["promote"], home=home))
+    home, config = _start(preset, overrides, ["promote"], section=("promotion", PromotionConfig))
     with raise_on_full_disk(home.root):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
@@ -99,12 +110,7 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
         DataError: the new data break their contract, or drift too far from the last accepted.
         TrainingError: the new reward model failed its gate.
     """
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
-    config = open_preset(preset, overrides)
-    config.section("retrain", RetrainConfig)  # reject invalid presets before any work
-    _say(preflight_lines(config, ["promote"], home=home))
+    home, config = _start(preset, overrides, ["promote"], section=("retrain", RetrainConfig))
     with raise_on_full_disk(home.root):
         champion, report = current_champion(home, config), _report("retrain", preset, overrides)
         if champion is None:
@@ -167,10 +173,3 @@ def run_rollback(model: str, version: int, reason: str) -> str:
     logger.info("%s", outcome)
     report_markdown("outcome of the roll-back", plain(outcome))
     return outcome
-
-
-def _say(lines: Iterable[str]) -> None:
-    """Log the lines before a run. The memory plan follows when the model is imported."""
-    for line in lines:
-        if line.startswith(("warning:", "evaluation:")):
-            plan_logger.warning("%s", line)

@@ -1,4 +1,4 @@
-"""Events for Prefect automations: a new snapshot, a failed stage, a stopped run, a rejected model.
+"""Events for Prefect automations: a new snapshot, a refused run, a failed stage, a stopped run, a rejected model.
 
 ``infra/automations.yaml`` reacts: a snapshot starts a retraining, the others call a webhook. Prefect adds flow run,
 deployment and tags to each event. The inline engine has no server and emits none.
@@ -17,7 +17,8 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import read_json
 
 SNAPSHOT = "rlcore.snapshot.made"
-FAILED, STOPPED, REFUSED = "rlcore.stage.failed", "rlcore.run.stopped", "rlcore.promotion.refused"
+NOT_STARTED, FAILED, STOPPED = "rlcore.run.refused", "rlcore.stage.failed", "rlcore.run.stopped"
+REFUSED = "rlcore.promotion.refused"
 
 
 def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
@@ -31,6 +32,18 @@ def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
         {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},
         f"{ref.rows:,} rows for training and held out ({ref.contract})",
     )
+
+
+@contextmanager
+def emit_on_refusal(preset: str) -> Iterator[None]:
+    """Emit an event if the checks before a run refuse it: a scheduled run may find broken rows, or a file missing."""
+    try:
+        yield
+    except RlcoreError as error:
+        name = Path(preset).stem
+        labels = {"prefect.resource.id": f"rlcore.run.{name}", "prefect.resource.name": name, "rlcore.preset": name}
+        emit_event(NOT_STARTED, labels, f"{type(error).__name__}: {error}")
+        raise
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,11 +28,13 @@ from rlcore.errors import CanaryError, ConfigError, TrainingError
 from rlcore.tasks.pipeline import reconciliation
 from rlcore.tasks.pipeline.events import (
     FAILED,
+    NOT_STARTED,
     REFUSED,
     SNAPSHOT,
     STOPPED,
     emit_health_stop,
     emit_on_failure,
+    emit_on_refusal,
     emit_rejection,
     emit_snapshot,
 )
@@ -174,6 +176,8 @@ def toy_events(error: Exception | None, config: Any, folder: Path) -> None:
     write_json({"findings": [], "stopped": {"text": "stopped after iteration 3"}}, folder / "health.json")
     emit_health_stop("toy", "grpo", folder)
     emit_rejection("toy-grpo", 3, "Refused: no gain.")
+    with suppress(ConfigError), emit_on_refusal("presets/toy.toml"):
+        raise ConfigError("row 3 lacks 'prompt'")
     with emit_on_failure("toy", "grpo"):
         if error is not None:
             raise error
@@ -191,7 +195,7 @@ def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Excep
             limit=1,
         )[0]
         question = {"filter": {"related": {"id": [f"prefect.flow-run.{run.id}"]}, "event": {"prefix": ["rlcore."]}}}
-        wanted = 4 if isinstance(error, CanaryError) else 3
+        wanted = 5 if isinstance(error, CanaryError) else 4
         found = eventually(
             lambda: client._client.post("/events/filter", json=question).json()["events"],
             lambda got: len(got) == wanted,
@@ -201,6 +205,8 @@ def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Excep
     assert (snapshot["rlcore.stage"], snapshot["rlcore.retrain"]) == ("prepare_preferences", "yes")
     assert snapshot["prefect.resource.id"] == "rlcore.dataset.abc"
     assert (FAILED in made) == isinstance(error, CanaryError)  # a wrong preset is its user's affair
+    assert made[NOT_STARTED]["resource"]["prefect.resource.name"] == "toy"
+    assert made[NOT_STARTED]["payload"]["text"] == "ConfigError: row 3 lacks 'prompt'"
     assert made[STOPPED]["resource"]["prefect.resource.name"] == "grpo of toy"
     assert made[REFUSED]["resource"]["prefect.resource.name"] == "toy-grpo version 3"
     assert all(

@@ -239,8 +239,9 @@ def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
     done = services.deploy("online-rl/grpo", *SMALL, *WRONG_VERIFIER, preset="tiny")
     assert done.returncode == 1, done.stdout + done.stderr
     wait_until(lambda: len(told) == 2, seconds=END_SECONDS, what="told of both")
-    assert [each["event"] for each in told] == ["rlcore.stage.failed"] * 2
-    assert told[0]["text"].startswith("prepare_prompts of retrain: DataError: ")
+    assert [each["event"] for each in told] == ["rlcore.run.refused", "rlcore.stage.failed"]
+    assert told[0]["text"].startswith("retrain: ConfigError: preset has 1 error")
+    assert "prompts.jsonl" in told[0]["text"]
     assert told[0]["url"].endswith(gate)
     assert told[1]["text"].startswith("grpo of tiny: CanaryError: the reward")
     assert told[1]["run"] == "grpo tiny"
