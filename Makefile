@@ -110,8 +110,9 @@ attack-run: setup  ## 234 silent faults, one at a time, in small runs; alarms in
 chaos: setup  ## whole runs, killed hundreds of times; weights and books compared: CHAOS='--share 10 --seed 0' (minutes to hours)
 	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
-bench: setup  ## list the benchmarks; make bench-NAME BENCH='options' runs one, make bench-gpu that of a GPU (minutes each)
-	@$(BIN)/python -m benchmarks
+bench: setup  ## speed against TRL, on equal work, into README and docs (30 minutes); make bench-NAME BENCH='options': others
+	@infra/install_peers.sh "$(PYTHON)"
+	$(BIN)/python -m benchmarks peers headline
 
 bench-gpu:
 	PYTHONPATH=. "$(GPU_PYTHON)" -m benchmarks.peers.gpu --device $(DEVICE) $(BENCH)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Creates .venv-peers with the compared frameworks (TRL, verl, OpenRLHF): infra/install_peers.sh [PYTHON].
-# A second run installs nothing. Their pins contradict rlcore's and each other's; verl and OpenRLHF come
+# A second run installs nothing. Their pins contradict rlcore's and each other's; verl, OpenRLHF and Liger come
 # without their dependencies.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,5 +13,5 @@ pip() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check 
 torch=$(grep '^torch==' "$pins")
 pip "$torch"
 pip --constraint "$pins" --requirement "$wanted" "$torch"
-pip --no-deps --constraint "$pins" verl openrlhf
+pip --no-deps --constraint "$pins" verl openrlhf liger-kernel
 touch "$stamp"

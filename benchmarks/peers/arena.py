@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -18,14 +19,25 @@ LIBRARIES = ("torch", "transformers", "trl")
 Timing = Mapping[str, Any]
 
 
-def run_arm(arm: str, arguments: Sequence[str], threads: int) -> Timing:
-    """Run an arm once in its own process; the arguments follow ``python -m``."""
+def run_arm(arm: str, arguments: Sequence[str], threads: int, *, timeout: float | None = None) -> Timing:
+    """Run an arm in its own process and return its last line; the arguments follow ``python -m``.
+
+    A process that fails or times out (seconds) gives ``failed``, its reason.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-m", *arguments]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if finished.returncode != 0:
-        raise SystemExit(f"the arm {arm} failed:\n{finished.stderr[-2000:]}")
-    timing: Timing = json.loads(finished.stdout.strip().splitlines()[-1])
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the compilers that it may have started
+        process.communicate()
+        return {"failed": f"no result in {timeout:.0f} s"}
+    if process.returncode != 0:
+        lines = [line for line in errors.splitlines() if line[:1].strip()]
+        return {"failed": lines[-1][:300] if lines else f"{arm} exits with {process.returncode}"}
+    timing: Timing = json.loads(output.strip().splitlines()[-1])
     return timing
 
 

@@ -1,119 +1,168 @@
-"""Timed workload, the same for every arm: one GRPO step on a random Llama with forced completion lengths.
+"""Workloads of the comparisons, the same for both sides: shapes, prompts, completions, rewards, initial weights.
 
-8 prompts of 66 to 128 tokens, 8 completions each of 8 to 96 tokens (the EOS included), beta 0, AdamW, float32. Models:
-``tiny`` (hidden size 256, 6 layers, vocabulary 1,024) and ``smollm2`` (the shape of SmolLM2-135M). Lengths are forced
-on both sides, so that both compute the same number of tokens whatever their random numbers are. Rewards alternate
-between 0 and 1, so that every group has a signal.
+Every token is decided here, also those of the completions: each side samples from its own distribution and then takes
+the given token, so that both compute on the same ids whatever their random numbers are.
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
 from benchmarks.floor import forward_flops
 
-NUM_PROMPTS, GROUP_SIZE, MAX_NEW_TOKENS, PROMPT_VOCABULARY, EOS = 8, 8, 96, 1024, 1
-LEARNING_RATE = 1e-6
-MODELS: dict[str, dict[str, int]] = {
-    "tiny": {
-        "vocab_size": 1024,
-        "hidden_size": 256,
-        "intermediate_size": 688,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 512,
-    },
-    "smollm2": {
-        "vocab_size": 49152,
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "max_position_embeddings": 8192,
-    },
+PAD, EOS = 0, 1
+_NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
+def shape(kind: str, *sizes: int, **others: Any) -> dict[str, Any]:
+    """Return the fields of a model's configuration."""
+    return dict(zip(_NAMES, sizes, strict=True)) | {"model_type": kind, "tie_word_embeddings": True} | others
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "micro": shape("llama", 64, 32, 64, 2, 4, 2, 256, bos_token_id=None),
+    "tiny": shape("llama", 1024, 256, 688, 6, 8, 4, 512, bos_token_id=None),
+    "smollm2": shape("llama", 49152, 576, 1536, 30, 9, 3, 8192, bos_token_id=None),
+    "qwen3-0.6b": shape("qwen3", 151936, 1024, 3072, 28, 16, 8, 40960, head_dim=128),
 }
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}<eos>{% endif %}"
+    "{% if not loop.last %} {% endif %}{% endfor %}"
+)
+Group = tuple[tuple[int, ...], list[tuple[int, ...]]]
 
 
-def prompts() -> list[tuple[int, ...]]:
-    """Return 8 prompts as token ids."""
-    generator = torch.Generator().manual_seed(1)
-    lengths = torch.linspace(66, 128, NUM_PROMPTS).round().long().tolist()
-    return [tuple(torch.randint(2, PROMPT_VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One comparison: a number of optimizer steps, each on all prompts with all their completions.
+
+    Attributes:
+        task: ``grpo`` samples and trains, ``update`` trains on given completions; ``sft``; ``rm`` and ``dpo`` on pairs.
+        prompt_tokens: Shortest and longest prompt.
+        completion_tokens: Shortest and longest completion, the EOS included.
+    """
+
+    task: str
+    shape: str = "tiny"
+    dtype: str = "float32"
+    num_prompts: int = 8
+    group_size: int = 8
+    prompt_tokens: Sequence[int] = (66, 128)
+    completion_tokens: Sequence[int] = (8, 96)
+    steps: int = 1
+    device: str = "cpu"
+
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Return each prompt with its completions, as token ids. Of two neighbours one begins with an odd token."""
+        generator = torch.Generator().manual_seed(1)
+
+        def draw(length: int) -> list[int]:
+            return torch.randint(2, SHAPES[self.shape]["vocab_size"], (length,), generator=generator).tolist()
+
+        def completion(number: int, length: int) -> tuple[int, ...]:
+            first, *others = draw(length)
+            return (first // 2 * 2 + number % 2, *others[:-1], EOS)
+
+        return [
+            (tuple(draw(prompt)), [completion(number, length) for number, length in enumerate(lengths.tolist())])
+            for prompt, lengths in zip(self.prompt_lengths.tolist(), self.completion_lengths, strict=True)
+        ]
+
+    @property
+    def prompt_lengths(self) -> torch.Tensor:
+        """Return the number of tokens of each prompt, int64 [P]."""
+        return torch.linspace(*self.prompt_tokens, self.num_prompts).round().long()
+
+    @property
+    def completion_lengths(self) -> torch.Tensor:
+        """Return the number of tokens of each completion, int64 [P, G]: evenly spread, in a random order."""
+        count = self.num_prompts * self.group_size
+        lengths = torch.linspace(*self.completion_tokens, count).round().long()
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(2))
+        return lengths[order].view(self.num_prompts, self.group_size)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Return the precision of the products; trained weights are float32."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    @property
+    def learning_rate(self) -> float:
+        """Return the constant learning rate of AdamW (0.9, 0.999, no decay, gradients clipped at norm 1)."""
+        return 1e-6 if self.task in ("grpo", "update") else 1e-4
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Return the length of the longest completion."""
+        return int(max(self.completion_tokens))
+
+    @property
+    def floor_flops(self) -> float:
+        """Return the FLOP of exact policy updates: each prompt once, no padding, the head on completions."""
+        passes = 4 if self.task == "grpo" else 3  # one to sample, three to train
+        return self.steps * passes * forward_flops(SHAPES[self.shape], self.prompt_lengths, self.completion_lengths)
+
+    def make_model(self) -> Any:
+        """Make the policy, the same float32 weights on both sides."""
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(self._config(), attn_implementation="sdpa").to(self.device)
+
+    def make_classifier(self) -> Any:
+        """Make transformers' reward model on the backbone of :meth:`make_model`."""
+        config = self._config()
+        config.num_labels = 1
+        torch.manual_seed(1)
+        made = AutoModelForSequenceClassification.from_config(config, attn_implementation="sdpa")
+        made.model.load_state_dict(self.make_model().model.state_dict())
+        return made
+
+    def _config(self) -> Any:
+        return AutoConfig.for_model(**copy.deepcopy(SHAPES[self.shape]), eos_token_id=EOS, pad_token_id=PAD)
+
+    def make_tokenizer(self) -> PreTrainedTokenizerFast:
+        """Make a tokenizer of words ``t17``. No word is a part of another one: an EOS ``t1`` matched in ``t133``."""
+        words = {"<pad>": PAD, "<eos>": EOS} | {f"t{i}": i for i in range(2, SHAPES[self.shape]["vocab_size"])}
+        tokenizer = Tokenizer(WordLevel(words, unk_token="t2"))
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+        made.chat_template = _TEMPLATE
+        return made
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return asdict(self)
 
 
-def completion_lengths() -> torch.Tensor:
-    """Return the length of each of the 64 completions, prompt by prompt: int64 [64]."""
-    generator = torch.Generator().manual_seed(2)
-    return torch.randint(8, MAX_NEW_TOKENS + 1, (NUM_PROMPTS * GROUP_SIZE,), generator=generator)
+def text_of(token_ids: Sequence[int]) -> str:
+    """Return the text of tokens."""
+    return " ".join("<eos>" if token == EOS else f"t{token}" for token in token_ids)
 
 
-def make_model(name: str) -> LlamaForCausalLM:
-    """Make the policy with the same weights in every arm."""
-    config = LlamaConfig(
-        **MODELS[name],
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        pad_token_id=0,
-        attn_implementation="sdpa",
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config)
+def parity(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """Reward a completion whose first token is odd: half of each group. Both libraries call this function."""
+    return [float(ids[0] % 2) for ids in completion_ids]
 
 
-def floor_flops(name: str) -> float:
-    """Return the FLOP of an exact step: one forward pass to generate, one with its backward pass to train."""
-    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts()])
-    return 4 * forward_flops(MODELS[name], prompt_lengths, completion_lengths().view(NUM_PROMPTS, GROUP_SIZE))
-
-
-def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Make a tokenizer with one word per token (``t17``), so that a prompt text has exactly its token ids."""
-    words = {f"t{number}": number for number in range(vocabulary)}
-    tokenizer = Tokenizer(WordLevel(words, unk_token="t2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="t1", pad_token="t0")
-
-
-class Clock:
-    """Clock of a step, and of the generation in it."""
-
-    def __init__(self) -> None:
-        self._before = _peak_mib()
-        self._wall, self._cpu, self._generation = time.perf_counter(), time.process_time(), 0.0
-
-    @contextmanager
-    def generation(self) -> Iterator[None]:
-        """Time the block as generation."""
-        start = time.process_time()
-        yield
-        self._generation += time.process_time() - start
-
-    def report(self, arm: str, completion_tokens: int) -> None:
-        """Print the timing as one line of JSON. CPU seconds are of all threads, memory is the peak of the process."""
-        timing = {
-            "arm": arm,
-            "wall_seconds": time.perf_counter() - self._wall,
-            "cpu_seconds": time.process_time() - self._cpu,
-            "generation_cpu_seconds": self._generation,
-            "peak_mib": _peak_mib(),
-            "before_mib": self._before,
-            "completion_tokens": completion_tokens,
-        }
-        sys.stdout.write(json.dumps(timing) + "\n")
-
-
-def _peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Return the advantages of a group: centred, divided by the sample standard deviation."""
+    values = torch.tensor(rewards, dtype=torch.float64)
+    return ((values - values.mean()) / (values.std() + 1e-6)).tolist()

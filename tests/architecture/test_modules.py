@@ -14,8 +14,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "mlflow": {f"tasks/tracking/{name}.py" for name in _TRACKING},
     "datasets": {
         "tasks/steps/data.py",
-        "benchmarks/peers/arm_trl.py",
-        "benchmarks/peers/gpu_trl.py",
+        "benchmarks/peers/trl.py",
     },
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py"},

@@ -1,0 +1,292 @@
+"""rlcore's side of the comparisons: the user's own training functions, on given tokens."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.peers.record import Record
+from benchmarks.peers.work import EOS, Work, advantages, parity, text_of
+from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.config import (
+    DpoConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    RewardModelConfig,
+    RlConfig,
+    RolloutCorrectionConfig,
+    SamplingConfig,
+    SftConfig,
+    UpdateConfig,
+)
+from rlcore.hardware.precision import set_compute_dtype
+from rlcore.loop import iteration
+from rlcore.loop.components import Components
+from rlcore.loop.recorder import LogRecorder
+from rlcore.models.batching import choose_attention
+from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.rewards.user_function import function_reward
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.decoding import Decoded, decode, sample_tokens
+from rlcore.sampling.native import NativeSampler
+from rlcore.text.demonstrations import Demonstration
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training import reward_fit
+from rlcore.training.dpo import DpoLearner, run_dpo_steps
+from rlcore.training.learner import Learner
+from rlcore.training.local_learner import LocalLearner
+from rlcore.training.preferences import TokenPair
+from rlcore.training.reward_learner import RewardLearner
+from rlcore.training.sft import train_sft
+from rlcore.types import Message, Prompt, TrainingSample
+
+OPTIM = OptimConfig(beta2=0.999)
+
+
+class ForcedSampler(NativeSampler):
+    """Built-in engine that samples from the model as always, and then takes the given token."""
+
+    def __init__(self, model: Any, tokenizer: ChatTokenizer, work: Work) -> None:
+        super().__init__(model, tokenizer)
+        self._given = dict(work.groups)
+
+    def _decode(self, block: Sequence[Any], params: SamplingParams, watch: Any, *, seed: int) -> Decoded:
+        prompts = [request.prompt.token_ids for request in block]
+        wanted = torch.full((len(block), params.max_new_tokens), float(EOS))
+        for row, request in zip(wanted, block, strict=True):
+            ids = self._given[request.prompt.token_ids][request.sample_index][: params.max_new_tokens]
+            row[: len(ids)] = torch.tensor(ids)
+        return decode(self._model, prompts, wanted, choose=_forced, eos_ids=self._eos_ids, watch=watch.step)
+
+
+def _forced(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample, and return the given tokens with their log-probabilities."""
+    sample_tokens(logits, torch.full_like(wanted, 0.5), temperature=1.0)
+    tokens = wanted.long()
+    wide = logits.float()
+    return tokens, wide.gather(-1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
+
+
+def policy(work: Work, option: str = "") -> Any:
+    """Make the policy as a checkpoint is loaded: float32 weights, products in the precision of the work."""
+    model = set_compute_dtype(work.make_model(), work.compute_dtype)
+    choose_attention(model)
+    return enable_gradient_checkpointing(model) if option == "checkpointing" else model
+
+
+def _watched(work: Work, record: Record, option: str) -> Any:
+    model = policy(work, option)
+    record.watch(model)
+    return model
+
+
+def make_learner(work: Work, model: Any, microbatch: int) -> Learner:
+    """Make the learner of GRPO steps, with ``microbatch`` tokens at most in a pass."""
+    default = RolloutCorrectionConfig()
+    config = RlConfig(
+        algorithm="grpo",
+        num_iterations=work.steps,
+        prompts_per_iteration=work.num_prompts,
+        group_size=work.group_size,
+        learning_rate=work.learning_rate,
+        sampling=SamplingConfig(max_new_tokens=work.max_new_tokens),
+        update=UpdateConfig(
+            tokens_per_microbatch=microbatch,
+            optim=OPTIM,
+            # as in TRL's default loss: tokens count equally, and the standard deviation is that of a sample
+            objective=ObjectiveConfig(scale="group_sample", weighting="token_mean"),
+            # given completions have no log-probabilities of a sampler
+            rollout_correction=RolloutCorrectionConfig(mode="off" if work.task == "update" else default.mode),
+        ),
+    )
+    return Learner(model, None, algorithm=resolve_algorithm(config), config=config)
+
+
+def _see_samples(record: Record, samples: Sequence[TrainingSample]) -> None:
+    for each in samples:
+        trained, value = int(each.loss_mask.sum()), float(each.advantages.mean())
+        record.see((*each.prompt_ids, *each.completion_ids), trained=trained, value=value)
+
+
+def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
+    """Run iterations of :func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
+    tokenizer = ChatTokenizer.of(work.make_tokenizer(), (EOS,))
+    learner = LocalLearner(make_learner(work, _watched(work, record, option), microbatch))
+    weights = learner.learner.policy
+    if work.compute_dtype != torch.float32:
+        weights = copy.deepcopy(weights).to(work.compute_dtype)
+    engine = ForcedSampler(weights, tokenizer, work)
+    del weights
+    record.watch(engine._model)
+    prompts = [
+        Prompt(
+            prompt_id=str(number),
+            messages=(Message(role="user", content=text_of(ids)),),
+            token_ids=ids,
+            reference="",
+            task="work",
+        )
+        for number, (ids, _) in enumerate(work.groups)
+    ]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        components = Components(
+            seed=0,
+            learner=learner,
+            engine=engine,
+            sampler=engine,
+            engine_dtype=work.compute_dtype,
+            tokenizer=tokenizer,
+            reward=function_reward(lambda rollouts: parity([], [each.completion_ids for each in rollouts])),
+            prompts=prompts,
+            folder=Path(folder),
+            identity={},
+        )
+        run = stack.enter_context(iteration.open_run(components, LogRecorder(work.steps)))
+        stack.enter_context(patch.object(run.checkpoints, "is_due", lambda _: False))
+        update = learner.update
+
+        def seen(samples: Sequence[TrainingSample], **kwargs: Any) -> Any:
+            _see_samples(record, samples)
+            return update(samples, **kwargs)
+
+        stack.enter_context(patch.object(learner, "update", seen))
+        for owner, name, part in (
+            (iteration, "collect_groups", "generation"),
+            (iteration, "sync_when_idle", "sync"),
+            (engine, "load_weights", "load"),
+            (run.audit, "check_before_update", "audit"),
+            (run.audit, "check_after_update", "audit"),
+        ):
+            _time(owner, name, record, part, stack)
+        record.start()
+        for _ in range(work.steps):
+            iteration.iterate(run)
+        print(record.report())
+
+
+def _time(owner: Any, name: str, record: Record, part: str, stack: ExitStack) -> None:
+    """Time the calls of a function of a module or object as a part of the work."""
+    whole = getattr(owner, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with record.part(part):
+            return whole(*args, **kwargs)
+
+    stack.enter_context(patch.object(owner, name, call))
+
+
+def update(work: Work, record: Record, microbatch: int, option: str) -> None:
+    """Take steps of the learner on given completions."""
+    learner, samples = make_learner(work, _watched(work, record, option), microbatch), samples_of(work)
+    record.start()
+    for step in range(work.steps):
+        _see_samples(record, samples)
+        learner.update(samples, seed=step)
+    print(record.report())
+
+
+def samples_of(work: Work) -> list[TrainingSample]:
+    """Return the given completions with their advantages, in which no sampler's log-probability counts."""
+    samples = []
+    for prompt, completions in work.groups:
+        values = advantages(parity(completions, completions))
+        for ids, advantage in zip(completions, values, strict=True):
+            zeros = torch.zeros(len(ids))
+            samples.append(
+                TrainingSample(
+                    prompt_ids=prompt,
+                    completion_ids=ids,
+                    loss_mask=torch.ones(len(ids), dtype=torch.bool),
+                    sampler_logprobs=zeros,
+                    old_logprobs=zeros,
+                    ref_logprobs=zeros,
+                    advantages=torch.full_like(zeros, advantage),
+                    values=zeros,
+                    returns=zeros,
+                )
+            )
+    return samples
+
+
+def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
+    """Train on the first completion of each prompt; the loss on one of them is the evaluation at the end."""
+    rows = [
+        Demonstration(sequence=TokenSequence(prompt_ids=prompt, completion_ids=ids), loss_mask=(True,) * len(ids))
+        for prompt, (ids, *_) in work.groups
+    ]
+    config = SftConfig(
+        num_steps=work.steps,
+        batch_size=len(rows),
+        learning_rate=work.learning_rate,
+        tokens_per_microbatch=microbatch,
+        optim=OPTIM,
+    )
+    model = _watched(work, record, option)
+    record.start()
+    for row in rows * work.steps:
+        ids = (*row.sequence.prompt_ids, *row.sequence.completion_ids)
+        record.see(ids, trained=sum(row.loss_mask), value=1.0)
+    train_sft(model, rows, rows[:1], config, seed=0, report=_silent)
+    print(record.report())
+
+
+def _pairs(work: Work, record: Record, *, marks: bool) -> list[TokenPair]:
+    pairs = [
+        TokenPair(set_id=str(number), prompt_ids=prompt, chosen_ids=chosen, rejected_ids=rejected)
+        for number, (prompt, (chosen, rejected)) in enumerate(work.groups)
+    ]
+    for pair in pairs * work.steps:
+        for ids, value in ((pair.chosen_ids, 1.0), (pair.rejected_ids, -1.0)):
+            record.see((*pair.prompt_ids, *ids), trained=len(ids) if marks else 0, value=value)
+    return pairs
+
+
+def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
+    """Audit the labels of pairs and train a reward model, from the weights of transformers' classifier."""
+    config = RewardModelConfig(
+        num_epochs=work.steps,
+        batch_size=work.num_prompts,
+        learning_rate=work.learning_rate,
+        head_learning_rate=work.learning_rate,
+        tokens_per_microbatch=microbatch,
+        optim=OPTIM,
+    )
+    model = ScalarHeadModel.on_backbone(_watched(work, record, option))
+    with torch.no_grad():
+        model.head.weight.copy_(work.make_classifier().score.weight)
+    learner, pairs = RewardLearner((model,), config), _pairs(work, record, marks=False)
+    with ExitStack() as stack:
+        _time(learner, "features", record, "audit", stack)
+        _time(reward_fit, "audit_labels", record, "audit", stack)
+        record.start()
+        reward_fit.fit_reward_model(learner, pairs, config, seed=0, report=_silent)
+        print(record.report())
+
+
+def dpo(work: Work, record: Record, microbatch: int, option: str) -> None:
+    """Train the policy on pairs; its log-probabilities before the first step are the reference."""
+    config = DpoConfig(
+        num_epochs=work.steps,
+        batch_size=work.num_prompts,
+        learning_rate=work.learning_rate,
+        tokens_per_microbatch=microbatch,
+        optim=OPTIM,
+    )
+    learner = DpoLearner(_watched(work, record, option), config)
+    record.start()
+    pairs = _pairs(work, record, marks=True)
+    run_dpo_steps(learner, pairs, pairs[:1], config, seed=0, report=_silent)
+    print(record.report())
+
+
+def _silent(step: int, metrics: Any) -> None:
+    """Report nothing: TRL logs nothing either."""

@@ -1,0 +1,193 @@
+"""Tables of the comparison in README and docs, written from ``benchmarks/results``; nothing is typed by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.arena import Timing, table
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks/results"
+PAGE, INDEX, README = "docs/benchmarks/speed-against-trl.md", "docs/benchmarks.md", "README.md"
+Results = Mapping[str, Any]
+_SIDES = {"ours": "rlcore", "trl": "TRL"}
+_UNITS = {"ours": "tokens", "trl": "rows"}
+
+
+def results_of(plan: str) -> Path:
+    """Return the file of a plan's results."""
+    return RESULTS / f"peers-{plan}.json"
+
+
+def published() -> list[Results]:
+    """Return the results of every plan that was run."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("peers-*.json"))]
+
+
+def pages(results: Sequence[Results], root: Path = ROOT) -> dict[str, str]:
+    """Return the text of each page with the tables and rows of all results.
+
+    Raises:
+        ValueError: A page has no place for one of them.
+    """
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in (PAGE, INDEX, README)}
+    for each in results:
+        texts[PAGE] = _between(texts[PAGE], each["plan"], block(each))
+        for measured in each["measured"]:
+            work = measured["work"]
+            is_headline = each["plan"] == "headline"
+            if work["dtype"] == "float32" and (is_headline or work["task"] != "grpo"):
+                texts[INDEX] = _replace_row(texts[INDEX], _INDEX_ROWS[work["task"]], _index_row(measured, each["trl"]))
+        if each["plan"] == "headline":
+            texts[README] = _replace_row(texts[README], "CPU speed", _readme_row(each))
+    return texts
+
+
+def write(results: Sequence[Results], root: Path = ROOT) -> None:
+    """Write the pages."""
+    for name, text in pages(results, root).items():
+        (root / name).write_text(text, encoding="utf-8")
+
+
+def block(results: Results) -> str:
+    """Render the tables of one plan: costs, then every candidate of the searches."""
+    versions = f"Commit `{results['commit']}`; {results['machine']}"
+    costs = table(_COSTS, [row for measured in results["measured"] for row in _cost_rows(measured)])
+    tried = table(_TRIED, [row for measured in results["measured"] for row in _tried_rows(measured)])
+    return f"**{_claim(results)}**\n\n{versions}\n\n{costs}\n\nSettings tried, each once, on the trial:\n\n{tried}"
+
+
+_COSTS = ("work", "threads", "side", "n", "wall s", "CPU s (range)", "of it generation", "TRL takes", "peak MiB")
+_TRIED = ("work", "side", "micro-batch", "option", "largest pass, positions", "CPU s", "peak MiB")
+
+
+def seconds(timing: Timing, *, checked: bool) -> float:
+    """Return the CPU seconds of a run, with or without canaries and audit."""
+    return timing["cpu_seconds"] - (0.0 if checked else sum(part(timing) for part in _CHECKS.values()))
+
+
+def ratio(measured: Mapping[str, Any], threads: int, *, checked: bool) -> float:
+    """Return TRL's median CPU seconds over rlcore's."""
+    ours, theirs = (_rounds(measured, side, threads) for side in _SIDES)
+    return _median(theirs, lambda each: each["cpu_seconds"]) / _median(
+        ours, lambda each: seconds(each, checked=checked)
+    )
+
+
+def _part(timing: Timing, name: str) -> float:
+    return timing.get(f"{name}_cpu_seconds", 0.0)
+
+
+_CHECKS: Mapping[str, Callable[[Timing], float]] = {
+    "canaries": lambda timing: _part(timing, "sync") - _part(timing, "load"),
+    "audit": lambda timing: _part(timing, "audit"),
+}
+
+
+def _rounds(measured: Mapping[str, Any], side: str, threads: int) -> list[Timing]:
+    return [each for each in measured["rounds"] if (each["side"], each["threads"]) == (side, threads)]
+
+
+def _median(timings: Sequence[Timing], value: Callable[[Timing], float]) -> float:
+    return statistics.median(map(value, timings))
+
+
+def _spread(timings: Sequence[Timing], value: Callable[[Timing], float]) -> str:
+    values = sorted(map(value, timings))
+    return f"{statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})"
+
+
+def _claim(results: Results) -> str:
+    parts = [f"{each['title']}: {ratio(each, 1, checked=True):.1f}×" for each in results["measured"]]
+    return f"CPU seconds of TRL over those of rlcore, one thread, canaries and audit included: {'; '.join(parts)}."
+
+
+def _cost_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for threads in dict.fromkeys(each["threads"] for each in measured["rounds"]):
+        ours, theirs = (_rounds(measured, side, threads) for side in _SIDES)
+        start = (measured["title"], str(threads))
+        if any(_part(each, "audit") for each in ours):
+            yield (
+                *start,
+                "rlcore without checks",
+                *_cost(ours, checked=False, speed=ratio(measured, threads, checked=False)),
+            )
+            for name, part in _CHECKS.items():
+                if any(map(part, ours)):
+                    yield (*start, name, str(len(ours)), "–", _spread(ours, part), "–", "–", "–")
+        yield (*start, _side(ours), *_cost(ours, checked=True, speed=ratio(measured, threads, checked=True)))
+        yield (*start, _side(theirs), *_cost(theirs, checked=True, speed=1.0))
+
+
+def _cost(timings: Sequence[Timing], *, checked: bool, speed: float) -> tuple[str, ...]:
+    wall = _median(timings, lambda each: each["wall_seconds"])
+    generation = _median(timings, lambda each: _part(each, "generation"))
+    return (
+        str(len(timings)),
+        f"{wall:.1f}" if checked else "–",
+        _spread(timings, lambda each: seconds(each, checked=checked)),
+        f"{generation:.1f}" if generation else "–",
+        f"{speed:.2f}×",
+        f"{_median(timings, lambda each: each['peak_mib']):,.0f}",
+    )
+
+
+def _side(timings: Sequence[Timing]) -> str:
+    """Return a side with its chosen setting."""
+    first = timings[0]
+    option = f", {first['option']}" if first["option"] else ""
+    return f"{_SIDES[first['side']]}, {first['microbatch']} {_UNITS[first['side']]}{option}"
+
+
+def _tried_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for each in measured["search"]:
+        size = f"{each['microbatch']} {_UNITS[each['side']]}"
+        start = (measured["title"], _SIDES[each["side"]], size, each["option"] or "–")
+        if "failed" in each:
+            yield (*start, each["failed"].replace("|", "\\|"), "–", "–")
+        else:
+            yield (*start, str(each["positions"]), f"{each['cpu_seconds']:.1f}", f"{each['peak_mib']:,.0f}")
+
+
+_INDEX_ROWS = {
+    "grpo": "GRPO step, SmolLM2's shape, one thread: CPU seconds",
+    "sft": "SFT, three steps: CPU seconds",
+    "rm": "Reward model, three steps: CPU seconds",
+    "dpo": "DPO, three steps: CPU seconds",
+}
+
+
+def _index_row(measured: Mapping[str, Any], version: str) -> str:
+    ours, theirs = (_rounds(measured, side, 1) for side in _SIDES)
+    start, speed = _INDEX_ROWS[measured["work"]["task"]], ratio(measured, 1, checked=True)
+    cells = [_spread(each, lambda timing: timing["cpu_seconds"]) for each in (ours, theirs)]
+    link = f"[Against TRL](benchmarks/{Path(PAGE).name})"
+    return f"| {start} (n = {len(ours)}) | {cells[0]} | TRL {version}: {cells[1]}, {speed:.2f}× | {link} |"
+
+
+def _readme_row(results: Results) -> str:
+    full, half = (f"{ratio(each, 1, checked=True):.1f}×" for each in results["measured"])
+    link = f"[{full} faster than tuned TRL; bfloat16 {half}]({PAGE})"
+    return f"| CPU speed | GRPO step on SmolLM2's shape, one thread | {link} |"
+
+
+def _replace_row(text: str, start: str, row: str) -> str:
+    """Replace the one table row that begins with ``start``."""
+    found, count = re.subn(rf"^\| {re.escape(start)}.*$", lambda _: row, text, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"{count} rows begin with {start!r}; a table must have exactly one")
+    return found
+
+
+def _between(text: str, name: str, inner: str) -> str:
+    """Replace what is between the markers of a plan."""
+    begin, end = f"<!-- peers: {name} -->", f"<!-- end of peers: {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{PAGE} needs the lines {begin} and {end} once each")
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{inner}\n{end}{rest.partition(end)[2]}"

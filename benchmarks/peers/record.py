@@ -1,0 +1,109 @@
+"""Observation of one side of a comparison: time, memory, and the work that was really done.
+
+Nothing here comes from settings: token ids and advantages are those that reach the trainer, updates, gradients and
+weights those that reach the optimizer, precisions those of a layer's output.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from benchmarks.peers.work import Work
+
+
+class Record:
+    """Record of a side; made before its model, so that memory is measured above the bare process."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._bare = work, _peak_mib("cpu")
+        self._sequences: list[tuple[tuple[int, ...], int, float]] = []
+        self._gradients: list[list[float]] = []
+        self._weights, self._products = set[torch.dtype](), defaultdict[str, set[torch.dtype]](set)
+        self._positions, self._parts, self._marks = 0, defaultdict[str, float](float), list[float]()
+
+    def see(self, token_ids: Sequence[int], *, trained: int, value: float) -> None:
+        """Record a sequence that reaches the trainer, its number of trained tokens, and its advantage or side."""
+        self._sequences.append((tuple(token_ids), trained, value))
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Observe the precision of a model's products, and the positions of its largest training pass."""
+        layer = next(module for name, module in model.named_modules() if name.endswith("mlp.down_proj"))
+        layer.register_forward_hook(self._forward)
+
+    def start(self) -> None:
+        """Start the clock, and observe every optimizer step from now on. A second call does nothing."""
+        if self._marks:
+            return
+        self._hook = register_optimizer_step_pre_hook(self._step)
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._marks.append(_now(self._work.device))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time a part of the work, which contains no other part."""
+        start = time.process_time()
+        yield
+        self._parts[name] += time.process_time() - start
+
+    def report(self) -> str:
+        """Return timings and observed work as a line of JSON. CPU seconds are of all threads."""
+        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        self._hook.remove()
+        rows = sorted(self._sequences)
+        return json.dumps({
+            "wall_seconds": wall,
+            "cpu_seconds": cpu,
+            **{f"{name}_cpu_seconds": seconds for name, seconds in self._parts.items()},
+            "step_seconds": [end - start for start, end in zip(self._marks, self._marks[1:], strict=False)],
+            "peak_mib": _peak_mib(self._work.device) - (self._bare if self._work.device == "cpu" else 0.0),
+            "positions": self._positions,
+            "work": {
+                "sequences": len(rows),
+                "tokens": sum(len(ids) for ids, _, _ in rows),
+                "trained tokens": sum(trained for _, trained, _ in rows),
+                "token ids": hashlib.sha256(repr([row[:2] for row in rows]).encode()).hexdigest()[:16],
+                "advantages": [value for _, _, value in rows],
+                "updates": len(self._gradients),
+                "gradients": self._gradients,
+                "weights": _names(self._weights),
+                "products of updates": _names(self._products["update"]),
+                "products of other passes": _names(self._products["other"]),
+            },
+        })  # fmt: skip
+
+    def _forward(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        self._products["update" if output.requires_grad else "other"].add(output.dtype)
+        if output.requires_grad:
+            self._positions = max(self._positions, output.shape[:-1].numel())
+
+    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._weights |= {each.dtype for each in parameters}
+        self._gradients.append(sorted(float(each.grad.norm()) for each in parameters if each.grad is not None))
+        self._marks.append(_now(self._work.device))
+
+
+def _names(dtypes: set[torch.dtype]) -> list[str]:
+    return sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _now(device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak_mib(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

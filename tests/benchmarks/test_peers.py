@@ -1,0 +1,156 @@
+"""The comparison with TRL: equal work or no figure, forced tokens, the search, and the pages that results write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.peers import arena, compare, pages
+from benchmarks.peers.compare import PLANS, run_plan
+from benchmarks.peers.same import UnequalWorkError, differences
+from benchmarks.peers.work import EOS, text_of
+from tests.benchmarks.arms import PLANTS, runner, small_comparison, small_work
+
+WORK = small_work("grpo")
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Fields of the work that only the side ``trl`` gets; both sides are rlcore, in this process."""
+    fields: dict[str, Any] = {}
+    monkeypatch.setattr(arena, "run_arm", runner({"ours": "ours", "trl": "ours"}, fields))
+    monkeypatch.setattr(compare, "version", lambda _: "1.16.0")
+    return fields
+
+
+@pytest.mark.parametrize("task", ["grpo", "update", "sft", "rm", "dpo"])
+def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_path: Path) -> None:
+    results = run_plan("all", [small_comparison(small_work(task))], out=tmp_path / "results.json")
+    assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
+    (measured,) = results["measured"]
+    assert [each["side"] for each in measured["rounds"]] == ["ours", "trl"]
+    assert all(each["work"]["updates"] == 2 and each["cpu_seconds"] > 0 for each in measured["rounds"])
+    assert len(measured["search"]) == 4
+    assert f"| {task} | 1 | TRL, " in pages.block(results)
+    assert ("| canaries |" in pages.block(results)) is (task == "grpo")
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_unequal_work_ends_without_a_figure(what: str, planted: dict[str, Any], tmp_path: Path) -> None:
+    planted |= PLANTS[what]
+    unequal = replace(small_comparison(WORK), trial=WORK)
+    with pytest.raises(UnequalWorkError, match=rf"different work, so no figure(.|\n)*{what}: "):
+        run_plan("all", [unequal], out=tmp_path / "results.json")
+    assert not list(tmp_path.iterdir())
+
+
+def record(**changed: Any) -> dict[str, Any]:
+    """Observed work of one update."""
+    exact = dict.fromkeys(("sequences", "tokens", "trained tokens", "updates"), 1)
+    lists = {"weights": ["float32"], "products of updates": ["float32"], "products of other passes": ["float32"]}
+    return exact | lists | {"token ids": "a", "advantages": [0.5, -0.5], "gradients": [[3.0, 4.0]]} | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, []),
+        ({"token ids": "b"}, ["token ids"]),
+        ({"weights": ["bfloat16"]}, ["weights"]),
+        ({"advantages": [0.5, -0.49]}, ["advantages"]),
+        ({"gradients": [[3.0, 4.1]]}, ["gradients"]),
+        ({"gradients": [[3.0, 4.001]]}, []),
+        ({"gradients": [[5.0]]}, ["gradients"]),
+        ({"products of other passes": ["bfloat16"]}, ["products of other passes"]),
+        ({"products of other passes": []}, []),
+    ],
+)
+def test_every_kind_of_difference_is_found(changed: Mapping[str, Any], expected: list[str]) -> None:
+    assert [name for name, _, _ in differences(record(), record(**changed))] == expected
+
+
+def test_a_text_has_exactly_its_token_ids() -> None:
+    tokenizer = replace(WORK, shape="tiny").make_tokenizer()
+    ids = [133, 1023, 11, 10, 2, EOS]
+    assert tokenizer(text_of(ids))["input_ids"] == ids
+
+
+def test_groups_have_the_lengths_and_both_rewards() -> None:
+    work = replace(WORK, group_size=8)
+    assert [len(prompt) for prompt, _ in work.groups] == work.prompt_lengths.tolist() == [6, 12]
+    lengths = torch.tensor([[len(ids) for ids in group] for _, group in work.groups])
+    assert lengths.tolist() == work.completion_lengths.tolist()
+    assert {ids[-1] for _, group in work.groups for ids in group} == {EOS}
+    assert all(EOS not in (*prompt, *(token for ids in group for token in ids[:-1])) for prompt, group in work.groups)
+    assert all([ids[0] % 2 for ids in group] == [0, 1] * 4 for _, group in work.groups)
+
+
+def test_a_process_that_fails_or_hangs_gives_its_reason() -> None:
+    assert arena.run_arm("x", ("benchmarks.none",), 1)["failed"].endswith("No module named benchmarks.none")
+    assert arena.run_arm("x", ("timeit", "while True: pass"), 1, timeout=0.1) == {"failed": "no result in 0 s"}
+
+
+def results(plan: str) -> dict[str, Any]:
+    """Results of a plan in which TRL takes three times as long, and checks are a tenth of rlcore's time."""
+    run = {"microbatch": 8, "option": "", "wall_seconds": 1.0, "peak_mib": 100.0, "positions": 5}
+    checks = {"generation_cpu_seconds": 0.5, "sync_cpu_seconds": 1.0, "load_cpu_seconds": 0.5, "audit_cpu_seconds": 0.5}
+    rounds = [
+        run | {"side": side, "threads": threads, "cpu_seconds": seconds} | (checks if side == "ours" else {})
+        for side, times in (("ours", (9.0, 10.0, 12.0)), ("trl", (33.0, 30.0, 27.0)))
+        for seconds in times
+        for threads in (1, 2)
+    ]
+    failed = run | {"side": "trl", "option": "liger", "failed": "ImportError: no"}
+    measured = [
+        {
+            "title": each.title,
+            "work": each.work.as_dict(),
+            "gflops": 1.0,
+            "search": [rounds[0], failed],
+            "rounds": rounds,
+        }
+        for each in PLANS[plan]
+    ]
+    return {"plan": plan, "commit": "abc", "machine": "here.", "trl": "1.16.0", "measured": measured}
+
+
+def test_costs_are_medians_with_and_without_checks() -> None:
+    lines = pages.block(results("headline")).splitlines()
+    assert (
+        "| GRPO, smollm2, float32 | 1 | rlcore without checks | 3 | – | 9.0 (8.0 to 11.0) | 0.5 | 3.33× | 100 |"
+        in lines
+    )
+    assert "| GRPO, smollm2, float32 | 1 | canaries | 3 | – | 0.5 (0.5 to 0.5) | – | – | – |" in lines
+    assert (
+        "| GRPO, smollm2, float32 | 1 | rlcore, 8 tokens | 3 | 1.0 | 10.0 (9.0 to 12.0) | 0.5 | 3.00× | 100 |" in lines
+    )
+    assert "| GRPO, smollm2, float32 | 1 | TRL, 8 rows | 3 | 1.0 | 30.0 (27.0 to 33.0) | – | 1.00× | 100 |" in lines
+    assert "| GRPO, smollm2, float32 | TRL | 8 rows | liger | ImportError: no | – | – |" in lines
+
+
+def test_results_reach_every_page() -> None:
+    written = pages.pages([results("headline"), results("all")])
+    assert "[3.0× faster than tuned TRL; bfloat16 3.0×](" in written[pages.README]
+    for name in ("GRPO step", "SFT", "Reward model", "DPO"):
+        (row,) = [line for line in written[pages.INDEX].splitlines() if line.startswith(f"| {name}, ")]
+        assert "| 10.0 (9.0 to 12.0) | TRL 1.16.0: 30.0 (27.0 to 33.0), 3.00× |" in row
+    assert written[pages.PAGE].count("Commit `abc`") == 2
+
+
+def test_published_figures_are_those_of_the_results() -> None:
+    for name, text in pages.pages(pages.published()).items():
+        assert (pages.ROOT / name).read_text(encoding="utf-8") == text, f"python -m benchmarks peers writes {name}"
+
+
+def test_a_page_without_its_place_is_refused(tmp_path: Path) -> None:
+    for name, text in pages.pages([]).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.replace("<!-- peers: all -->", ""), encoding="utf-8")
+    with pytest.raises(ValueError, match="<!-- peers: all -->"):
+        pages.pages([results("all")], tmp_path)
