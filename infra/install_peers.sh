@@ -14,4 +14,5 @@ torch=$(grep '^torch==' "$pins")
 pip "$torch"
 pip --constraint "$pins" --requirement "$wanted" "$torch"
 pip --no-deps --constraint "$pins" verl openrlhf liger-kernel
+rm -rf "$folder"/lib/python*/site-packages/tests  # verl's, which would hide those of this project
 touch "$stamp"

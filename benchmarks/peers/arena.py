@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -47,9 +48,20 @@ def describe(threads: int, loads: Sequence[float]) -> str:
     quiet = loads[0] < QUIET_LOAD and max(loads) < threads + QUIET_LOAD
     state = "quiet machine" if quiet else "BUSY machine: compare CPU seconds, not wall seconds"
     return (
-        f"{time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores of {_processor()}, Python "
         f"{platform.python_version()}, {versions}; load {loads[0]:.1f} to {max(loads):.1f} ({state})."
     )
+
+
+def _processor() -> str:
+    """Return the processor's name, and the units that decide the speed of its products."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.machine()
+    name = re.search(r"model name\s*: (.*)", text)
+    units = [unit for unit in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if f" {unit}" in text]
+    return f"{name.group(1) if name else platform.machine()} ({', '.join(units)})"
 
 
 def _version(name: str) -> str:

@@ -14,26 +14,11 @@ from typing import Any
 
 from benchmarks.peers import arena
 from benchmarks.peers.arena import Timing
+from benchmarks.peers.options import OPTIONS
 from benchmarks.peers.same import UnequalWorkError, require_same_work
 from benchmarks.peers.work import Work
 
 SIDES = ("ours", "trl")
-OPTIONS = {
-    "grpo": (
-        "continuous batching",
-        "static cache",
-        "torch.compile",
-        "liger",
-        "hub kernels",
-        "padding-free",
-        "vLLM",
-        "defaults",
-    ),
-    "sft": ("packing", "padding-free", "grouped by length", "torch.compile", "liger"),
-    "rm": ("grouped by length", "padding-free", "torch.compile", "liger"),
-    "dpo": ("precomputed reference", "grouped by length", "padding-free", "torch.compile", "liger"),
-}
-"""What TRL offers to be faster, by task; see benchmarks/peers/trl.py."""
 
 
 @dataclass(frozen=True, kw_only=True)

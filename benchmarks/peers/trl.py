@@ -1,7 +1,6 @@
 """TRL's side of the comparisons: its trainers as a user calls them, without checkpoints and logs.
 
-The tuned base is without gradient checkpointing, at the precision of the work. ``OPTIONS`` are what TRL offers beyond
-it to be faster; the comparison tries each and names the reason if one does not run or does other work.
+The tuned base is without gradient checkpointing, at the precision of the work.
 """
 
 from __future__ import annotations
@@ -17,40 +16,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
+from benchmarks.peers.options import OPTIONS
 from benchmarks.peers.record import Record
 from benchmarks.peers.work import EOS, Work, parity, text_of
-
-_COMPILED = {"torch_compile": True}
-_BY_LENGTH = {"train_sampling_strategy": "group_by_length"}
-_LIGER = {"use_liger_kernel": True}
-_PADDING_FREE = {"padding_free": True}
-OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
-    "grpo": {
-        "continuous batching": {"use_transformers_continuous_batching": True},
-        "static cache": {"cache_implementation": "static"},
-        "vLLM": {"use_vllm": True, "vllm_mode": "colocate"},
-        "padding-free": _PADDING_FREE,
-        "liger": _LIGER,
-        "hub kernels": {},
-        "torch.compile": _COMPILED,
-        "defaults": {},
-    },
-    "sft": {
-        "packing": {"packing": True, "max_length": 1024},
-        "padding-free": _PADDING_FREE,
-        "grouped by length": _BY_LENGTH,
-        "liger": _LIGER,
-        "torch.compile": _COMPILED,
-    },
-    "rm": {"grouped by length": _BY_LENGTH, "padding-free": _PADDING_FREE, "liger": _LIGER, "torch.compile": _COMPILED},
-    "dpo": {
-        "precomputed reference": {"precompute_ref_log_probs": True},
-        "padding-free": _PADDING_FREE,
-        "grouped by length": _BY_LENGTH,
-        "liger": _LIGER,
-        "torch.compile": _COMPILED,
-    },
-}
 
 
 def _settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str, Any]:
@@ -68,7 +36,7 @@ def _settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str
         "per_device_train_batch_size": min(microbatch, rows),
         "gradient_accumulation_steps": max(1, rows // microbatch),
     }
-    if option == "defaults":  # bfloat16 by autocast and gradient checkpointing
+    if option == "defaults":
         return base
     tuned = {"bf16": work.dtype == "bfloat16", "gradient_checkpointing": option == "checkpointing"}
     return base | tuned | OPTIONS.get(work.task, {}).get(option, {})
