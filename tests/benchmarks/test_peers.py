@@ -128,7 +128,7 @@ def test_costs_are_medians_with_and_without_checks() -> None:
     )
     assert "| GRPO, smollm2, float32 | 1 | canaries | 3 | – | 0.5 (0.5 to 0.5) | – | – | – |" in lines
     assert (
-        "| GRPO, smollm2, float32 | 1 | rlcore, 8 tokens | 3 | 1.0 | 10.0 (9.0 to 12.0) | 0.5 | 3.00× | 100 |" in lines
+        "| GRPO, smollm2, float32 | 1 | rlcore, 8 tokens | 3 | 1.0 | 9.7 (8.7 to 11.7) | 0.5 | 3.09× | 100 |" in lines
     )
     assert "| GRPO, smollm2, float32 | 1 | TRL, 8 rows | 3 | 1.0 | 30.0 (27.0 to 33.0) | – | 1.00× | 100 |" in lines
     assert "| GRPO, smollm2, float32 | TRL | 8 rows | liger | ImportError: no | – | – |" in lines
@@ -136,10 +136,10 @@ def test_costs_are_medians_with_and_without_checks() -> None:
 
 def test_results_reach_every_page() -> None:
     written = pages.pages([results("headline"), results("all")])
-    assert "[3.0× faster than tuned TRL; bfloat16 3.0×](" in written[pages.README]
+    assert "[3.1× faster than tuned TRL; bfloat16 3.1×](" in written[pages.README]
     for name in ("GRPO step", "SFT", "Reward model", "DPO"):
         (row,) = [line for line in written[pages.INDEX].splitlines() if line.startswith(f"| {name}, ")]
-        assert "| 10.0 (9.0 to 12.0) | TRL 1.16.0: 30.0 (27.0 to 33.0), 3.00× |" in row
+        assert "| 9.7 (8.7 to 11.7) | TRL 1.16.0: 30.0 (27.0 to 33.0), 3.09× |" in row
     assert written[pages.PAGE].count("Commit `abc`") == 2
 
 
