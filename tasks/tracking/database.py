@@ -1,8 +1,11 @@
-"""Embedded MLflow database, created atomically."""
+"""Embedded MLflow database: created atomically, and read without MLflow."""
 
 from __future__ import annotations
 
 import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
@@ -43,3 +46,18 @@ def make_database(home: Home) -> None:
     sync(aside)
     aside.rename(path)
     sync(home.root)
+
+
+def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
+    """Return number and tags of a registered version, read without MLflow; None if there is none."""
+    if not path.is_file():
+        return None
+    by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
+    numbered = "name = ? AND version = ?"
+    by_number = f"SELECT version FROM model_versions WHERE {numbered} AND current_stage NOT LIKE 'Deleted%'"
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
+        row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
+        if row is None:
+            return None
+        query = f"SELECT key, value FROM model_version_tags WHERE {numbered}"
+        return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from rlcore.errors import ModelError, PromotionError
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
+from rlcore.tasks.tracking.database import stored_version
 from rlcore.tasks.tracking.errors import none_if_missing
 from rlcore.tasks.tracking.mlflow_model import checkpoint_in, verified_checkpoint
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
@@ -131,7 +131,7 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
     name, _, number = name.partition("/")
     uri = os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
     if uri.startswith(_SQLITE):
-        found = _from_database(Path(uri.removeprefix(_SQLITE)), name, alias=alias, number=number)
+        found = stored_version(Path(uri.removeprefix(_SQLITE)), name, alias=alias, number=number)
     else:
         tracker = open_tracker(home)
         version = find_version(tracker, name, alias) if alias else find_number(tracker, name, number)
@@ -253,20 +253,6 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
         _crown(tracker, previous)
         _finish_roll_back(tracker, previous)
     return previous
-
-
-def _from_database(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
-    if not path.is_file():
-        return None
-    by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
-    numbered = "name = ? AND version = ?"
-    by_number = f"SELECT version FROM model_versions WHERE {numbered} AND current_stage NOT LIKE 'Deleted%'"
-    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
-        if row is None:
-            return None
-        query = f"SELECT key, value FROM model_version_tags WHERE {numbered}"
-        return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
 
 
 def _crown(tracker: Tracker, version: ModelVersion) -> None:
