@@ -97,10 +97,9 @@ class Tracker:
 
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
         """Return the ids of an experiment's runs with that tag and a status such as ``= 'KILLED'``, newest first."""
-        if (known := self.client.get_experiment_by_name(experiment)) is None:
-            return []
+        known = self.client.get_experiment_by_name(experiment)
         query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
-        return [run.info.run_id for run in self.client.search_runs([known.experiment_id], query)]
+        return [run.info.run_id for run in self.client.search_runs([known.experiment_id], query)] if known else []
 
     def run_metrics(self, run_id: str) -> Mapping[str, float]:
         """Return the last value of every metric of a run; none if MLflow no longer has it."""
