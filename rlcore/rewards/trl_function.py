@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,23 +41,34 @@ def trl_function(function: partial[Any], *, name: str, path: str) -> Callable[[S
     _require_servable(parameters, name, path)
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     named = {each for each, found in parameters.items() if found.kind is not found.VAR_KEYWORD}
-    needed = {each for each in named - set(_OURS) if parameters[each].default is inspect.Parameter.empty}
-    bound = set(function.keywords)
+    needed, bound = needed_columns(function), set(function.keywords)
 
     @functools.wraps(function.func)
     def served(rollouts: Sequence[Rollout]) -> Any:
         columns = _columns(rollouts, wanted=named - bound)
-        if missing := sorted(needed - bound - columns.keys()):
-            known = ", ".join(sorted(columns)) or "none"
-            raise RewardError(
-                f"the rows have no column {missing[0]!r}, which {name} needs; their columns are {known}",
-                where=path,
-                fix=f"add the column to the data, or map it: columns = {{ …, {missing[0]} = '…' }}",
-            )
+        if lacks := lacking(needed, columns, name):
+            raise RewardError(lacks[0], where=path, fix=lacks[1])
         arguments = {name: value for name, value in {**columns, **_given(rollouts)}.items() if name not in bound}
         return function(**{each: value for each, value in arguments.items() if takes_all or each in named})
 
     return served
+
+
+def needed_columns(function: partial[Any]) -> list[str]:
+    """Return the columns of the rows that a function with TRL's parameters needs: it has neither default nor option."""
+    found = inspect.signature(function).parameters.values()
+    needed = (each.name for each in found if each.default is each.empty and each.kind is not each.VAR_KEYWORD)
+    return [name for name in needed if name not in (*_OURS, *_OF_PROMPT)]
+
+
+def lacking(needed: Iterable[str], columns: Collection[str], name: str) -> tuple[str, str] | None:
+    """Return the first needed column that rows lack, as an error and its fix; None if they have all."""
+    missing = next((each for each in needed if each not in columns), "")
+    if not missing:
+        return None
+    known = ", ".join(sorted(columns)) or "none"
+    what = f"the rows have no column {missing!r}, which {name} needs; their columns are {known}"
+    return what, f"add the column to the data, or map it: columns = {{ …, {missing} = '…' }}"
 
 
 def _require_servable(parameters: Mapping[str, inspect.Parameter], name: str, path: str) -> None:

@@ -24,7 +24,7 @@ from rlcore.config.rl import DEFAULT_TIMEOUT_MINUTES
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
-from rlcore.rewards.trl_function import is_trl_function, trl_function
+from rlcore.rewards.trl_function import is_trl_function, needed_columns, trl_function
 from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout, Score
 
@@ -161,6 +161,15 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
     is_of_trl = is_trl_function(function)
     served = trl_function(function, name=_name_of(term), path=path) if is_of_trl else function
     return FunctionReward(served, _name_of(term), timeout_minutes=term.timeout_minutes, none_is_skipped=is_of_trl)
+
+
+def columns_needed(term: RewardTerm) -> list[str]:
+    """Return the columns of the rows that a term's function needs by name; empty if it cannot be imported."""
+    try:
+        function = load_function(term, "", given="rollouts")
+    except ConfigError:
+        return []
+    return needed_columns(function) if is_trl_function(function) else []
 
 
 def _name_of(term: RewardTerm) -> str:

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig
 from rlcore.errors import ModelError, RlcoreError, StorageError
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.tasks.kinds.data.step import token_view
+from rlcore.tasks.pipeline.column_checks import column_errors
 from rlcore.tasks.pipeline.config_warnings import unusual_values
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
@@ -72,6 +73,7 @@ def preflight(
         *(evaluation_errors(config) if is_evaluated else ()),
         *position_errors(config, context.model, stages, data, is_evaluated=is_evaluated),
         *reference_errors(config, stages, data),
+        *column_errors(config, stages, is_evaluated=is_evaluated),
         *(promotion_reference_errors(config) if "promote" in (targets or ()) else ()),
     ]
     wrong = {key_of(error) for error in earlier}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlcore.checks.canaries.rewards import VERIFIERS
 from rlcore.data_contracts.adapters.convert import first_rows, is_generator
@@ -62,12 +63,12 @@ def _ungraded(config: RunConfig, names: Sequence[str]) -> list[str]:
 
 def without_references(config: RunConfig, names: Collection[str]) -> set[str]:
     """Return the datasets whose first rows can be read and have no reference answer."""
-    found = {name: _references(config.data[name]) for name in names if config.data[name].has_prompts}
-    return {name for name, references in found.items() if references and not any(references)}
+    found = {name: first_prompts(config.data[name]) for name in names if config.data[name].has_prompts}
+    return {name for name, rows in found.items() if rows and not any(row["reference"].strip() for row in rows)}
 
 
-def _references(data: DatasetConfig) -> list[str]:
-    """Return the reference answers of a file's first rows; empty if it does not exist or none can be read."""
+def first_prompts(data: DatasetConfig) -> list[dict[str, Any]]:
+    """Return the first prompts of a file in contract columns; empty if it does not exist or none can be read."""
     path = Path(data.path)
     if not data.path or data.path.startswith("hub:") or not path.is_file():
         return []
@@ -78,4 +79,4 @@ def _references(data: DatasetConfig) -> list[str]:
         found = first_rows(source, "prompts", adapter=data.reader, columns=columns, limit=ROWS_LOOKED_AT)
     except ContractError:  # the gate reports the details
         return []
-    return [row["reference"].strip() for row in found.rows]
+    return found.rows

@@ -186,6 +186,28 @@ def test_a_model_without_chat_template_or_end_of_sequence_is_refused_before_its_
     assert "no EOS id" in said.text
 
 
+TRL = "def graded(prompts, completions, solution, level=1, **kwargs):\n    return [0.0] * len(completions)\n"
+
+
+def test_a_reward_function_that_names_a_column_which_the_rows_lack_is_refused_with_the_columns_that_are_there(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(project))
+    Path("trl_rewards.py").write_text(TRL)
+    monkeypatch.delitem(sys.modules, "trl_rewards", raising=False)
+    write("rows.jsonl", rows(answer="7", level=2))
+    reward = "stages.grpo.rewards=[{kind='trl_rewards:graded'}]"
+    verifier = "evaluation.verifiers=[{kind='trl_rewards:graded',options={level=3}}]"
+    said = planned(capsys, reward, verifier)
+    needs = "the rows have no column 'solution', which trl_rewards:graded needs; their columns are answer, level; "
+    fix = "add the column to the data, or map it: columns = { …, solution = '…' }"
+    assert said.all == [f"{key}: {needs}{fix}" for key in ("stages.grpo.rewards.0", "evaluation.verifiers.0")]
+    write("rows.jsonl", rows(solution="7"))
+    assert not planned(capsys, reward, verifier).lines
+    write("rows.jsonl", rows())
+    assert not planned(capsys, reward.replace("'}", "',options={solution=1}}")).lines
+
+
 class Disk(NamedTuple):
     free: int
 
