@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import Parameter
 
+from rlcore.errors import RlcoreError
 from rlcore.flows.cli.parameters import Overrides, open_home
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.settings import Home
 
 
 def show(
@@ -35,12 +40,32 @@ def show(
         return 0
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.plan import cached_refs
+    from rlcore.tasks.pipeline.plan import look_up
 
     config = open_preset(what, overrides)
     table = stages(config)
-    names = [stage.name for stage in table]
-    refs = cached_refs(table, config, names, home=home)
-    missing = [name for name in names if name not in refs]
-    sys.stdout.write(show_preset(home, config.name, refs, missing))
+    rows, refs = look_up(table, config, [stage.name for stage in table], home=home)
+    sys.stdout.write(show_preset(home, config.name, refs, rows))
+    sys.stdout.write(_of_other_settings(what, overrides, refs, home))
     return 0 if refs else 1
+
+
+def _of_other_settings(what: str, overrides: Sequence[str], refs: Mapping[str, ArtifactRef], home: Home) -> str:
+    """Return the command that shows results of other settings, if the home has some that this one does not show."""
+    from rlcore.flows.presets import open_preset
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.earlier_results import overrides_of_results
+    from rlcore.tasks.pipeline.plan import recorded_refs
+    from rlcore.tasks.store.cache import StageCache
+
+    config = open_preset(what, overrides)
+    other = (*overrides, *overrides_of_results(stages(config), config, refs, StageCache(home.cache)))
+    try:
+        config = open_preset(what, other)
+        table = stages(config)
+        found = recorded_refs(table, config, [stage.name for stage in table], home=home)
+    except RlcoreError:  # the results are of a preset with other stages or data
+        return ""
+    if not found.keys() - refs.keys():
+        return ""
+    return f"to show those: rlcore show {what} {shlex.join(word for each in other for word in ('--set', each))}\n"

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rlcore.errors import StorageError
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import OBSERVERS, OUTCOME, differences, key_of, setting_changes, without_outcome
+from rlcore.tasks.pipeline.cache_keys import (
+    OBSERVERS,
+    OUTCOME,
+    differences,
+    key_of,
+    nearest,
+    setting_changes,
+    without_outcome,
+)
+from rlcore.tasks.pipeline.key_inputs import key_inputs
+from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.store.artifacts import ArtifactStore
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache
+from rlcore.tasks.store.nested import flatten
 
 
 def find_result(
@@ -62,3 +74,28 @@ def _watched_otherwise(old: KeyInputs, new: KeyInputs) -> str:
     if not names:
         return ""
     return f"weights and recorded curve are reused although {', '.join(setting_changes(before, after, names))}"
+
+
+def overrides_of_results(
+    stages: Iterable[Stage], config: RunConfig, known: Mapping[str, ArtifactRef], cache: StageCache
+) -> list[str]:
+    """Return overrides by which a preset has the settings of the most similar earlier results that it lacks.
+
+    ``known``: the results that it has. A setting that results do not have is left out: no override unsets it.
+    """
+    found: dict[str, str] = {}
+    for stage in stages:
+        ingredients, unknown = key_inputs(stage, config, known), [name for name in stage.inputs if name not in known]
+        closest = nearest(ingredients, cache.records(stage.name), unknown=unknown)
+        if stage.name in known or closest is None:
+            continue
+        old, changed = closest[0].ingredients, closest[1]
+        values = flatten(old["config"])
+        names = {name: f"stages.{stage.name}.{name.removeprefix('stage.')}" for name in values if name[:6] == "stage."}
+        found |= {
+            {"confidence": "evaluation.confidence", **names}.get(name, name): json.dumps(values[name])
+            for name in changed.get("config", ())
+            if values.get(name) is not None
+        }
+        found |= {"seed": str(old["seed"])} if "seed" in changed else {}
+    return [f"{name}={value}" for name, value in found.items()]

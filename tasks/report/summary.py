@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlcore.checks.audit.integrity import is_unchanged
 from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.pipeline.plan import PlanRow
 from rlcore.tasks.report.run_page import last_report
 from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -29,17 +30,18 @@ def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, secon
     return "\n".join(lines) + "\n"
 
 
-def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], missing: Sequence[str]) -> str:
-    """Format the existing results of a preset without running anything; ``missing``: stages without a result."""
+def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], rows: Sequence[PlanRow]) -> str:
+    """Format the existing results of a preset without running anything; ``rows``: the plan, with the reason of each."""
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
+    missing = [row for row in rows if row.stage not in refs]
+    others = [row for row in missing if row.state == "run" and StageCache(home.cache).records(row.stage)]
     if not refs:
-        has_others = any(StageCache(home.cache).records(name) for name in missing)
         elsewhere = "those of another folder: set RLCORE_HOME to its .rlcore"
-        changed = "those of these stages are of other settings, data or code"
-        lines.append(
-            f"no results in {home.root}{' fit the preset' * has_others}; {changed if has_others else elsewhere}"
-        )
-    lines += [f"not run yet, or changed since: {', '.join(missing)} (rlcore plan shows the reason)"] if missing else []
+        lines.append(f"no results in {home.root}" + (" fit the preset" if others else f"; {elsewhere}"))
+    if new := [row.stage for row in missing if row not in others]:
+        lines.append(f"not run yet, or after a changed stage: {', '.join(new)}")
+    lines += ["results of other settings, data or code:"] if others else []
+    lines += [f"  {row.stage}: {row.reason.removeprefix('restarts: ')}" for row in others]
     return "\n".join(lines) + "\n"
 
 

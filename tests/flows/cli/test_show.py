@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -30,24 +32,37 @@ def test_a_preset_is_shown_with_its_stages_comparison_and_report(micro_home: Pat
     assert "not run yet" not in done.stdout
 
 
-def test_what_has_changed_is_said_to_be_missing(micro_home: Path) -> None:
+def test_results_of_other_settings_are_named_with_what_differs_and_the_command_that_shows_them(
+    micro_home: Path,
+) -> None:
     done = shown(micro_home, "tiny", *overrides("stages.grpo.learning_rate=1e-5"))
     assert done.returncode == 0
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("not run yet")]
-    assert "grpo" in line
-    assert "prepare_prompts" not in line
+    lines = done.stdout.splitlines()
+    (rate,) = (
+        json.loads(text) for text in re.findall(r"  grpo: learning_rate changed \((\S+) -> 1e-05\)", done.stdout)
+    )
+    assert lines[-3] == "results of other settings, data or code:"
+    (others,) = (line for line in lines if line.startswith("not run yet, or after a changed stage: "))
+    assert "evaluate_grpo" in others and "prepare_prompts" not in others
+    assert lines[-1].startswith("to show those: rlcore show tiny --set ")
+    assert lines[-1].endswith(f" --set stages.grpo.learning_rate={rate}")
+    again = shown(micro_home, *shlex.split(lines[-1].removeprefix("to show those: rlcore show ")))
+    assert again.stdout == shown(micro_home, "tiny", *overrides()).stdout
 
 
-def test_results_of_another_state_of_the_preset_are_named_as_such(micro_home: Path) -> None:
+def test_results_of_another_state_of_the_whole_preset_are_named_as_such(micro_home: Path) -> None:
     done = shown(micro_home, "tiny", *overrides("model.shape.hidden_size=24", "seed=7"))
     assert done.returncode == 1
-    assert f"no results in {micro_home} fit the preset; those of these stages are of other settings" in done.stdout
+    assert f"no results in {micro_home} fit the preset\n" in done.stdout
+    assert "  import_sft: model.shape.hidden_size changed (" in done.stdout and "-> 24); seed changed" in done.stdout
+    again = shown(micro_home, *shlex.split(done.stdout.splitlines()[-1].removeprefix("to show those: rlcore show ")))
+    assert again.stdout == shown(micro_home, "tiny", *overrides()).stdout
 
 
 def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:
     done = shown(tmp_path, "tiny")
     assert done.returncode == 1
-    assert "not run yet, or changed since: import_sft, " in done.stdout
+    assert "not run yet, or after a changed stage: import_sft, " in done.stdout
 
 
 def test_a_model_is_shown_with_how_it_was_made_and_measured(micro_home: Path) -> None:
