@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -11,7 +11,7 @@ from pathlib import Path
 class Result:
     """Files of a stage in ``data``, and those of its inputs, by the stage's name.
 
-    ``confidence``: the level of all intervals in these files.
+    ``confidence``: the level of all intervals in ``data``; ``levels``: that of each input that measured some.
     """
 
     preset: str
@@ -19,6 +19,7 @@ class Result:
     confidence: float
     data: Path
     inputs: Mapping[str, Path]
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 Draw = Callable[[Result, Path], str]

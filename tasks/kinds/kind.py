@@ -50,7 +50,7 @@ class Continuation:
     """Use of earlier work of a stage that trains.
 
     ``length``: the key of its number of steps in the stage's table. ``bound`` returns the reason why work of another
-    length is not continued, or an empty text. ``observers``: sections, and keys of sections, that no weight depends on.
+    length is not continued, or an empty text.
 
     ``stop`` returns the stop of a run with this history by a rule of the sections, as JSON, or None; ``recorded``
     returns the history and the stop in an artifact.
@@ -58,7 +58,6 @@ class Continuation:
 
     length: str
     bound: Callable[[Any], str]
-    observers: tuple[str, ...]
     stop: Callable[[History, Sections], Mapping[str, Any] | None] = no_stop
     recorded: Callable[[Path], tuple[History, Mapping[str, Any] | None]] = lambda folder: ((), None)
 
@@ -69,11 +68,13 @@ class Stage:
 
     ``inputs`` names upstream stages. ``sections`` selects the preset sections that the step may read; the key covers
     exactly these. ``hardware`` among them means that a model computes, and is replaced by the detected machine.
-    ``source_digest`` returns a digest of external files, such as source data. ``chosen`` returns the rows of tables
-    (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to invalidate results
-    although no code changed.
+    ``source_digest`` returns a digest of external files, such as source data, or one by name. ``chosen`` returns the
+    rows of tables (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to
+    invalidate results although no code changed.
 
-    ``continuation``: use of earlier work of other lengths and observers; None: an equal key alone counts.
+    ``observers``: sections, and keys of sections, that no weight and no row depends on, and ``observed`` the inputs. An
+    earlier result serves others. ``continuation``: use of earlier work of other lengths; None: an equal key alone
+    counts.
 
     ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
     ``render_page`` renders the stage's page. Neither is in the key: both use the finished artifact, cached or not.
@@ -87,8 +88,10 @@ class Stage:
     run: Callable[[StageContext], StageResult]
     sections: Callable[[RunConfig], Sections]
     inputs: tuple[str, ...] = ()
-    source_digest: Callable[[Sections], str] = no_files
+    source_digest: Callable[[Sections], str | Mapping[str, str]] = no_files
     chosen: Callable[[Sections], Chosen] = chosen_by
+    observers: tuple[str, ...] = ()
+    observed: tuple[str, ...] = ()
     continuation: Continuation | None = None
     registered_as: str = ""
     render_page: Draw | None = None
@@ -140,7 +143,7 @@ def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
 
 def from_the_start(length: str) -> Continuation:
     """Return the use of earlier work of a stage that keeps no optimizer states, and so always trains from its start."""
-    return Continuation(length=length, bound=_keeps_no_state, observers=("stage.eval_every",))
+    return Continuation(length=length, bound=_keeps_no_state)
 
 
 def _keeps_no_state(stage: Any) -> str:

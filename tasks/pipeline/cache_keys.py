@@ -2,9 +2,9 @@
 
 The key is the SHA-256 of the key inputs: name and version of the stage, digests of its inputs (never paths), of each
 module that it can reach, of external data, its preset sections, the machine if a model computes, the seed, and the
-versions of Python and of the imported libraries. Settings that only watch a stage are ``observers``, which the key
-leaves out. If a rule stopped the stage, the ``outcome`` belongs to the key of its result. The cache stores all of them
-with the result, so that ``plan`` can explain why a stage runs.
+versions of Python and of the imported libraries. Settings that only watch a stage are ``observers``, and inputs that
+only these read are ``observed``: the key leaves both out. If a rule stopped the stage, the ``outcome`` belongs to the
+key of its result. The cache stores all of them with the result, so that ``plan`` can explain why a stage runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from rlcore.tasks.store.cache import KeyInputs
 from rlcore.tasks.store.nested import flatten
 
-OBSERVERS, OUTCOME = "observers", "outcome"
+OBSERVERS, OBSERVED, OUTCOME = "observers", "observed", "outcome"
 _MAX_NAMES, _MAX_VALUE = 5, 60
 _WORDS = {  # the key inputs, with the words by which ``plan`` names a change
     "stage": "stage changed",
@@ -48,8 +48,8 @@ Differences = Mapping[str, tuple[str, ...]]
 
 
 def key_of(ingredients: KeyInputs) -> str:
-    """Return the SHA-256 of the canonical JSON of the key inputs, without observers."""
-    counted = {name: value for name, value in ingredients.items() if name != OBSERVERS}
+    """Return the SHA-256 of the canonical JSON of the key inputs, without observers and what they read."""
+    counted = {name: value for name, value in ingredients.items() if name not in (OBSERVERS, OBSERVED)}
     text = json.dumps(counted, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -78,8 +78,20 @@ def whole_config(ingredients: KeyInputs) -> dict[str, Any]:
     """Return the sections of a stage with its observers, as the preset had them."""
     found = dict(ingredients["config"])
     for name, values in ingredients.get(OBSERVERS, {}).items():
-        found[name] = {**found.get(name, {}), **values}
+        found[name] = {**found.get(name, {}), **values} if isinstance(values, Mapping) else values
     return found
+
+
+def level_of(ingredients: KeyInputs) -> float | None:
+    """Return the confidence level of the intervals that a stage measured; None if it measures none."""
+    config = whole_config(ingredients)
+    found: float | None = config.get("confidence", config.get("evaluation", {}).get("confidence"))
+    return found
+
+
+def read_by(ingredients: KeyInputs) -> Mapping[str, str]:
+    """Return the digests of all inputs of a stage, with those that only its observers read."""
+    return {**ingredients["inputs"], **ingredients.get(OBSERVED, {})}
 
 
 def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:

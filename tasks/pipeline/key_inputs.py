@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import OBSERVERS, function_of, split_observers
+from rlcore.tasks.pipeline.cache_keys import OBSERVED, OBSERVERS, function_of, split_observers
 from rlcore.tasks.pipeline.versions import versions
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
@@ -19,14 +19,14 @@ from rlcore.tasks.store.code_hash import closure_digests
 def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
     """Return everything that determines the stage's result, as JSON values."""
     module, arguments = function_of(stage.run)
-    observers = stage.continuation.observers if stage.continuation else ()
     whole = stage.sections(config)
-    sections = Sections({name: value for name, value in whole.declared.items() if name not in observers})
+    sections = Sections({name: value for name, value in whole.declared.items() if name not in stage.observers})
     (counted, machine), chosen = _with_machine(whole), stage.chosen(sections)
-    counted, watching = split_observers(counted, observers)
+    counted, watching = split_observers(counted, stage.observers)
+    digests = {name: inputs[name].sha256 for name in stage.inputs if name in inputs}
     found = {
         "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
-        "inputs": {name: inputs[name].sha256 for name in stage.inputs if name in inputs},
+        "inputs": {name: digest for name, digest in digests.items() if name not in stage.observed},
         "external": stage.source_digest(sections),
         "code": closure_digests(module, chosen=chosen),
         "arguments": to_dict(arguments),
@@ -35,7 +35,8 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
         "seed": config.seed,
         "versions": versions(module, sections, chosen=chosen),
     }
-    return found | ({OBSERVERS: watching} if watching else {})
+    observed = {name: digest for name, digest in digests.items() if name in stage.observed}
+    return found | ({OBSERVERS: watching} if watching else {}) | ({OBSERVED: observed} if observed else {})
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

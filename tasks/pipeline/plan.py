@@ -111,7 +111,7 @@ def _plan_stage(
     is_verified: bool,
 ) -> tuple[PlanRow, ArtifactRef | None]:
     ingredients, sections, store = key_inputs(stage, config, known), stage.sections(config), ArtifactStore(home.root)
-    unknown = [name for name in stage.inputs if name not in known]
+    unknown = [name for name in stage.inputs if name not in (*known, *stage.observed)]
     if unknown:
         reason = explain_miss(ingredients, cache.records(stage.name), unknown=unknown)
         if reason:

@@ -23,7 +23,7 @@ from rlcore.errors import DataError, ModelError
 from rlcore.hardware.machine import find_machine, hardware_config_for
 from rlcore.strict_config import build
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of, whole_config
+from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of, read_by, whole_config
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.renamed import kinds_in, translated
 from rlcore.tasks.presets.run import RunConfig, validated
@@ -128,7 +128,7 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
         name = _name(record)
         if is_import(record) or record is origin.record:
             gone += [f"{name}: {error}" for error in store.errors(record.ref)[:1]]
-        inputs = {each: _known(sha256) for each, sha256 in record.ingredients["inputs"].items()}
+        inputs = {each: _known(sha256) for each, sha256 in read_by(record.ingredients).items()}
         try:
             difference = explain_miss(key_inputs(by_name[name], config, inputs), [record])
         except DataError as error:
@@ -194,7 +194,7 @@ def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, Artifa
 
 def _collect(home: Home, records: Sequence[Record], record: Record, chain: dict[str, Record]) -> None:
     """Collect records, parents first; a model imported from the registry ends the search."""
-    for stage, sha256 in record.ingredients["inputs"].items():
+    for stage, sha256 in read_by(record.ingredients).items():
         if stage in chain:
             continue
         same = [each for each in records if _name(each) == stage and each.ref.sha256 == sha256]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from rlcore.config import to_dict
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.cache_keys import level_of
 from rlcore.tasks.pipeline.models import complete_cards, register
 from rlcore.tasks.pipeline.pages import is_drawn, page_folder, show_pages
 from rlcore.tasks.pipeline.pipeline_run import open_pipeline
@@ -118,11 +119,17 @@ def _publish(
     folder = page_folder(run.home, config.name, stage.name, ref)
     if stage.render_page is None:
         return
-    result = result_of(
-        stage, config, run.store.path(ref), {name: run.store.path(each) for name, each in inputs.items()}
-    )
+    folders = {name: run.store.path(each) for name, each in inputs.items()}
+    levels = _levels({**inputs, stage.name: ref}, run.cache)
+    result = result_of(stage, config, run.store.path(ref), folders, levels)
     if not is_drawn(stage.render_page, result, folder):
         show_pages(stage.render_page, result, folder, run.parent)
+
+
+def _levels(refs: Mapping[str, ArtifactRef], cache: StageCache) -> dict[str, float]:
+    """Return the recorded confidence level of the intervals in each artifact that has some."""
+    records = {name: cache.find(name, ref.stage_key) for name, ref in refs.items()}
+    return {name: level for name, each in records.items() if each and (level := level_of(each.ingredients))}
 
 
 def _report(refs: Mapping[str, ArtifactRef], parent: RunTracker) -> None:

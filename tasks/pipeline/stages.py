@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from rlcore.errors import RlcoreError, StorageError
 from rlcore.progress import begin
@@ -49,6 +50,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import RunTracker
 
 logger = logging.getLogger(__name__)
+NO_LEVELS: Mapping[str, float] = MappingProxyType({})
 
 
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
@@ -184,10 +186,12 @@ def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageRe
         raise
 
 
-def result_of(stage: Stage, config: RunConfig, data: Path, inputs: Mapping[str, Path]) -> Result:
-    """Return the input of the stage's page: its files in ``data``, and those of its inputs."""
-    level = config.evaluation.confidence
-    return Result(preset=config.name, stage=stage.name, confidence=level, data=data, inputs=inputs)
+def result_of(
+    stage: Stage, config: RunConfig, data: Path, inputs: Mapping[str, Path], levels: Mapping[str, float] = NO_LEVELS
+) -> Result:
+    """Return the input of the stage's page: its files in ``data``, those of its inputs, and their recorded levels."""
+    level = levels.get(stage.name, config.evaluation.confidence)
+    return Result(preset=config.name, stage=stage.name, confidence=level, data=data, inputs=inputs, levels=levels)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Any
 from rlcore.config import DistributedConfig, EngineConfig, ModelConfig, to_dict
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import STAGE_KINDS, sampling_of
 
@@ -62,11 +63,12 @@ def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
 def section_of(config: RunConfig, name: str) -> Any:
     """Return the section ``name``.
 
-    An evaluation comes without its engine: only stages that evaluate select ``engine``, so that no others depend on it.
-    ``confidence`` is the level of all intervals, for stages that need no other setting of the evaluation.
+    An evaluation names its datasets, and comes without its engine: only stages that evaluate select ``engine``, so that
+    no others depend on it. ``confidence`` is the level of all intervals, for stages that need no other setting of it.
     """
-    section = config.evaluation.confidence if name == "confidence" else getattr(config, name)
-    return replace(section, engine=None) if isinstance(section, EvaluationConfig) else section
+    if name == "evaluation":
+        return replace(config.evaluation, engine=None, data=evaluated_data(config))
+    return config.evaluation.confidence if name == "confidence" else getattr(config, name)
 
 
 def _with_engine(config: RunConfig, name: str) -> Any:

@@ -13,9 +13,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.tasks.drawing.artifact_kinds import rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import eval_points
-from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.kinds.compare.page import accuracy_table
 from rlcore.tasks.kinds.compare.step import evaluations_in
+from rlcore.tasks.pipeline.cache_keys import level_of
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
@@ -44,8 +45,8 @@ Refs = Mapping[str, ArtifactRef]
 class StageLine:
     """Result and cost of one stage. ``was_run``: computed in this run; else cached, with its original cost.
 
-    ``tokens`` and ``memory_gib`` are None if the stage measures none, ``cost`` without a price. ``versions`` are those
-    of its libraries.
+    ``tokens``, ``memory_gib`` and the ``level`` of its intervals are None if the stage measures none, ``cost`` without
+    a price. ``versions`` are those of its libraries.
     """
 
     name: str
@@ -56,6 +57,7 @@ class StageLine:
     memory_gib: float | None
     cost: float | None
     versions: Mapping[str, str]
+    level: float | None = None
 
 
 _written: list[Path] = []  # by this process: another one may write reports in the same state directory
@@ -145,6 +147,7 @@ def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str
             memory_gib=memory,
             cost=seconds / 3600.0 * price if price else None,
             versions=record.ingredients["versions"] if record else {},
+            level=level_of(record.ingredients) if record else None,
         )
         lines.append(line)
     return lines
@@ -177,6 +180,9 @@ def render(
         "versions": {name: version for line in lines for name, version in line.versions.items() if version},
         "datasets": {name: ref for name, ref in refs.items() if ref.kind == "dataset"},
         "lines": lines,
+        "other_levels": other_levels(
+            {line.name: line.level for line in lines if line.level}, config.evaluation.confidence
+        ),
         "totals": totals(lines),
     }
     environment = Environment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,8 +14,9 @@ from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.reading import require_file
 from rlcore.errors import ConfigError, DataError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
+from rlcore.tasks.steps.files import by_name
 from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.tasks.store.code_hash import source_digests
 
 _HUB = re.compile(
     r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
@@ -58,10 +59,10 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
         )
 
 
-def source_digest(config: DatasetConfig) -> str:
-    """Return the source of the rows, for cache keys: SHA-256 of the file, the hub's revision, or ``generated``.
+def source_digest(config: DatasetConfig) -> Mapping[str, str]:
+    """Return the sources of the rows by name, for cache keys: SHA-256 of the file, or the hub's revision.
 
-    Two sources give both. An adapter named ``module:NAME`` adds the digest of its code.
+    An adapter named ``module:NAME`` adds its code. Rows that are generated or sampled have no other source.
 
     Raises:
         ConfigError: unknown adapter, malformed hub path.
@@ -69,19 +70,19 @@ def source_digest(config: DatasetConfig) -> str:
     """
     adapter = resolve_adapter(config)
     if adapter == POLICY:
-        return "generated"
+        return {}
     paths = [path for path in (config.path, config.eval_path) if path or not config.path]
-    found = ["generated"] if convert.is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
-    return " ".join([*found, closure_digest(adapter.partition(":")[0])] if ":" in adapter else found)
+    found = [] if convert.is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
+    return by_name([*found, *(source_digests(adapter.partition(":")[0]) if ":" in adapter else [])])
 
 
-def _digest_of(path: str, adapter: str) -> str:
+def _digest_of(path: str, adapter: str) -> tuple[str, str]:
     if path.startswith(HUB):
-        return hub_parts(path)["revision"]
+        return path, hub_parts(path)["revision"]
     try:
         with contract_errors():
             require_file(Path(path))
-        return file_sha256(Path(path))
+        return Path(path).name, file_sha256(Path(path))
     except OSError as error:
         raise DataError(
             f"cannot read the dataset: {error.strerror}",

@@ -12,8 +12,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, section_of
 from rlcore.tasks.presets.stages import sampling_of
 from rlcore.tasks.steps.files import file_digest
-from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.tasks.store.code_hash import source_digests
 
 
 def environment_errors(config: EpisodeConfig, path: str) -> list[str]:
@@ -47,38 +46,27 @@ def evaluation_sections(config: RunConfig) -> Sections:
     return Sections({"evaluation": evaluation, "hardware": hardware, "engine": engine, "episodes": episodes})
 
 
-def corpus_digest(config: EpisodeConfig) -> str:
-    """Return the SHA-256 of the search corpus; empty without one.
+def episodes_digests(config: EpisodeConfig) -> list[tuple[str, str]]:
+    """Return names and digests of the files that episodes depend on, besides those of the library.
 
-    Raises:
-        DataError: the file cannot be read.
-    """
-    if not config.search_corpus:
-        return ""
-    try:
-        return file_sha256(Path(config.search_corpus))
-    except OSError as error:
-        raise DataError(
-            f"cannot read the corpus: {error.strerror}",
-            where=config.search_corpus,
-            fix="set sampling.episodes.search_corpus",
-        ) from error
-
-
-def episodes_digest(config: EpisodeConfig) -> str:
-    """Return a digest of the external dependencies of episodes; empty if there are none.
-
-    It covers the search corpus, the environment with its custom imports, the tool descriptions that the policy reads
+    These are the search corpus, the environment with its custom imports, the tool descriptions that the policy reads
     (docstrings, which no digest of code covers), and its files.
     Raises:
         DataError: a file cannot be read.
         ConfigError: the environment cannot be imported.
     """
+    corpus = [_corpus_digest(config.search_corpus)] if config.search_corpus else []
     if not config.environment:
-        return corpus_digest(config)
+        return corpus
     from rlcore.environments.environment import import_environment
 
     schemas = import_environment(config.environment, config.options).schemas
-    read = sha256(json.dumps(schemas).encode()).hexdigest()
-    own = [closure_digest(config.module), read, *map(file_digest, config.files)]
-    return " ".join(filter(None, [corpus_digest(config), *own]))
+    read = (f"tool descriptions of {config.environment}", sha256(json.dumps(schemas).encode()).hexdigest())
+    return [*corpus, *source_digests(config.module), read, *map(file_digest, config.files)]
+
+
+def _corpus_digest(path: str) -> tuple[str, str]:
+    try:
+        return file_digest(path)
+    except DataError as error:
+        raise DataError(error.what, where=path, fix="set sampling.episodes.search_corpus") from error

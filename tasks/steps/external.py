@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RewardTerm, RlConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
-from rlcore.tasks.steps.episodes import episodes_digest
-from rlcore.tasks.steps.files import file_digest, files_of
-from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.tasks.steps.episodes import episodes_digests
+from rlcore.tasks.steps.files import by_name, file_digest, files_of
+from rlcore.tasks.store.code_hash import source_digests
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
@@ -24,19 +24,19 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*in_rewards, *([rl.critic.init_from] if in_critic else [])]))
 
 
-def terms_digests(terms: Sequence[RewardTerm]) -> list[str]:
-    """Return digests of the code and files of terms: custom functions with their imports, and what they read.
+def terms_digests(terms: Sequence[RewardTerm]) -> list[tuple[str, str]]:
+    """Return names and digests of the code and files of terms: functions with their imports, and what they read.
 
     Raises:
         DataError: a file cannot be read.
     """
     modules = sorted({term.module for term in terms if term.module})
     files = [file_digest(path) for term in terms for path in files_of(term)]
-    return [*(closure_digest(module) for module in modules), *files]
+    return [*(pair for module in modules for pair in source_digests(module)), *files]
 
 
-def external_digest(config: Sections) -> str:
-    """Return a digest of the external dependencies of a stage that samples and scores.
+def external_digest(config: Sections) -> Mapping[str, str]:
+    """Return digests of the external dependencies of a stage that samples and scores, by the file's name.
 
     It covers custom rewards and verifiers with their custom imports, the files that they and judges read, the search
     corpus, and the environment of the episodes.
@@ -46,13 +46,13 @@ def external_digest(config: Sections) -> str:
     terms, sampling = [*terms_of(config.stage).values()], sampling_of(config.stage)
     assert sampling is not None
     terms += config.declared["evaluation"].terms if "evaluation" in config.declared else []
-    return " ".join(filter(None, [*terms_digests(terms), episodes_digest(sampling.episodes)]))
+    return by_name([*terms_digests(terms), *episodes_digests(sampling.episodes)])
 
 
-def evaluation_digest(config: Sections) -> str:
-    """Return a digest of the external dependencies of an evaluation: of its verifiers and its episodes.
+def evaluation_digest(config: Sections) -> Mapping[str, str]:
+    """Return digests of the external dependencies of an evaluation, its verifiers and episodes, by the file's name.
 
     Raises:
         DataError: a file cannot be read.
     """
-    return " ".join(filter(None, [*terms_digests(config.evaluation.terms), episodes_digest(config.episodes)]))
+    return by_name([*terms_digests(config.evaluation.terms), *episodes_digests(config.episodes)])

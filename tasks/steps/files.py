@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rlcore.config import RewardTerm
@@ -15,13 +16,21 @@ def files_of(term: RewardTerm) -> tuple[str, ...]:
     return (*term.files, *([str(template)] if template else []))
 
 
-def file_digest(path: str) -> str:
-    """Return the SHA-256 of a file that a reward or an environment reads.
+def by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the digests of files by name; files of one name share an entry."""
+    found: dict[str, str] = {}
+    for name, digest in dict.fromkeys(pairs):
+        found[name] = f"{found[name]} {digest}" if name in found else digest
+    return found
+
+
+def file_digest(path: str) -> tuple[str, str]:
+    """Return the name and the SHA-256 of a file that a reward or an environment reads.
 
     Raises:
         DataError: it cannot be read.
     """
     try:
-        return file_sha256(Path(path))
+        return Path(path).name, file_sha256(Path(path))
     except OSError as error:
         raise DataError(f"cannot read a file that the preset names: {error.strerror}", where=path) from error

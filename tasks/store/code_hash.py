@@ -74,6 +74,13 @@ def closure_digests(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path 
     return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
 
 
+def source_digests(module: str) -> list[tuple[str, str]]:
+    """Return the file and the digest of each module of a custom module's closure: ``my_rewards.py``."""
+    found = sorted(_reach(module, NOTHING_CHOSEN, None).items())
+    ends = {name: "/__init__.py" if path.name == "__init__.py" else ".py" for name, path in found}
+    return [(name.replace(".", "/") + ends[name], _digest(path.read_text(encoding="utf-8"))) for name, path in found]
+
+
 def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
     """Return the external packages that the closure of ``module`` imports, at the top of a file or in a function.
 

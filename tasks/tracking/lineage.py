@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rlcore.errors import ModelError
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
+from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.registry import read_version
@@ -110,7 +111,7 @@ def _facts(home: Home, record: Record) -> tuple[str, ...]:
     ingredients, ref = record.ingredients, record.ref
     facts = [
         f"{ref.rows} rows" if ref.rows else "",
-        f"source {ingredients['external'][:DIGITS]}" if ingredients["external"] else "",
+        *(f"source {digest[:DIGITS]}" for digest in list(flatten(ingredients["external"]).values())[:1] if digest),
     ]
     facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {}))]
     return tuple(fact for fact in (*facts, f"seed {ingredients['seed']}", record.created[:16]) if fact)

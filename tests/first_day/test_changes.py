@@ -34,7 +34,19 @@ SMALL = (
     "evaluation.num_samples=0",
     "evaluation.max_new_tokens=8",
 )
-WATCHED = ("stages.grpo.eval_every=1", "evaluation.num_problems=8", "health.action='warn'", "health.audit.action='off'")
+ADAPTER = "rlcore.examples.arithmetic:ADAPTER"
+WATCHED = (
+    "stages.grpo.eval_every=1",
+    "evaluation.num_problems=8",
+    "evaluation.confidence=0.9",
+    "evaluation.verifiers=[{kind='reward_model',stage='reward_model'}]",
+    "health.action='warn'",
+    "health.audit.action='off'",
+)
+OTHER_DATA = (
+    f"data.more={{contract='prompts',adapter='{ADAPTER}',num_train=9,num_eval=8,max_tokens=96}}",
+    "evaluation.data=['more']",
+)
 GRPO, STAGES = "stages.grpo", ("sft", "grpo", "evaluate_grpo")
 
 
@@ -101,14 +113,17 @@ def test_what_only_watches_a_run_trains_nothing_anew(four: Path, tmp_path: Path)
     assert planned(home, iterations(4))["grpo"] == "cached"
     found = planned(home, iterations(4), *WATCHED)
     assert found["grpo"].startswith(
-        "cached weights and recorded curve are reused although evaluation.num_problems changed (16 -> 8)"
+        "cached weights and recorded curve are reused although evaluation.confidence changed (0.95 -> 0.9)"
     )
     assert "eval_every changed (2 -> 1)" in found["grpo"]
     assert 'health.action changed ("stop" -> "warn")' in found["grpo"]
-    assert found["evaluate_grpo"] == "run evaluation.num_problems changed (16 -> 8)"
-    said = started(home, "run", iterations(4), *WATCHED)
+    assert "evaluation.num_problems changed (16 -> 8)" in found["evaluate_grpo"]
+    said = started(home, "run", iterations(4), *WATCHED, *OTHER_DATA)
     assert "grpo: cached" in said and " grpo: start" not in said and "evaluate_grpo: start" in said
-    assert result(home, 4) == expected
+    assert " reward_model: start" not in said and "| greedy accuracy | 90 % interval |" in said
+    others = "Cached with intervals of another level: reward_model (95 %), grpo (95 %)."
+    assert [path for path in home.glob("reports/*/report.html") if others in path.read_text()]
+    assert others in said and result(home, 4) == expected
 
 
 def test_more_iterations_extend_a_finished_run_to_what_it_would_be_at_once(

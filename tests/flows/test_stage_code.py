@@ -12,6 +12,7 @@ from rlcore.tasks.pipeline.cache_keys import function_of, key_of
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store import code_hash
+from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT
 
@@ -32,7 +33,8 @@ def closures(preset: str, *overrides: str) -> dict[str, frozenset[str]]:
 def keys(preset: str, *overrides: str) -> dict[str, str]:
     """The key of each stage, as for inputs that stay."""
     config = open_preset(preset, overrides)
-    return {stage.name: key_of(key_inputs(stage, config, {})) for stage in stages(config)}
+    made = {stage.name: ArtifactRef(kind="", uri="", sha256=stage.name, bytes=0) for stage in stages(config)}
+    return {stage.name: key_of(key_inputs(stage, config, made)) for stage in stages(config)}
 
 
 def changed(*overrides: str, start: tuple[str, ...] = ()) -> set[str]:
@@ -128,9 +130,35 @@ def test_what_a_recipe_chooses_is_counted_and_nothing_of_it_is_without_the_choic
         assert modules <= chosen[name]
 
 
-def test_the_confidence_of_intervals_is_in_the_key_of_every_stage_that_gives_them() -> None:
-    assert changed("evaluation.confidence=0.9") == {*RL, *EVALUATIONS, "reward_model", "compare"}
-    assert "reward_model" not in changed("evaluation.max_new_tokens=41")
+ADAPTER = "rlcore.examples.arithmetic:ADAPTER"
+OTHERS = (  # another dataset of prompts, and no reward of a model
+    f"data.more={{contract='prompts',adapter='{ADAPTER}',num_train=1,num_eval=9,max_tokens=64}}",
+    "stages.ppo.rewards=[{kind='math'}]",
+    "stages.ppo.critic.init_from=policy",
+)
+
+
+@pytest.mark.parametrize(
+    ("look", "start"),
+    [
+        ("evaluation.confidence=0.9", SAMPLED),
+        ("evaluation.num_problems=9", SAMPLED),
+        ("evaluation.data=['more']", SAMPLED),
+        ("evaluation.verifiers=[{kind='reward_model',stage='reward_model'}]", ()),
+        ("evaluation.verifiers=[{kind='judge',options={url='http://judge:8000',model='judge'}}]", ()),
+    ],
+)
+def test_how_checkpoints_are_evaluated_is_in_the_key_of_evaluations_and_of_nothing_that_trains(
+    look: str, start: tuple[str, ...]
+) -> None:
+    assert changed(look, start=(*OTHERS, *start)) - {"compare"} == EVALUATIONS
+
+
+@pytest.mark.parametrize("preset", ["curriculum", "reasoning", "rlhf_dpo"])  # each measures a stage that another reads
+def test_the_level_of_intervals_is_in_the_key_of_no_stage_that_another_trains_from(preset: str) -> None:
+    before, after = keys(preset), keys(preset, "evaluation.confidence=0.9")
+    found = {name for name in before if before[name] != after[name]}
+    assert found == {name for name in before if name.startswith(("evaluate_", "compare"))}
 
 
 def test_the_machine_that_samples_pairs_is_in_their_key_and_pairs_that_are_read_have_none() -> None:

@@ -14,7 +14,7 @@ from rlcore.strict_config import build
 from rlcore.tasks.drawing import plots
 from rlcore.tasks.drawing.artifact_kinds import benchmarks, rejections, reward_models, rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import History, eval_points, head_to_head_curves, head_to_head_table
-from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.benchmark.page import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
@@ -26,15 +26,17 @@ from rlcore.tasks.store.storage import read_json
 def comparison_page(result: Result, folder: Path) -> str:
     """Write ``comparison.md`` and its figures."""
     inputs, compared, confidence = result.inputs, read_json(result.data / "comparison.json"), result.confidence
+    level = {**dict.fromkeys(inputs, confidence), **result.levels}
     histories: dict[str, History] = {name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()}
     answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
     page = render(result.preset, compared, histories, answers, confidence=confidence)
+    page += f"\n{note}\n" if (note := other_levels(result.levels, confidence)) else ""
     page += "".join(
-        "\n" + reward_model_section(name, read_json(each / "metrics.json"), confidence=confidence)
+        "\n" + reward_model_section(name, read_json(each / "metrics.json"), confidence=level[name])
         for name, each in reward_models(inputs).items()
     )
     page += "".join(
-        "\n" + rejection_section(name, read_json(each / "rejection.json"), confidence=confidence)
+        "\n" + rejection_section(name, read_json(each / "rejection.json"), confidence=level[name])
         for name, each in rejections(inputs).items()
     )
     page += "".join(

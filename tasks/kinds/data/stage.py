@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import partial
 
 from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.data import POLICY, DatasetConfig
+from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import math_data, prompt_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
+
+_GRADING = ("verifiers", "tokens_per_microbatch")  # keys of an evaluation that sampled pairs are labelled with
 
 
 def data_stage(name: str, config: RunConfig) -> Stage:
@@ -52,6 +57,7 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
         ),
         inputs=(policy, *held_out),
         sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
+        observers=tuple(f"evaluation.{each.name}" for each in fields(EvaluationConfig) if each.name not in _GRADING),
         source_digest=_source_digest,
     )
 
@@ -60,7 +66,7 @@ def _data_sections(name: str, others: tuple[str, ...], config: RunConfig) -> Sec
     return data_sections(config, name, *others)
 
 
-def _source_digest(config: Sections) -> str:
-    """Return a digest of the dataset's source."""
+def _source_digest(config: Sections) -> Mapping[str, str]:
+    """Return digests of the dataset's sources by name."""
     (data,) = config.data.values()
     return source_digest(data)

@@ -25,6 +25,7 @@ def difficulty_stage(name: str, config: RunConfig) -> Stage:
         inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware"),
         source_digest=external_digest,
+        observers=("confidence",),
     )
 
 

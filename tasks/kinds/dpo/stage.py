@@ -31,6 +31,7 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),
         inputs=(start, *stages_of_data(config, own.data)),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=own.data),
+        observers=("stage.eval_every", "confidence"),
         continuation=from_the_start("num_epochs"),
     )
 

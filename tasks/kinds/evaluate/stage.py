@@ -13,13 +13,13 @@ from rlcore.tasks.steps.external import evaluation_digest
 
 def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
     """Return the stage that evaluates a checkpoint, named as in presets."""
-    data, stage = evaluated_data(config), stage_of_checkpoint(checkpoint)
+    stage = stage_of_checkpoint(checkpoint)
     return Stage(
         name=f"evaluate_{checkpoint}",
         version=1,
         kind="evaluation",
-        run=partial(Lazy("rlcore.tasks.kinds.evaluate.step:run_evaluate"), checkpoint=stage, data=data),
-        inputs=(stage, *stages_of_data(config, data), *config.evaluation.reward_models),
+        run=partial(Lazy("rlcore.tasks.kinds.evaluate.step:run_evaluate"), checkpoint=stage),
+        inputs=(stage, *stages_of_data(config, evaluated_data(config)), *config.evaluation.reward_models),
         sections=evaluation_sections,
         source_digest=evaluation_digest,
     )

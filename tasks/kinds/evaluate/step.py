@@ -31,12 +31,12 @@ from rlcore.tasks.store.storage import write_table
 from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, Score, is_correct
 
 
-def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...]) -> StageResult:
-    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the datasets ``data``."""
+def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
+    """Evaluate the checkpoint of the stage ``checkpoint`` on the held-out prompts of the evaluated datasets."""
     model = context.inputs[checkpoint]
     config: EvaluationConfig = context.config.evaluation
     tokenizer = verify_model(model, stage=checkpoint, model=model / MODEL)
-    prompts = read_prompt_sets(context, data, "eval", tokenizer, limit=config.num_problems)
+    prompts = read_prompt_sets(context, config.data, "eval", tokenizer, limit=config.num_problems)
     check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
@@ -61,14 +61,14 @@ def run_evaluate(context: StageContext, *, checkpoint: str, data: tuple[str, ...
             )
             seed = derive_seed(context.seed, "evaluation")
             count = min(config.num_problems, config.num_sampled_problems)
-            chosen = read_prompt_sets(context, data, "eval", tokenizer, limit=count)
+            chosen = read_prompt_sets(context, config.data, "eval", tokenizer, limit=count)
             table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
     contract.check_evaluations(table)
     write_table(table, context.folder / "answers.parquet")
     greedy_rows = table[(table["mode"] == "greedy") & table["is_graded"]]
     graded = [prompt.dataset for prompt in prompts if grade.can_grade(prompt)]
     by_data = dataset_accuracy(graded, greedy_rows["correct"].tolist())
-    scores = dataset_scores(graded, greedy_rows["value"].tolist(), config.limits(data))
+    scores = dataset_scores(graded, greedy_rows["value"].tolist(), config.limits(config.data))
     summary = summarise(table, config, seed=context.seed) | by_data | scores
     (context.folder / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     context.tracker.log_metrics(summary, step=0)

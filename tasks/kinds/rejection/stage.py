@@ -26,6 +26,7 @@ def rejection_stage(name: str, config: RunConfig) -> Stage:
         inputs=(policy, *data, *reward_models_of(own)),
         sections=own_sections(name, "confidence", "hardware", data=own.data),
         source_digest=external_digest,
+        observers=("confidence",),
     )
 
 

@@ -31,6 +31,7 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         run=partial(Lazy("rlcore.tasks.kinds.reward_model.step:run_reward_model"), start=start),
         inputs=(start, *stages_of_data(config, pairs)),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=pairs),
+        observers=("stage.eval_every", "confidence"),
         continuation=from_the_start("num_epochs"),
     )
 

@@ -36,23 +36,23 @@ def start_from(context: StageContext, stage: str, reference: str) -> StageContex
 
 
 @contextmanager
-def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: Runtime) -> Iterator[Components]:
+def open_components(context: StageContext, runtime: Runtime) -> Iterator[Components]:
     """Open all components of a run. Engine and reward workers end when the context closes.
 
-    ``evaluated``: the datasets whose held-out problems are evaluated during training.
     Raises:
         ConfigError: a setting does not fit the model, or the engine's GPUs do not exist.
         ModelError: a checkpoint cannot be trained.
         SamplingError: the engine does not start.
     """
     stage: RlStage = context.config.stage
-    evaluation, tokenizer = context.config.evaluation, ChatTokenizer.load(context.inputs[START] / MODEL)
-    monitored = _monitored(context, evaluated, tokenizer)
+    evaluation: EvaluationConfig = context.config.evaluation
+    tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
+    monitored = _monitored(context, evaluation, tokenizer)
     rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
     prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
     if stage.curriculum:
         prompts = DRAWS["by_pass_rate"](context, stage.curriculum, prompts)
-    held_out = read_prompt_sets(context, evaluated, "eval", tokenizer)
+    held_out = read_prompt_sets(context, evaluation.data, "eval", tokenizer)
     with ExitStack() as stack:
         placed = stack.enter_context(PLACES[context.config.distributed.backend](context, rl, runtime, tokenizer))
         max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
@@ -74,17 +74,16 @@ def open_components(context: StageContext, evaluated: tuple[str, ...], runtime: 
                 prompts=monitored,
                 verifier=grader,
                 confidence=evaluation.confidence,
-                correct_from=evaluation.limits(evaluated),
+                correct_from=evaluation.limits(evaluation.data),
             ),
             health=context.config.health,
             mixture_weights=stage.prompts,
         )
 
 
-def _monitored(context: StageContext, names: tuple[str, ...], tokenizer: ChatTokenizer) -> list[Prompt]:
+def _monitored(context: StageContext, config: EvaluationConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
     """Return the held-out problems that can be graded, for evaluation during training."""
-    config: EvaluationConfig = context.config.evaluation
-    asked = read_prompt_sets(context, names, "eval", tokenizer, limit=config.num_monitor_problems)
+    asked = read_prompt_sets(context, config.data, "eval", tokenizer, limit=config.num_monitor_problems)
     found = [prompt for prompt in asked if config.grades(prompt.dataset, has_reference=prompt.has_reference)]
     if asked and not found:
         context.log("no held-out prompt has a reference: no accuracy is measured while the run trains")

@@ -25,11 +25,12 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     """Return the stage that trains a policy by online RL; ``start`` replaces the preset's starting stage."""
     own = config.stage(name, RlStage)
     start = start or stage_of_checkpoint(start_of(name, own))
-    evaluated, earlier = evaluated_data(config), num_earlier_rl(config, name)
-    data = stages_of_data(config, dict.fromkeys((*own.prompts, *evaluated)))
-    reference = stage_of_checkpoint(ref_policy_of(name, own)) or start
+    data, reference = stages_of_data(config, own.prompts), stage_of_checkpoint(ref_policy_of(name, own)) or start
     draw = curriculum_of(own)
-    measured, graders = (draw.pass_rates,) if draw else (), config.evaluation.reward_models
+    measured = (draw.pass_rates,) if draw else ()
+    inputs = dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings)))
+    graded = dict.fromkeys((*stages_of_data(config, evaluated_data(config)), *config.evaluation.reward_models))
+    observed = tuple(name for name in graded if name not in inputs)
     return Stage(
         name=name,
         version=1,
@@ -41,17 +42,15 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
             stage=name,
             start=start,
             reference=reference,
-            evaluated=evaluated,
-            earlier=earlier,
+            earlier=num_earlier_rl(config, name),
         ),
-        inputs=tuple(
-            dict.fromkeys((start, reference, *data, *measured, *needed_reward_models(own.settings), *graders))
-        ),
-        sections=own_sections(name, "confidence", "evaluation", "hardware", "health", "distributed"),
+        inputs=(*inputs, *observed),
+        sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
+        observers=("evaluation", "health", *(f"stage.{key}" for key in OBSERVERS)),
+        observed=observed,
         continuation=Continuation(
             length="num_iterations",
             bound=_bound,
-            observers=("evaluation", "health", *(f"stage.{key}" for key in OBSERVERS)),
             stop=Lazy("rlcore.tasks.kinds.rl.continuation:stop_of"),
             recorded=Lazy("rlcore.tasks.kinds.rl.continuation:recorded"),
         ),

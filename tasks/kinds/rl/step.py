@@ -24,14 +24,12 @@ from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
 
 
-def run_online_rl(
-    context: StageContext, *, stage: str, start: str, reference: str, evaluated: tuple[str, ...], earlier: int = 0
-) -> StageResult:
+def run_online_rl(context: StageContext, *, stage: str, start: str, reference: str, earlier: int = 0) -> StageResult:
     """Train the policy of the stage ``start``, or resume from the run's newest checkpoint.
 
     ``stage``: the name under which progress is shown. ``reference``: the stage whose policy KL is measured to.
-    ``evaluated``: datasets whose held-out problems are evaluated. ``earlier``: the number of RL stages before it, so
-    that stages that build on each other draw prompts in different orders.
+    ``earlier``: the number of RL stages before it, so that stages that build on each other draw prompts in different
+    orders.
 
     The artifact is the trained policy.
     """
@@ -39,7 +37,7 @@ def run_online_rl(
     for name in dict.fromkeys((start, reference)):
         verify_model(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        return _run(start_from(context, start, reference), stage, evaluated, runtime)
+        return _run(start_from(context, start, reference), stage, runtime)
 
 
 def seed_after(seed: int, earlier: int) -> int:
@@ -47,11 +45,11 @@ def seed_after(seed: int, earlier: int) -> int:
     return derive_seed(seed, "rl stage", earlier) if earlier else seed
 
 
-def _run(context: StageContext, stage: str, evaluated: tuple[str, ...], runtime: Runtime) -> StageResult:
+def _run(context: StageContext, stage: str, runtime: Runtime) -> StageResult:
     rl: RlConfig = context.config.stage.settings
     recorder = StageRecorder(context, rl.num_iterations)
     try:
-        with open_components(context, evaluated, runtime) as components, open_run(components, recorder) as run:
+        with open_components(context, runtime) as components, open_run(components, recorder) as run:
             context.report_progress(f"{stage} iterations", run.iterations_done, rl.num_iterations)
             while not run.is_over:
                 context.run_task("iteration", run.iterations_done + 1, partial(iterate, run))

@@ -114,10 +114,10 @@ LOOP = Stage(
     run=train,
     sections=sections,
     chosen=lambda _: NOTHING_CHOSEN,
+    observers=("stage.watch", "stage.limit", "rules"),
     continuation=Continuation(
         length="length",
         bound=lambda loop: loop.bound,
-        observers=("stage.watch", "stage.limit", "rules"),
         stop=stop,
         recorded=recorded,
     ),

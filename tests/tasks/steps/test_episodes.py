@@ -18,9 +18,8 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.steps.episodes import (
-    corpus_digest,
     environment_errors,
-    episodes_digest,
+    episodes_digests,
     episodes_of,
     evaluation_sections,
 )
@@ -91,15 +90,15 @@ def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer:
     config = EpisodeConfig(tools=("search",), search_corpus=str(path), max_turns=2, max_turn_tokens=40)
     rollout = play(tokenizer, config, "<tool:search>four</tool>", "#### 7")
     assert rollout.tool_calls[0].output == "[p7] three and four make seven"
-    before = corpus_digest(config)
+    before = episodes_digests(config)
     path.write_text('{"passage_id": "p7", "text": "changed"}\n', encoding="utf-8")
-    assert corpus_digest(config) != before
+    assert episodes_digests(config) != before
     path.write_text('{"passage_id": "p7"}\n', encoding="utf-8")
     with pytest.raises(DataError, match="search_corpus/v1"):
         play(tokenizer, config, "x")
-    with pytest.raises(DataError, match="cannot read the corpus"):
-        corpus_digest(dataclasses.replace(config, search_corpus=str(tmp_path / "absent.jsonl")))
-    assert corpus_digest(CALCULATOR) == ""
+    with pytest.raises(DataError, match="cannot read a file that the preset names"):
+        episodes_digests(dataclasses.replace(config, search_corpus=str(tmp_path / "absent.jsonl")))
+    assert episodes_digests(CALCULATOR) == []
 
 
 def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() -> None:
@@ -151,15 +150,19 @@ def test_the_game_of_the_tutorial_is_played_from_its_setting_and_its_code_is_in_
     assert said == [("higher", False), ("error: a guess is from 1 to 9", True), ("right", False)]
     assert (rollout.text, rollout.environment_reward) == ("Yes.", 0.5)
     assert rollout.prompt.messages[-1].content == "3+4\n\nGuess my number, from 1 to 9."
-    before = episodes_digest(config)
+    before = episodes_digests(config)
     (tmp_path / "game.py").write_text(code.replace("1 / self.tries", "1.0"), encoding="utf-8")
-    assert episodes_digest(config) != before
+    assert episodes_digests(config) != before
     (tmp_path / "game.py").write_text(code.replace("from 1 to 9", "from 1 to 8"), encoding="utf-8")
     monkeypatch.delitem(sys.modules, "game")
-    assert episodes_digest(config) != before  # what the policy reads of a tool stands in its docstring
+    assert episodes_digests(config) != before  # what the policy reads of a tool stands in its docstring
     (tmp_path / "words.txt").write_text("one")
     with_file = dataclasses.replace(config, files=("words.txt",))
-    assert episodes_digest(with_file).startswith(episodes_digest(config))
+    assert [name for name, _ in episodes_digests(with_file)] == [
+        "game.py",
+        "tool descriptions of game:Guess",
+        "words.txt",
+    ]
     assert environment_errors(with_file, "e") == []
     wrong = dataclasses.replace(config, environment="game:Absent", files=("absent.txt",))
     first, second = environment_errors(wrong, "stages.grpo.sampling.episodes")
