@@ -242,6 +242,11 @@ EXAMPLES: Mapping[str, Example] = {
     "Alpaca": _one(
         "alpaca", lambda n: {"instruction": asked(n), "input": "", "output": good(n), "text": "…"}, DEMONSTRATION
     ),
+    "Alpaca with a history": _one(
+        "alpaca",
+        lambda n: {"instruction": asked(n), "input": "", "output": good(n), "history": [["Hello", "Hi"]]},
+        {**DEMONSTRATION, "messages": [user("Hello"), bot("Hi"), *SUM["messages"]]},
+    ),
     "ShareGPT": _one(
         "sharegpt",
         lambda n: {

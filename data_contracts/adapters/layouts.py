@@ -37,14 +37,14 @@ def _problem(question: str, reference: str, *, solution: str = "") -> dict[Kind,
 
 
 _PAIR = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
-_INPUT = "{instruction}\n\n{input?}"
+_INSTRUCTED = {"prompt": "{instruction}\n\n{input?}", "system": "system?", "history": "history?"}
 
 LAYOUTS: Mapping[str, Layout] = {
     "alpaca": Layout(
         of="Alpaca",
         columns={
-            "demonstrations": {"prompt": _INPUT, "system": "system?", "completion": "output"},
-            "prompts": {"prompt": _INPUT, "system": "system?"},
+            "demonstrations": {**_INSTRUCTED, "completion": "output"},
+            "prompts": _INSTRUCTED,
         },
     ),
     "alpaca_eval": Layout(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -71,17 +72,18 @@ def row_id(name: str, question: Messages, *answers: str) -> str:
 
 
 def reference_text(value: Any, path: str) -> str:
-    """Return a reference answer as text: 27 and 27.0 are ``27``, an object is its JSON.
+    """Return a reference answer as text: 27 and 27.0 are ``27``, an object its JSON, several answers a JSON list.
 
     Raises:
         RowError: it is nothing of this, or says that there is no answer.
     """
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
+    if isinstance(value, list) and value:
+        accepted = list(dict.fromkeys(reference_text(each, path) for each in value))
+        return accepted[0] if len(accepted) == 1 else json.dumps(accepted, ensure_ascii=False)
     if isinstance(value, Mapping):
         return canonical_json(value).decode()
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError(path, f"must be a text or a number, not {kind_of(value)}", value)
+        raise RowError(path, f"must be a text, a number or a list of them, not {kind_of(value)}", value)
     if isinstance(value, float) and not math.isfinite(value):
         raise RowError(path, "must be finite", value)
     text = str(_shortest(value) if isinstance(value, float) else value)
@@ -92,14 +94,14 @@ def reference_text(value: Any, path: str) -> str:
 
 def _prompt_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
     path = _path(spec, "prompt")
-    question = _with_system(spec, row, question_of(conversation(spec["prompt"].read(row), path), path))
+    question = _with_system(spec, row, question_of(_asked(spec, row), path))
     made: dict[str, Any] = {"messages": question, **_answered(spec, name, row), **_split(spec, row)}
     return [{"prompt_id": _id(spec, row) or row_id(made["task"], question), **made}]
 
 
 def _demonstration_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
     path = _path(spec, "prompt")
-    turns = conversation(spec["prompt"].read(row), path)
+    turns = _asked(spec, row)
     if "completion" in spec:
         own, completion = answer_of(spec["completion"].read(row), _path(spec, "completion"))
         turns = continued(turns, own)
@@ -171,14 +173,14 @@ def _divided(spec: Spec, row: Row, first: str, second: str, *, is_sound: bool) -
     if own != other:
         error = LeftOutError if is_sound else RowError
         raise error(_path(spec, second), f"does not share its context with {first!r}", other)
-    given = conversation(spec["prompt"].read(row), _path(spec, "prompt")) if "prompt" in spec else own
+    given = _asked(spec, row) if "prompt" in spec else own
     return question_of(continued(given, own), _path(spec, first)), chosen, rejected
 
 
 def _ranking(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
     """Return the pairs of a ranking."""
     path, answers = _path(spec, "prompt"), _path(spec, "responses")
-    question = _with_system(spec, row, question_of(conversation(spec["prompt"].read(row), path), path))
+    question = _with_system(spec, row, question_of(_asked(spec, row), path))
     texts = [
         answer_of(value, _item(answers, place))[1]
         for place, value in enumerate(_list(spec["responses"].read(row), answers))
@@ -191,6 +193,18 @@ def _ranking(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
         return expand(found, question, texts, ranks, source=_text(spec, row, "source") or name, gap=_gap(spec, row))
     except LeftOutError as error:
         raise _tie(spec, row, answers, texts[:1], error.reason) from error
+
+
+def _asked(spec: Spec, row: Row) -> Messages:
+    """Return the conversation of a row: its history, then its prompt."""
+    turns = conversation(spec["prompt"].read(row), _path(spec, "prompt"))
+    pairs = (spec["history"].read(row) if "history" in spec else None) or []
+    is_history = isinstance(pairs, list) and all(isinstance(each, list) and len(each) == 2 for each in pairs)
+    if not is_history or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise RowError(_path(spec, "history"), "must be a list of [question, answer] pairs of texts", pairs)
+    roles = ("user", "assistant")
+    earlier = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+    return [*earlier, *turns]
 
 
 def _answered(spec: Spec, name: str, row: Row) -> dict[str, str]:

@@ -18,7 +18,7 @@ from rlcore.data_contracts.adapters.fields import (
     text,
 )
 from rlcore.data_contracts.adapters.layouts import LAYOUTS, Layout
-from rlcore.data_contracts.adapters.mapping import Declared, declared, row_id
+from rlcore.data_contracts.adapters.mapping import Declared, declared, reference_text, row_id
 from rlcore.data_contracts.adapters.other_columns import with_other_columns
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.data_contracts.characters import has_visible
@@ -125,7 +125,9 @@ def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequen
     name = contract.id_column
     refuse_other_contract(row, contract.name)
     refuse_misspelt(row, ("split", "contract", name, *optional))
-    made = {each: text(row, each) for each in texts}
+    several = isinstance(row.get("reference"), list) and contract is not code_tasks.CONTRACT
+    lists = {"reference": reference_text(row["reference"], "reference")} if several else {}
+    made = {each: lists[each] if each in lists else text(row, each) for each in texts}
     asked = messages(row)
     answers = [made[each] for each in contract.answers]
     found = text(row, name) if name in row else row_id(name.removesuffix("_id"), asked, *answers)

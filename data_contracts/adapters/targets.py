@@ -14,6 +14,7 @@ Spec = Mapping[str, Expression]
 _COMMON = {
     "prompt": "the question as a text, or the conversation",
     "system": "the system prompt, where the conversation has none",
+    "history": "earlier turns, a list of [question, answer] pairs",
     "id": "the row's name; without it, a hash of its content",
     "split": "`train` or `eval`",
 }

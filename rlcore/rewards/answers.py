@@ -7,6 +7,7 @@ template writes ``<think>`` before each completion (its prefill), there is no an
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -211,6 +212,15 @@ def extract_stated(answer: str) -> str:
     if not _ONE_VARIABLE.fullmatch(lead) and (_NO_LEAD.search(lead) or _VARIABLE.search(lead)):
         return answer
     return clean(rest.removeprefix("**") if lead.count("**") % 2 else rest)  # **Answer:** 18
+
+
+def accepted_answers(reference: str) -> list[str]:
+    """Return the answers that a reference accepts: the texts of a JSON list, ``["4", "four"]``, or itself."""
+    try:
+        found: list[str] = json.loads(reference) if reference.startswith('["') else [reference]
+    except ValueError:
+        return [reference]
+    return found if all(isinstance(each, str) for each in found) else [reference]
 
 
 def find_reference(reference: str) -> str:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +30,7 @@ from rlcore.errors import ConfigError
 from rlcore.rewards.answers import (
     MAX_ANSWER_CHARACTERS,
     MAX_ANSWER_DEPTH,
+    accepted_answers,
     brace_depth,
     clean,
     extract_stated,
@@ -47,7 +48,7 @@ from rlcore.rewards.references import plain_error
 from rlcore.rewards.unevaluated import is_unevaluated
 from rlcore.rewards.units import parse_quantity, same_magnitude, scale_words, separate_unit
 from rlcore.rewards.worked_steps import is_valid_derivation
-from rlcore.types import CORRECT_FROM, Rollout, Score
+from rlcore.types import CORRECT_FROM, Rollout, Score, is_correct
 
 _MAX_WRAPS = 4
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
@@ -109,7 +110,7 @@ class MathReward:
     With ``partial``, an answer that is wrong scores this if its derivation correctly ends in the reference.
 
     ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. The answer of a reference that is a worked solution
-    (``... #### 72``) is its last marked answer.
+    (``... #### 72``) is its last marked answer. A reference that is a JSON list of texts accepts any of them.
     """
 
     name = "math"
@@ -121,6 +122,12 @@ class MathReward:
         )
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        accepted = [_usable(accepted_answers(rollout.prompt.reference)) for rollout in rollouts]
+        pairs = [(rollout, each) for rollout, answers in zip(rollouts, accepted, strict=True) for each in answers]
+        scores = iter(self._graded([_with_reference(rollout, each) for rollout, each in pairs]))
+        return [_best([next(scores) for _ in answers]) for answers in accepted]
+
+    def _graded(self, rollouts: Sequence[Rollout]) -> list[Score]:
         scores = score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
         if not self._options.partial:
             return scores
@@ -152,6 +159,24 @@ class MathReward:
 
     def _score(self, is_right: bool) -> Score:
         return scored(self.name, float(is_right))
+
+
+def _usable(answers: list[str]) -> list[str]:
+    """Return the accepted answers that can be compared with; one if there are none, for its error."""
+    return [each for each in answers if not plain_error(each)] or answers[:1]
+
+
+def _with_reference(rollout: Rollout, reference: str) -> Rollout:
+    if rollout.prompt.reference == reference:
+        return rollout
+    return replace(rollout, prompt=replace(rollout.prompt, reference=reference))
+
+
+def _best(scores: Sequence[Score]) -> Score:
+    """Return the best score by the accepted answers; a failed comparison counts unless the answer equals another."""
+    best = max(scores, key=lambda score: -1.0 if score.value is None else score.value)
+    failed = [score for score in scores if score.value is None]
+    return failed[0] if failed and not is_correct(best) else best
 
 
 def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:

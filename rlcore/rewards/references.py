@@ -13,6 +13,7 @@ from functools import lru_cache
 from rlcore.rewards.answers import (
     MAX_ANSWER_CHARACTERS,
     MAX_ANSWER_DEPTH,
+    accepted_answers,
     brace_depth,
     find_reference,
     has_content,
@@ -50,6 +51,11 @@ _SECONDS = 5.0
 @lru_cache(maxsize=4096)
 def plain_error(reference: str) -> str:
     """Return why a reference is unusable, as far as its text shows; empty if it may be usable."""
+    errors = [_plain_error(each) for each in accepted_answers(reference)]
+    return errors[0] if all(errors) else ""
+
+
+def _plain_error(reference: str) -> str:
     written = find_reference(reference)
     if not has_content(written):
         return "has no content"
@@ -86,18 +92,21 @@ def reference_errors(
 ) -> list[str]:
     """Return why each reference is unusable; empty if its own text is a correct answer within the time limit.
 
-    Numbers are checked immediately, formulas in a process with a time limit.
+    Of several accepted answers one has to be usable. Numbers are checked immediately, formulas in a process with a time
+    limit.
 
     Raises:
         RewardError: The grader cannot be started.
     """
-    errors = {reference: plain_error(reference) for reference in dict.fromkeys(references)}
+    accepted = {reference: accepted_answers(reference) for reference in references}
+    errors = {each: plain_error(each) for answers in accepted.values() for each in answers}
     formulas = [reference for reference, error in errors.items() if not error and not _is_plain(reference)]
     with GraderPool("math", timeout_seconds=timeout_seconds, num_workers=num_workers) as pool:
         outcomes = pool.grade_all([{"reference": find_reference(reference)} for reference in formulas])
     for reference, outcome in zip(formulas, outcomes, strict=True):
         errors[reference] = outcome.error or str(outcome.value)
-    return [errors[reference] for reference in references]
+    found = {reference: [errors[each] for each in answers] for reference, answers in accepted.items()}
+    return [found[reference][0] if all(found[reference]) else "" for reference in references]
 
 
 def _is_plain(reference: str) -> bool:

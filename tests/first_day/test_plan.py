@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.data_contracts.adapters.convert import first_rows
+from rlcore.data_contracts.gate.reading import read_source
 from rlcore.flows.cli.app import main
 from rlcore.models.importing import import_model
+from rlcore.rewards.answers import accepted_answers
 from rlcore.tasks.pipeline import sizes
 from rlcore.tasks.store.settings import Home
 
@@ -118,7 +121,8 @@ PAIRS = [
 ]
 ROWS = [
     ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "messages", "problem"]),
-    ("no text", rows(reference=["4"]), (), "prompts", ["reference", "60 of 60 lines"]),
+    ("no text", rows(reference=4), (), "prompts", ["reference", "60 of 60 lines"]),
+    ("no accepted answer", rows(reference=["proof", "n/a"]), (), "prompts", ["is not an answer", "60 of 60 lines"]),
     ("empty", [], (), "prompts", ["no rows"]),
     ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
     ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),
@@ -164,11 +168,21 @@ def test_a_sample_says_that_it_is_one_and_a_few_bad_rows_are_a_warning(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     many = [{**row, "prompt_id": f"{number}-{row['prompt_id']}"} for number in range(10) for row in rows()]
-    write("rows.jsonl", [*rows(reference=["4"])[:2], *many])
+    write("rows.jsonl", [*rows(reference=4)[:2], *many])
     said = planned(capsys)
     assert not said.lines
     assert "warning: data.prompts: reference: must be a text" in said.text
     assert "2 of the first 300 lines, a sample" in said.text
+
+
+def test_rows_may_list_several_accepted_answers(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("rows.jsonl", rows(reference=["Paris", "the city of Paris"]))
+    assert not planned(capsys).lines
+    several = [{"messages": row["messages"], "ground_truth": ["4", "four"], "dataset": "nq"} for row in rows()]
+    write("rows.jsonl", several)
+    assert not planned(capsys, "data.prompts.adapter=rlvr").lines
+    found = first_rows(read_source(Path("rows.jsonl")), "prompts", adapter="rlvr", limit=1)
+    assert accepted_answers(found.rows[0]["reference"]) == ["4", "four"]
 
 
 def test_a_model_without_chat_template_or_end_of_sequence_is_refused_before_its_import(

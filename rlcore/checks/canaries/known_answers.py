@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from itertools import islice
 
-from rlcore.rewards.answers import find_reference
+from rlcore.rewards.answers import accepted_answers, find_reference
 from rlcore.rewards.references import plain_error
 from rlcore.types import Prompt
 
@@ -29,7 +29,8 @@ def known_answer(prompt: Prompt) -> str | None:
             return None if "tests" in problem else str(problem["entry"]["answer"])
         except (ValueError, KeyError, TypeError):
             pass  # mathematics may start with a brace too: {1, 2}
-    return find_reference(prompt.reference)
+    usable = [each for each in accepted_answers(prompt.reference) if not plain_error(each)]
+    return find_reference((usable or [prompt.reference])[0])
 
 
 def kind_of(prompt: Prompt) -> str:

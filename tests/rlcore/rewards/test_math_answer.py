@@ -123,6 +123,19 @@ def test_equal_mathematics_is_equal_and_unequal_is_not(math_pool: GraderPool) ->
     assert [pair for pair in UNEQUAL if verdicts[pair]] == []
 
 
+SEVERAL = json.dumps(["proof", "Paris", "75", r"\frac{1}{2}"])  # the first one grades no answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"), [("paris", 1.0), ("75", 1.0), ("0.5", 1.0), ("proof", 0.0), ("Rome", 0.0), ("[75]", 0.0)]
+)
+def test_any_of_several_accepted_answers_is_right(
+    reward: MathReward, make_rollout: Callable[..., Rollout], answer: str, value: float
+) -> None:
+    (score,) = reward([make_rollout(rf"\boxed{{{answer}}}", SEVERAL)])
+    assert score.value == value
+
+
 @pytest.mark.parametrize(
     "answer",
     ["x" * 1_501, "(" * 26 + "5" + ")" * 26, "1" * 200 + "x", "٥", "5%", r"\boxed{5} x", "5\\;6"],
