@@ -15,6 +15,7 @@ import yaml
 from rlcore.errors import ConfigError
 from rlcore.tasks.presets.peers import KINDS, PeerKey, peer_keys, without_effect
 
+_SHOWN = 6  # keys of another library
 TRAINERS = tuple(name for name in KINDS if name != "ppo")  # TRL has no command for PPO
 
 
@@ -88,10 +89,25 @@ def read_settings(file: Path, trainer: str) -> TrlSettings:
         raise ConfigError(f"the file is neither YAML nor JSON: {error}", where=str(file)) from error
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise ConfigError("the file is no table of TRL's keys", where=str(file), fix="write key: value in each line")
+    _require_trl(document, file)
     found = trainer or _trainer_of(cast("dict[str, Any]", document), file)
     if found not in TRAINERS:
         raise ConfigError(f"unknown trainer {found!r}", where="--trainer", fix=f"one of {', '.join(TRAINERS)}")
     return TrlSettings(found, {key: value for key, value in document.items() if key != "trainer"})
+
+
+def _require_trl(document: Mapping[str, Any], file: Path) -> None:
+    """Refuse the configuration of another library: most of its keys are none of TRL's."""
+    known = {row.name for row in peer_keys() if row.peer == "trl"} | {"trainer"}
+    other = [key for key in document if key not in known and not any(fnmatch(key, each) for each in without_effect())]
+    other += [key for key, value in document.items() if key == "trainer" and not isinstance(value, str)]
+    if 2 * len(other) > len(document):
+        raise ConfigError(
+            f"from-trl reads configurations of TRL alone, and {len(other)} of {len(document)} keys are none of TRL's: "
+            f"{', '.join(other[:_SHOWN])}",
+            where=str(file),
+            fix="copy a preset, and rename keys: rlcore plan names our key for each of verl's (docs/coming-from.md)",
+        )
 
 
 def _trainer_of(document: Mapping[str, Any], file: Path) -> str:

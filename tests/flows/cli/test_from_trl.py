@@ -163,6 +163,42 @@ def test_what_would_change_the_training_is_refused_at_once(project: Path, capsys
     assert [text for text in refused.values() if text not in said] == []
 
 
+OTHERS = {
+    "verl": """data: {train_files: train.parquet, max_prompt_length: 512, train_batch_size: 8}
+actor_rollout_ref: {model: {path: model}, actor: {optim: {lr: 1e-6}}, rollout: {n: 4}}
+algorithm: {adv_estimator: grpo}
+trainer: {total_epochs: 1}
+""",
+    "OpenRLHF": """pretrain: model
+prompt_data: data
+input_key: problem
+n_samples_per_prompt: 4
+actor_learning_rate: 1e-6
+init_kl_coef: 0.01
+bf16: true
+""",
+}
+
+
+@pytest.mark.parametrize("library", OTHERS)
+@pytest.mark.parametrize("trainer", [(), ("--trainer", "grpo")])
+def test_the_file_of_another_library_is_refused_as_such(
+    project: Path, capsys: pytest.CaptureFixture[str], library: str, trainer: tuple[str, ...]
+) -> None:
+    Path("other.yaml").write_text(OTHERS[library])
+    assert main(["from-trl", "other.yaml", *trainer]) == 2
+    said = capsys.readouterr().err
+    assert "from-trl reads configurations of TRL alone" in said
+    assert " keys are none of TRL's: " in said and OTHERS[library].partition(":")[0] in said
+    assert not Path("other.toml").exists()
+
+
+def test_the_prompts_limit_of_earlier_dpo_trainers_is_named_as_a_difference(project: Path) -> None:
+    found = converted(project, "dpo", COMMON + "max_length: 96\nmax_prompt_length: 48\n")
+    assert found["data"]["pairs"]["max_tokens"] == 96
+    assert "# - max_prompt_length: not used: ours cuts answers to max_length" in Path("dpo.toml").read_text()
+
+
 def test_the_trainer_is_found_by_its_keys_or_asked_for(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(project / "data", {"train": [prompt("train", i) for i in range(99)]})
     (project / "mine.yaml").write_text(COMMON + "packing: false\n")
