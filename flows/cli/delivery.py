@@ -46,7 +46,7 @@ def export(
     """
     if (public or dry_run) and not push:
         raise ConfigError("--public and --dry-run are about an upload", fix="add --push OWNER/NAME")
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.pipeline.hub_push import check_target, push_folder
     from rlcore.tasks.pipeline.model_export import export_card, export_model
 
@@ -93,7 +93,7 @@ def serve(
         '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.pipeline.serving import serve_model
     from rlcore.tasks.serving.guard import Limits
 

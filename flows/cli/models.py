@@ -23,10 +23,12 @@ def rollback(
     rlcore rollback tiny-grpo 3 --reason "answers got longer"
     ```
     """
-    open_home()
+    home = open_home(reads=True)
     from rlcore.flows.rollback import rollback as rollback_flow
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.tracking.registry import read_version
 
+    read_version(home, f"{model}/{version}")  # reject unknown versions before anything starts
     sys.stdout.write(call_flow(rollback_flow, model, version, reason) + "\n")
     return 0
 
@@ -59,7 +61,7 @@ def remember(model: Model, /) -> int:
     rlcore remember tiny-grpo@champion
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.pipeline.retrain import remember as write_account
 
     kept = write_account(home, model)
@@ -80,7 +82,7 @@ def reproduce(
     rlcore reproduce tiny-grpo@champion
     ```
     """
-    open_home()
+    open_home(reads=True)
     from rlcore.flows.reproduce import run_reproduce
 
     done = run_reproduce(model, preset, force=force)

@@ -18,7 +18,7 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     rlcore run mine.toml --set stages.grpo.learning_rate=2e-6 --set seed=1
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.flows.plan import plan_run
     from rlcore.flows.presets import open_draft
 
@@ -27,6 +27,7 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
         announce(draft.config, home)
     planned = plan_run(preset, overrides, is_verified=False)  # reject invalid presets before anything starts
     sys.stderr.write(f"{planned.summary}\n")
+    open_home()
     from rlcore.flows.post_train import post_train
     from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
@@ -100,10 +101,10 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     rlcore promote mine.toml
     ```
     """
-    home = open_home()
     from rlcore.flows.presets import open_preset
 
     config = open_preset(preset, overrides)  # reject invalid presets before anything starts
+    home = open_home()
     announce(config, home)
     from rlcore.flows.promote import promote as promote_flow
     from rlcore.tasks.pipeline.live_view import live_view
@@ -125,12 +126,12 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     rlcore retrain mine.toml
     ```
     """
-    home = open_home()
     from rlcore.flows.presets import open_preset
     from rlcore.tasks.presets.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig)  # reject invalid presets before anything starts
+    home = open_home()
     announce(config, home)
     from rlcore.flows.retrain import retrain as retrain_flow
     from rlcore.tasks.pipeline.live_view import live_view

@@ -9,6 +9,7 @@ import dataclasses
 import inspect
 import io
 import json
+import re
 import tokenize
 import tomllib
 import types
@@ -27,6 +28,7 @@ from rlcore.tasks.presets.run import RunConfig
 NAME, NUMBER = "<name>", "<number>"  # placeholder for a name in the path of a section
 UNSET = "left out"
 REQUIRED = "required"
+_ROLE = re.compile(r":[a-z:]+:`~?")
 _TYPES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 
@@ -89,7 +91,12 @@ def text_of(kind: type) -> str:
     """Return the documentation of a table, including that of inlined dataclasses."""
     hints = typing.get_type_hints(kind)
     inlined = [text_of(hints[each.name]) for each in dataclasses.fields(kind) if each.metadata.get("inline")]
-    return "\n\n".join([inspect.cleandoc(kind.__doc__ or ""), *inlined])
+    return "\n\n".join([_unmarked(inspect.cleandoc(kind.__doc__ or "")), *inlined])
+
+
+def _unmarked(text: str) -> str:
+    """Return a docstring for readers: names in single backticks, without roles such as ``:mod:``."""
+    return _ROLE.sub("`", text.replace("``", "`"))
 
 
 @cache
@@ -102,7 +109,7 @@ def comments(kind: type) -> Mapping[str, str]:
         if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
             first = ""
         elif token.type == tokenize.COMMENT and first:
-            found[first] = token.string.lstrip("# ")
+            found[first] = _unmarked(token.string.lstrip("# "))
         first = first or (token.string if token.type == tokenize.NAME else "")
     return found
 

@@ -43,7 +43,7 @@ def _section_lines(section: Section, found: Mapping[str, str]) -> Iterator[str]:
     table, _, last = section.path.rpartition(".")
     if section.path:
         yield f"[[{table}]]" if last.isdecimal() else f"[{section.path}]"
-    yield from (f"# {line}".rstrip() for line in section.text.replace("``", "`").splitlines())
+    yield from (f"# {line}".rstrip() for line in section.text.splitlines())
     for key in section.keys:
         file = origin_of(f"{section.path}.{key.name}".lstrip("."), found)
         comment = "; ".join(
@@ -70,7 +70,7 @@ def _markdown(section: Section, home: Section) -> str:
     level = "###" if "." in section.path.removesuffix(f".{NAME}") else "##"
     rows = "".join(map(_row, section.keys))
     table = f"\n| key | type | default | |\n|---|---|---|---|\n{rows}" if rows else ""
-    return f"\n{level} {heading}\n{section.text.replace('``', '`')}\n{table}"
+    return f"\n{level} {heading}\n{section.text}\n{table}"
 
 
 def _row(key: Key) -> str:

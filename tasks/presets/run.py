@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,7 +167,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
     config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
-    others = [error for error in errors if error.partition(":")[0] not in missing]
+    others = [error for error in errors if not _follows(error, missing)]
     return Draft(source=str(path), config=config, errors=(*missing.values(), *others))
 
 
@@ -259,6 +259,12 @@ def _missing(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]
         if not isinstance(node, Mapping) or all(node.get(name) in (None, "") for name in names):
             missing[key] = f"{key}: missing; it has no default"
     return missing
+
+
+def _follows(error: str, missing: Collection[str]) -> bool:
+    """Return True if an error follows from missing keys: it is of one, or names what its table misses."""
+    key, _, what = error.partition(":")
+    return key in missing or ("missing" in what and any(each.startswith(f"{key}.") for each in missing))
 
 
 def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:

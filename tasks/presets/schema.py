@@ -47,7 +47,7 @@ def preset_schema() -> Schema:
 def _table(kind: type, tables: dict[str, Schema]) -> Schema:
     return {
         "type": "object",
-        "description": text_of(kind).replace("``", "`"),
+        "description": text_of(kind),
         "properties": {each.name: _property(each, tables) for each in fields_of(kind)},
         "additionalProperties": False,
     }

@@ -291,6 +291,29 @@ sampling = {{ max_new_tokens = 8 }}
     assert found == TWELVE
 
 
+CHAT = 'extends = "chat"\nname = "mine"\n'
+BROKEN = {
+    "nothing but its base": CHAT,
+    "a model without license": CHAT
+    + '[model]\nsource = "folder"\npath = "model"\n[data.prompts]\npath = "rows.jsonl"\n',
+    "no data": PRESET.partition("[data.prompts]")[0],
+    "no such files": PRESET.replace('"rows', '"none').replace('path = "model"', 'path = "none"'),
+    "wrong types": PRESET.replace("40", "'many'").replace("num_eval = 10", "num_eval = -1"),
+    "a stage without anything": PRESET + '[stages.more]\nkind = "rl"\n',
+    "unknown kinds": PRESET + '[stages.more]\nkind = "grpo"\n[data.more]\ncontract = "rows"\n',
+    "a stage of no dataset": PRESET.replace("[stages.grpo]", "[stages.grpo]\nprompts = { others = 1.0 }"),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_each_error_is_told_once(project: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    Path("mine.toml").write_text(text)
+    assert main(["plan", "mine.toml"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("    ")]
+    keys = [line.strip().partition(":")[0].partition(" = ")[0] for line in lines]
+    assert lines and sorted(keys) == sorted(set(keys)), lines
+
+
 def without_peft(name: str) -> ModuleSpec | None:
     return None if name == "peft" else importlib.util.find_spec(name)
 
