@@ -186,10 +186,12 @@ def test_an_own_function_a_judge_and_a_reward_model_decide_on_held_out_answers_a
     assert "**Refused: accuracy changes by " in again
 
 
-def test_a_change_of_the_function_evaluates_again(project: Path) -> None:
+def test_a_change_of_the_function_evaluates_again_and_its_file_is_named(project: Path) -> None:
     assert "evaluate_grpo  cached" in re.sub(" +", "  ", rlcore(project, "plan", "own.toml"))
     (project / "my_rewards.py").write_text(OWN.replace("1.0 if", "0.5 if"))
-    assert "evaluate_grpo  run" in re.sub(" +", "  ", rlcore(project, "plan", "own.toml"))
+    said = rlcore(project, "plan", "own.toml")
+    assert re.search("^evaluate_grpo +run +source files changed: my_rewards.py$", said, re.MULTILINE)
+    assert re.search("^grpo +run +restarts: source files changed: my_rewards.py$", said, re.MULTILINE)
     (project / "my_rewards.py").write_text(OWN)
 
 

@@ -73,6 +73,7 @@ def test_a_number_that_json_cannot_write_is_refused() -> None:
         ({"code": {"rlcore.tasks.kinds.rl.step": "11"}}, "code changed: rlcore.types"),
         ({"inputs": {"sft": "cc", "prompts": "bb"}}, "data changed: sft"),
         ({"external": "f"}, "source files changed"),
+        ({"external": {"my_rewards.py": "f"}}, "source files changed: my_rewards.py"),
         ({"seed": 1}, "seed changed"),
         ({"versions": {"torch": "2.14.0"}}, "versions changed: torch"),
         ({"machine": {"device": "cpu", "precision": "bfloat16", "instructions": "AVX2", "gpu": ""}},
