@@ -42,6 +42,20 @@ def conversation(value: Any, path: str) -> Messages:
     return turns[has_no_system:]
 
 
+def history(value: Any, path: str) -> Messages:
+    """Return the turns of earlier [question, answer] pairs; none for null.
+
+    Raises:
+        RowError: it is something else.
+    """
+    pairs = [] if value is None else value
+    is_list = isinstance(pairs, list) and all(isinstance(each, list) and len(each) == 2 for each in pairs)
+    if not is_list or not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise RowError(path, "must be a list of [question, answer] pairs of texts", value)
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
+
+
 def is_conversation(value: object) -> bool:
     """Return True for a nonempty list of turns."""
     return (

@@ -17,6 +17,7 @@ from rlcore.data_contracts.adapters.conversations import (
     continued,
     conversation,
     divided,
+    history,
     question_of,
 )
 from rlcore.data_contracts.adapters.expressions import Row, Scalar, kind_of
@@ -198,13 +199,7 @@ def _ranking(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
 def _asked(spec: Spec, row: Row) -> Messages:
     """Return the conversation of a row: its history, then its prompt."""
     turns = conversation(spec["prompt"].read(row), _path(spec, "prompt"))
-    pairs = (spec["history"].read(row) if "history" in spec else None) or []
-    is_history = isinstance(pairs, list) and all(isinstance(each, list) and len(each) == 2 for each in pairs)
-    if not is_history or not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise RowError(_path(spec, "history"), "must be a list of [question, answer] pairs of texts", pairs)
-    roles = ("user", "assistant")
-    earlier = [{"role": role, "content": text} for pair in pairs for role, text in zip(roles, pair, strict=True)]
-    return [*earlier, *turns]
+    return [*history(spec["history"].read(row), _path(spec, "history")), *turns] if "history" in spec else turns
 
 
 def _answered(spec: Spec, name: str, row: Row) -> dict[str, str]:

@@ -72,8 +72,7 @@ def preflight(
         *chain(*(data_errors(config, name) for name in data)),
         *(evaluation_errors(config) if is_evaluated else ()),
         *position_errors(config, context.model, stages, data, is_evaluated=is_evaluated),
-        *reference_errors(config, stages, data),
-        *column_errors(config, stages, is_evaluated=is_evaluated),
+        *chain(reference_errors(config, stages, data), column_errors(config, stages, is_evaluated=is_evaluated)),
         *(promotion_reference_errors(config) if "promote" in (targets or ()) else ()),
     ]
     wrong = {key_of(error) for error in earlier}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rlcore.errors import RlcoreError
 
@@ -24,3 +24,9 @@ def collect_error(path: str, work: Callable[[], object], *, within: bool = False
         file = f" ({where})" if where and not is_key else ""
         return [f"{key}: {error.what}{file}" + (f"; {error.fix}" if error.fix else "")]
     return []
+
+
+def follows(error: str, missing: Collection[str]) -> bool:
+    """Return True if an error follows from missing keys: it is of one, or names what its table misses."""
+    key, _, what = error.partition(":")
+    return key in missing or ("missing" in what and any(each.startswith(f"{key}.") for each in missing))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from rlcore.errors import ConfigError
 from rlcore.strict_config import build_partly, config_error
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
+from rlcore.tasks.presets.error_collection import follows
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph_validation import graph_errors
 from rlcore.tasks.presets.overrides import apply_override
@@ -156,18 +157,17 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     Raises:
         ConfigError: unreadable file, malformed TOML or override, old names.
     """
-    document = _read_with_bases(path, library, ())
-    changed = copy.deepcopy(document)
+    written = _read_with_bases(path, library, ())
+    document = copy.deepcopy(written)
     for override in overrides:
-        apply_override(changed, override)
+        apply_override(document, override)
     if not any(override.startswith("model.license=") for override in overrides):
-        _drop_old_license(document, changed)
-    _require_present_names(changed, kinds_in(changed), where=str(path), fix="name the present keys with --set")
-    document = changed
+        _drop_old_license(written, document)
+    _require_present_names(document, kinds_in(document), where=str(path), fix="name the present keys with --set")
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
     config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
-    others = [error for error in errors if not _follows(error, missing)]
+    others = [error for error in errors if not follows(error, missing)]
     return Draft(source=str(path), config=config, errors=(*missing.values(), *others))
 
 
@@ -259,12 +259,6 @@ def _missing(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]
         if not isinstance(node, Mapping) or all(node.get(name) in (None, "") for name in names):
             missing[key] = f"{key}: missing; it has no default"
     return missing
-
-
-def _follows(error: str, missing: Collection[str]) -> bool:
-    """Return True if an error follows from missing keys: it is of one, or names what its table misses."""
-    key, _, what = error.partition(":")
-    return key in missing or ("missing" in what and any(each.startswith(f"{key}.") for each in missing))
 
 
 def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:

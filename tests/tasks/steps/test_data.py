@@ -266,7 +266,7 @@ def test_a_control_token_in_user_text_refuses_the_dataset(tmp_path: Path) -> Non
 def test_the_fallback_serves_where_the_path_names_nothing(tmp_path: Path) -> None:
     dataset = config(adapter="gsm8k", path=str(tmp_path / "none.jsonl"), fallback=SUMS)
     assert resolve_adapter(dataset) == SUMS
-    assert list(source_digest(dataset)) == ["rlcore/examples/arithmetic.py"]
+    assert "rlcore/examples/arithmetic.py" in source_digest(dataset)
     assert prepare("prompts", tmp_path / "out", dataset).source == "arithmetic"
     (tmp_path / "none.jsonl").write_text("")
     assert resolve_adapter(dataset) == "gsm8k"
