@@ -31,6 +31,11 @@ class RunPlan:
     lines: tuple[str, ...]
 
     @property
+    def is_cached(self) -> bool:
+        """True if no stage would run."""
+        return all(row.state == "cached" for row in self.rows)
+
+    @property
     def summary(self) -> str:
         """The number of stages to run, with their names and the estimated time."""
         pending = [row.stage for row in self.rows if row.state != "cached"]

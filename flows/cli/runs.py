@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rlcore.flows.cli.parameters import Gpus, GpuType, Overrides, Preset, announce, open_home
+from rlcore.tasks.store.settings import engine_name, use_inline_engine
+
+if TYPE_CHECKING:
+    from rlcore.flows.plan import RunPlan
+    from rlcore.tasks.store.artifacts import ArtifactRef
 
 
 def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
@@ -27,18 +35,32 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
         announce(draft.config, home)
     planned = plan_run(preset, overrides, is_verified=False)  # reject invalid presets before anything starts
     sys.stderr.write(f"{planned.summary}\n")
+    if planned.is_cached and not os.environ.get("PREFECT_API_URL"):
+        use_inline_engine()  # an embedded server would take longer to start than the rest of the run
     open_home()
-    from rlcore.flows.post_train import post_train
     from rlcore.tasks.pipeline.live_view import live_view
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
 
     started = time.perf_counter()
     with live_view():
-        refs = call_flow(post_train, preset=preset, overrides=overrides)
+        refs = _run_all(planned, preset, overrides)
     from rlcore.tasks.report.summary import summarise
 
     sys.stdout.write(summarise(home, planned.config.name, refs, seconds=time.perf_counter() - started))
     return 0
+
+
+def _run_all(planned: RunPlan, preset: str, overrides: Sequence[str]) -> Mapping[str, ArtifactRef]:
+    """Run every stage; the inline engine imports no Prefect."""
+    if engine_name() == "inline":
+        from rlcore.flows.run import run_targets
+        from rlcore.tasks.pipeline.interrupts import interruptible
+
+        with interruptible():
+            return run_targets(preset, overrides, [row.stage for row in planned.rows])
+    from rlcore.flows.post_train import post_train
+    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+
+    return call_flow(post_train, preset=preset, overrides=tuple(overrides))
 
 
 def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:

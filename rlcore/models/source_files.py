@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from pathlib import Path
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-from rlcore.models.saving import files_digest
 
 
 def find_package_file(package: str, file: str) -> Path:
@@ -34,7 +34,7 @@ def find_package_file(package: str, file: str) -> Path:
 
 
 def source_digest(config: ModelConfig) -> str:
-    """Return the SHA-256 of the local source files; empty if the configuration determines the model.
+    """Return the SHA-256 of the local source files, concatenated; empty if the configuration determines the model.
 
     Raises:
         ModelError: A file is missing.
@@ -46,7 +46,11 @@ def source_digest(config: ModelConfig) -> str:
         files.append(Path(config.path))
     elif config.source == "folder":
         files += sorted(path for path in Path(config.path).glob("*") if path.is_file())
+    digest = hashlib.sha256()
     try:
-        return files_digest(files) if files else ""
+        for path in files:
+            with path.open("rb") as stream:
+                hashlib.file_digest(stream, lambda: digest)
+        return digest.hexdigest() if files else ""
     except OSError as error:
         raise ModelError(f"a file of the model cannot be read: {error}", where=str(error.filename)) from error

@@ -8,6 +8,7 @@ from typing import Any
 from rlcore.config import to_dict
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import OBSERVED, OBSERVERS, function_of, split_observers
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.versions import versions
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
@@ -47,7 +48,6 @@ def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, A
     counted = sections.for_key()
     if "hardware" not in counted:
         return counted, {}
-    from rlcore.hardware.machine import CHOSEN, find_machine  # brings torch, which rejecting a command does not need
-
-    kept = {name: value for name, value in counted["hardware"].items() if name not in CHOSEN}
-    return {**counted, "hardware": kept}, to_dict(find_machine(sections.hardware))
+    machine = known_machine(sections.hardware)
+    kept = {name: value for name, value in counted["hardware"].items() if name not in machine.resolved}
+    return {**counted, "hardware": kept}, machine.facts

@@ -16,7 +16,7 @@ from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache
-from rlcore.tasks.store.remembered import remembered_in
+from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
 
 
@@ -71,7 +71,7 @@ def look_up(
     cache = StageCache(home.cache)
     known: dict[str, ArtifactRef] = {}
     rows = []
-    with remembered_in(home.source_facts):
+    with remembering(home.source_facts):
         for stage in order_stages(stages, targets):
             row, ref = _plan_stage(stage, config, known, cache, home, is_verified=is_verified)
             rows.append(row)

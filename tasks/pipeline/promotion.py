@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcore.errors import PromotionError
-from rlcore.tasks.kinds.promote.step import model_name
+from rlcore.tasks.kinds.promote.names import model_name
 from rlcore.tasks.pipeline.events import emit_rejection
 from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.presets.promotion import PromotionConfig

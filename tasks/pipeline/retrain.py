@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Literal
 
 from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import DataError
@@ -35,6 +33,9 @@ from rlcore.tasks.tracking.past import (
 )
 from rlcore.tasks.tracking.registry import ModelVersion, find_number
 from rlcore.tasks.tracking.runs import open_tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Result = Literal["unchanged", "judged"]
 
@@ -78,6 +79,8 @@ def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: P
 
 def _prompts_of(snapshot: Path) -> pd.DataFrame:
     """Return the prompts of training pairs, each once, as prefixes of their hashes."""
+    import pandas as pd  # by a run that registers a model
+
     columns = read_column(snapshot / "train.parquet", "messages")
     found = {prompt_hash(messages)[:SEEN_DIGITS] for some in columns for messages in some}
     return pd.DataFrame({"prompt": sorted(found)})

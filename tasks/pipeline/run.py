@@ -6,13 +6,13 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
-from rlcore.config import to_dict
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import level_of
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.models import complete_cards, register
 from rlcore.tasks.pipeline.pages import is_drawn, page_folder, show_pages
 from rlcore.tasks.pipeline.pipeline_run import open_pipeline
-from rlcore.tasks.pipeline.plan import order_stages
+from rlcore.tasks.pipeline.plan import order_stages, recorded_refs
 from rlcore.tasks.pipeline.prefect_bridge import report_table, task
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.pipeline.stages import result_of, run_stage
@@ -46,9 +46,9 @@ def run_pipeline(
 ) -> Mapping[str, ArtifactRef]:
     """Run the targets' stages in order and write ``report``; return the artifacts by stage name.
 
-    Once the base exists, the needs of the stages are compared with the device's memory. Under Prefect each stage is a
-    task of the flow run. The MLflow experiment ``experiment`` gets one run for the pipeline, with a child run for each
-    computed stage.
+    Once the base exists, the needs of the stages that will run are compared with the device's memory. Under Prefect
+    each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the pipeline, with a
+    child run for each computed stage.
     Raises:
         ConfigError: a stage needs more memory than the GPU has.
     """
@@ -68,7 +68,8 @@ def run_pipeline(
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
             if stage.name == START:
-                _show_memory(config, home, refs, [each.name for each in ordered])
+                done = recorded_refs(stages, config, targets, home=home)
+                _show_memory(config, home, refs, [each.name for each in ordered if each.name not in done])
         complete_cards(ordered, refs, preset=config.name, run=run)
         if report is not None:
             report(run, config, refs, started=parent.began)
@@ -78,23 +79,18 @@ def run_pipeline(
 
 def _machine(config: RunConfig) -> str:
     """Log and return the machine as text, with a warning if it computes slowly."""
-    from rlcore.hardware.machine import (
-        find_machine,
-        slow_dtype_warning,
-    )  # brings torch
-
-    found = find_machine(config.hardware)
-    machine = describe_machine(to_dict(found))
+    found = known_machine(config.hardware)
+    machine = describe_machine(found.facts)
     logger.info("machine: %s", machine)
-    if slow := slow_dtype_warning(found):
-        logger.warning("%s", slow)
+    if found.warning:
+        logger.warning("%s", found.warning)
     return machine
 
 
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
-    from rlcore.tasks.pipeline.memory_plan import (
-        memory_lines,
-    )  # brings torch
+    if not stages:
+        return
+    from rlcore.tasks.pipeline.memory_plan import memory_lines  # brings torch
 
     for line in memory_lines(config, home, refs, stages):
         logger.info("%s", line)

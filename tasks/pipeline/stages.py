@@ -8,6 +8,7 @@ is removed, or becomes the checkpoint that a longer run extends. A crash therefo
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import shutil
 import time
@@ -28,6 +29,7 @@ from rlcore.tasks.pipeline.events import emit_health_stop, emit_on_failure, emit
 from rlcore.tasks.pipeline.exporter import exported
 from rlcore.tasks.pipeline.interrupts import track_stage
 from rlcore.tasks.pipeline.key_inputs import key_inputs
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.pages import show_refusal
 from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task, stage_logger
 from rlcore.tasks.pipeline.stage_runs import (
@@ -71,6 +73,8 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             log_cache_hit(stage.name, record.ref, run)
             logger.info("%s: cached seconds=%.1f%s", stage.name, time.perf_counter() - started, note and f" ({note})")
             return record.ref
+        if ingredients["machine"] and _machine_differs(stage, config, ingredients):
+            return run_stage(stage, config, inputs, run)
         _require_intact(stage, inputs, run.store)
         logger.info("%s: start", stage.name)
         start = find_start(stage, stage.sections(config), ingredients, run.home, run.cache, run.store, note=note)
@@ -81,6 +85,12 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
         _write_record(record, stage, config, run)
     logger.info("%s: done seconds=%.1f", stage.name, record.seconds)
     return record.ref
+
+
+def _machine_differs(stage: Stage, config: RunConfig, ingredients: KeyInputs) -> bool:
+    """Ask torch, which what is computed needs anyway, if the machine of a key is another than the remembered one."""
+    importlib.import_module("torch")
+    return dict(ingredients["machine"]) != dict(known_machine(stage.sections(config).hardware).facts)
 
 
 def _compute(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.checks.audit.integrity import is_unchanged
+from rlcore.checks.audit.unchanged import is_unchanged
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
 from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import to_dict
-from rlcore.hardware.machine import find_machine
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from rlcore.tasks.drawing.artifact_kinds import Folders, reward_models, rl_runs
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, named_start, rewards_of, rl_of
 from rlcore.tasks.steps.base import MODEL
@@ -83,7 +83,7 @@ def _parameters(folder: Path) -> tuple[int, str]:
 
 def machine_facts(config: RunConfig) -> dict[str, str]:
     """Describe device, precision and engine."""
-    found = {name: str(value) for name, value in to_dict(find_machine(config.hardware)).items() if value}
+    found = {name: str(value) for name, value in known_machine(config.hardware).facts.items() if value}
     found.pop("numerics_digest", None)
     return found | {"rollouts by": config.engine.kind}
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.tasks.drawing.artifact_kinds import rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.kinds.compare.page import accuracy_table
 from rlcore.tasks.kinds.compare.step import evaluations_in
 from rlcore.tasks.pipeline.cache_keys import level_of
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
@@ -155,8 +155,7 @@ def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str
 
 def hourly_price(config: RunConfig) -> float:
     """Return the price of an hour of this run: of its GPU, or of its processor cores; 0 without a price."""
-    device, _ = choose_device_and_dtype(config.hardware)
-    if device.type == "cuda":
+    if known_machine(config.hardware).facts["device"] == "cuda":
         return config.report.price_per_gpu_hour
     cores = config.hardware.num_threads or os.cpu_count() or 1
     return config.report.price_per_core_hour * cores

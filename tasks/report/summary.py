@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from rlcore.checks.audit.integrity import is_unchanged
+from rlcore.checks.audit.unchanged import is_unchanged
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.pipeline.plan import PlanRow
-from rlcore.tasks.report.run_page import last_report
-from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.markdown import on_terminal
@@ -24,6 +22,9 @@ _OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", 
 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """Format a table of the stages with their original seconds, followed by the comparison's page."""
+    from rlcore.tasks.report.run_page import last_report  # what a run has imported, and show would for nothing
+    from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
+
     lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
     lines += [*rl_lines(home, refs), "", *place_lines(home, refs, report=last_report(home))]
     lines.append("open the UIs: rlcore ui")

@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.config.data import tried
-from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.reading import require_file
-from rlcore.errors import ConfigError, DataError
+from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
 from rlcore.tasks.steps.files import by_name
 from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.code_hash import source_digests
+from rlcore.tasks.store.code_hash import closure_digest, source_digests
+from rlcore.tasks.store.remembered import remembered
 
+_TABLE = "rlcore.data_contracts.adapters.table"
 _HUB = re.compile(
     r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
 )
@@ -33,8 +33,29 @@ def resolve_adapter(config: DatasetConfig) -> str:
     adapter = config.fallback if is_missing and config.fallback else config.reader
     for name in {config.reader, config.fallback, adapter} - {"", POLICY}:
         with contract_errors(ConfigError):
-            convert.is_generator(name)
+            _is_generator(name)
     return adapter
+
+
+def _is_generator(adapter: str) -> bool:
+    """Return :func:`convert.is_generator`, remembered as long as the adapter's code is the same.
+
+    Raises:
+        ContractError: unknown adapter.
+    """
+    try:
+        code = closure_digest(adapter.partition(":")[0] if ":" in adapter else _TABLE)
+    except StorageError:  # no such module, as its import will say
+        code = ""
+    return _makes_rows(adapter, code)
+
+
+@remembered
+def _makes_rows(adapter: str, code: str) -> bool:
+    """Return True if an adapter generates its rows. ``code``: digest of its code."""
+    from rlcore.data_contracts.adapters import convert  # brings pandera
+
+    return convert.is_generator(adapter)
 
 
 def check_options(kind: Kind, config: DatasetConfig) -> None:
@@ -46,6 +67,8 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
     names = [name for name in (config.reader, config.fallback) if name]
     if POLICY in names:  # its options belong to the stage that samples
         return
+    from rlcore.data_contracts.adapters import convert
+
     with contract_errors(ConfigError):
         known = [convert.known_options(name, kind) for name in names]
     allowed = frozenset[str]().union(*(options for options, _ in known))
@@ -72,13 +95,15 @@ def source_digest(config: DatasetConfig) -> Mapping[str, str]:
     if adapter == POLICY:
         return {}
     paths = [path for path in (config.path, config.eval_path) if path or not config.path]
-    found = [] if convert.is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
+    found = [] if _is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
     return by_name([*found, *(source_digests(adapter.partition(":")[0]) if ":" in adapter else [])])
 
 
 def _digest_of(path: str, adapter: str) -> tuple[str, str]:
     if path.startswith(HUB):
         return path, hub_parts(path)["revision"]
+    from rlcore.data_contracts.gate.reading import require_file  # brings pyarrow
+
     try:
         with contract_errors():
             require_file(Path(path))

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
-from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.config import RewardTerm, RlConfig
+from rlcore.config import RewardTerm, RlConfig, to_dict
+from rlcore.strict_config import build
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
 from rlcore.tasks.steps.episodes import episodes_digests
 from rlcore.tasks.steps.files import by_name, file_digest, files_of
-from rlcore.tasks.store.code_hash import source_digests
+from rlcore.tasks.store.code_hash import closure_digest, source_digests
+from rlcore.tasks.store.remembered import remembered
+
+_ALGORITHMS = "rlcore.algorithms.resolve"
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
     """Return the stages whose reward models a run needs: as rewards, or to start its critic from.
 
     Raises:
-        ConfigError: as :func:`resolve_algorithm`, before any work.
+        ConfigError: as :func:`rlcore.algorithms.resolve.resolve_algorithm`, before any work.
     """
     in_rewards = [term.stage for term in rl.rewards if term.kind == "reward_model"]
-    in_critic = resolve_algorithm(rl).uses_critic and rl.critic.init_from != "policy"
+    in_critic = _uses_critic(json.dumps(to_dict(rl)), closure_digest(_ALGORITHMS)) and rl.critic.init_from != "policy"
     return tuple(dict.fromkeys([*in_rewards, *([rl.critic.init_from] if in_critic else [])]))
+
+
+@remembered
+def _uses_critic(rl: str, code: str) -> bool:
+    """Return True if an algorithm trains a critic. ``code``: digest of the algorithms."""
+    from rlcore.algorithms.resolve import resolve_algorithm  # brings torch
+
+    return resolve_algorithm(build(RlConfig, json.loads(rl))).uses_critic
 
 
 def terms_digests(terms: Sequence[RewardTerm]) -> list[tuple[str, str]]:

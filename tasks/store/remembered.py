@@ -1,6 +1,7 @@
 """Memo of pure functions of texts, kept in a file of the state directory.
 
 A key of a stage needs facts of some 200 source files. Parsing them takes 3 s of processor time, reading the memo 10 ms.
+Others, of tables and of the machine, need libraries whose import takes longer than a whole plan.
 """
 
 from __future__ import annotations
@@ -10,22 +11,24 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rlcore.errors import StorageError
+from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json, write_json
 
 T = TypeVar("T")
 _MOST = 10_000  # entries of a file, which begins anew beyond
-_KNOWN: dict[str, Any] = {}
+_USED: dict[str, Any] = {}  # by this process
 
 
 def remembered(function: Callable[..., T]) -> Callable[..., T]:
-    """Memoize a pure function of texts with a JSON value; :func:`remembered_in` keeps its values between processes.
+    """Memoize a pure function of texts with a JSON value; :func:`remembering` keeps its values between processes.
 
-    A value counts for the present source of the function's module and this version of Python.
+    A value counts for the present source of the function's module and this version of Python. Everything else that
+    decides on it must be among the texts, such as a digest of the code that the function imports.
     """
     code = inspect.getsource(sys.modules[function.__module__])
     made_by = _sha256(function.__qualname__, str(sys.version_info[:2]), code)
@@ -33,9 +36,10 @@ def remembered(function: Callable[..., T]) -> Callable[..., T]:
     @lru_cache(maxsize=4096)
     def known(*texts: str) -> T:
         key = _sha256(made_by, *texts)
-        if key not in _KNOWN:
-            _KNOWN[key] = function(*texts)
-        value: T = _KNOWN[key]
+        if key not in _USED:
+            kept = _kept(find_home().source_facts)
+            _USED[key] = kept[key] if key in kept else function(*texts)
+        value: T = _USED[key]
         return value
 
     return known
@@ -45,16 +49,23 @@ def _sha256(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
-@contextmanager
-def remembered_in(path: Path) -> Iterator[None]:
-    """Read the values of ``path`` now, and add the new ones at the end. Without its folder nothing is written."""
+@cache
+def _kept(path: Path) -> dict[str, Any]:
+    """Return the values of earlier processes; a damaged file has none."""
     with suppress(StorageError):
         found = read_json(path)
-        _KNOWN.update(found if isinstance(found, dict) and len(found) < _MOST else {})
-    before = len(_KNOWN)
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+@contextmanager
+def remembering(path: Path) -> Iterator[None]:
+    """Add the new values to ``path`` at the end. Without its folder nothing is written."""
     try:
         yield
     finally:
-        if len(_KNOWN) > before and path.parent.is_dir():
+        kept = _kept(path)
+        if not _USED.keys() <= kept.keys() and path.parent.is_dir():
             with suppress(StorageError):
-                write_json(_KNOWN, path)
+                write_json(_USED if len(kept) >= _MOST else kept | _USED, path)
+            _kept.cache_clear()

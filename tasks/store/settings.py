@@ -179,6 +179,11 @@ def engine_name() -> Engine:
     raise ConfigError(f"unknown engine {name!r}", where="RLCORE_ENGINE", fix="set it to 'prefect' or 'inline'")
 
 
+def use_inline_engine() -> None:
+    """Let this process, and the processes that it starts, run without the Prefect API."""
+    os.environ["RLCORE_ENGINE"] = "inline"
+
+
 def configure_logging() -> None:
     """Show one plain line per stage on standard error; under Prefect its handlers do, besides the API."""
     shorten_user_errors()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import is_held
+from rlcore.tasks.store.storage import write_json
 
 if TYPE_CHECKING:
     from rlcore.tasks.store.settings import Home
@@ -106,8 +107,6 @@ def require_readable(home: Home) -> None:
             fix="run `rlcore upgrade`, which copies them first; or install the versions again that wrote them",
         )
     if found != known:
-        from rlcore.tasks.store.storage import write_json  # brings pandas: most commands begin without it
-
         with _alone(home.root):
             for left in home.root.glob(f".{_NOTE}.*.tmp"):  # by a process that was killed here, before it had a lease
                 left.unlink()

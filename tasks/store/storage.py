@@ -1,4 +1,7 @@
-"""Reader and writer of tables and JSON files. All writes are atomic: temporary file, fsync, rename."""
+"""Reader and writer of tables and JSON files. All writes are atomic: temporary file, fsync, rename.
+
+The libraries of tables are imported by the first table, because most commands read JSON alone.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any
-
-import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import IO, TYPE_CHECKING, Any
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.disk import sync, to_storage_error
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 GROUP_ROWS = 16_384  # rows of a table that is written in parts
 
@@ -28,6 +32,9 @@ def write_table(frame: pd.DataFrame, path: Path) -> None:
     Raises:
         StorageError: a column mixes types, or writing fails.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     buffer = pa.BufferOutputStream()
     pq.write_table(_arrow(frame, path), buffer)
     write_bytes(buffer.getvalue().to_pybytes(), path)
@@ -41,6 +48,9 @@ def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     Raises:
         StorageError: a column mixes types, or writing fails.
     """
+    import pandas as pd
+    import pyarrow.parquet as pq
+
     with _whole_file(path) as file, ExitStack() as stack:
         waiting: list[pd.DataFrame] = []
         writer: pq.ParquetWriter | None = None
@@ -68,6 +78,8 @@ def read_column(path: Path, name: str) -> Iterator[list[Any]]:
     Raises:
         StorageError: missing, not permitted, or damaged.
     """
+    import pyarrow.parquet as pq
+
     with _readable(path), path.open("rb") as file:
         for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
             yield batch.column(0).to_pylist()
@@ -79,6 +91,10 @@ def read_table(path: Path) -> pd.DataFrame:
     Raises:
         StorageError: missing, not permitted, or damaged.
     """
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     with _readable(path), path.open("rb") as file:
         table = pq.read_table(file)
     columns = {
@@ -184,6 +200,8 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
+    import pyarrow as pa
+
     try:
         yield
     except (OSError, pa.ArrowInvalid) as error:
@@ -196,6 +214,8 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _arrow(frame: pd.DataFrame, path: Path, schema: pa.Schema | None = None) -> pa.Table:
+    import pyarrow as pa
+
     try:
         return pa.Table.from_pandas(frame, schema=schema, preserve_index=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:

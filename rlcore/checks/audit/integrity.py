@@ -15,12 +15,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from rlcore.checks.audit.unchanged import SEAL
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import weights_digest
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 
-SEAL = "seal.json"
 _PROBE = (Message(role="user", content="3 + 4 = ?"), Message(role="assistant", content="7"))
 _AGAIN = Message(role="user", content="And 5?")
 
@@ -99,13 +99,6 @@ def write_model_digest(folder: Path, *, stage: str, model: Path, start: Path | N
     before = {"start": json.loads((start / SEAL).read_text(encoding="utf-8"))["weights"]} if start else {}
     (folder / SEAL).write_text(json.dumps(seal | before, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     return seal["weights"] == before.get("start")
-
-
-def is_unchanged(folder: Path) -> bool:
-    """Return True if training left the weights of its start as they were, by the digests in ``folder``."""
-    path = folder / SEAL
-    seal = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return "start" in seal and seal["start"] == seal["weights"]
 
 
 def verify_model(folder: Path, *, stage: str, model: Path) -> ChatTokenizer:

@@ -26,7 +26,7 @@ from rlcore.tasks.kinds.promote.figures import (
     require_tasks,
     wins_of,
 )
-from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, WINS
+from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name
@@ -116,11 +116,6 @@ def _figures(
         )
         guards += asked_both(old, new, margin=margin)
     return primary, guards
-
-
-def model_name(preset: str, settings: PromotionConfig) -> str:
-    """Return the registered model that the challenger is a version of."""
-    return f"{preset}-{settings.challenger}"
 
 
 def prompt_set(*paths: Path) -> str:

@@ -15,6 +15,7 @@ import torch
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, TrainingError
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.stage_runs import PipelineRun, parameters
 from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.presets.run import RunConfig
@@ -179,6 +180,20 @@ def test_a_stage_that_computes_has_the_machine_in_its_key_and_its_run_and_anothe
     assert (params["machine.device"], params["machine.precision"]) == ("cpu", "bfloat16")
     assert params["hardware.gradient_checkpointing"] == "False"
     assert make(run, hardware=asked[0]) == make(run, hardware=asked[2])
+
+
+def test_a_machine_that_is_remembered_wrongly_computes_nothing(
+    run: PipelineRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computing, whole = replace(MAKE, sections=toy_and_hardware), config(hardware=HardwareConfig(device="cpu"))
+    real = known_machine(whole.hardware)
+    found = iter([replace(real, facts={**real.facts, "instructions": "of another processor"})])
+    monkeypatch.setattr("rlcore.tasks.pipeline.key_inputs.known_machine", lambda _: next(found, real))
+    ref = run_stage(computing, whole, {}, run)
+    record = run.cache.find("make", ref.stage_key)
+    assert record is not None
+    assert (record.ingredients["machine"], calls) == (real.facts, ["make"])
+    assert run_stage(computing, whole, {}, run) == ref
 
 
 def with_argument(context: StageContext, *, factor: int) -> StageResult:

@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from rlcore.checks.audit.integrity import (
     digest_of_prompts,
-    is_unchanged,
     verify_model,
     verify_restored,
     verify_saved,
     write_model_digest,
 )
+from rlcore.checks.audit.unchanged import is_unchanged
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.loop import train
 from rlcore.models.loading import load_policy, save_model
