@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -33,8 +34,10 @@ def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path, *, width: in
         forks.Process(target=_run, args=(rank, size, store, work, theirs, width))
         for rank, (_, theirs) in enumerate(ends)
     ]
+    gc.freeze()  # a fork that finalizes what its parent made, such as a client with threads, can crash
     for child in children:
         child.start()
+    gc.unfreeze()
     try:
         answers = [_answer(ours) for ours, _ in ends]
     finally:
@@ -63,8 +66,10 @@ class Fork:
     """A forked rank, with what the group asks of a child process."""
 
     def __init__(self, end: Connection) -> None:
+        gc.freeze()  # as above
         self.pid = os.fork()
         if self.pid:
+            gc.unfreeze()
             return
         try:
             rank_process.serve(end, decode(end.recv_bytes()))

@@ -57,6 +57,11 @@ class Figures:
         return math.fsum(term.weight for term in self.rl.rewards if term.weight > 0.0) or 1.0
 
     @property
+    def main_term(self) -> str:
+        """The name, in metrics, of the reward term with the largest weight."""
+        return max(self.rl.rewards, key=lambda term: term.weight).kind.rpartition(":")[2] if self.rl.rewards else ""
+
+    @property
     def is_solved(self) -> bool:
         """True if every completion has the largest reward."""
         return self.reward is not None and self.reward >= _SOLVED * self.best
@@ -153,8 +158,9 @@ def _solved(figures: Figures) -> str:
 
 
 def _never_solved(figures: Figures) -> str:
-    found = figures.reward
-    return f"rewards are constant at {found:g}: no answer is right" if found is not None and found <= 0.0 else ""
+    found, earned = figures.reward, figures.recent(f"reward/term_zero/{figures.main_term}")
+    is_zero = found is not None and (found <= 0.0 or min(earned, default=0.0) == 1.0)
+    return f"rewards are constant at {found:g}: no answer is right" if is_zero else ""
 
 
 def _constant(figures: Figures) -> str:

@@ -145,7 +145,7 @@ vLLM: `vllm serve {repo}`."""
     return f"""```python
 import mlflow
 
-chat = mlflow.transformers.load_model({uri})  # a pipeline that takes messages
+chat = mlflow.transformers.load_model({uri})  # or a version, as in {name}/1: a pipeline that takes messages
 ```
 
 An exported folder is loaded by its path, with `AutoModelForCausalLM` and `AutoTokenizer` of transformers or by vLLM."""

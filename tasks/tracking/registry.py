@@ -239,16 +239,18 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
     with _lock(home):
         champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
         if champion is None:
-            raise PromotionError("there is no champion, so nothing to roll back", where=where)
-        down = as_version(tracker.client.get_model_version(name, str(version)))
+            raise PromotionError("there is no champion, so nothing to roll back", where=where, fix="see rlcore ui")
+        down = find_number(tracker, name, str(version))
         if champion != down:
-            if _ROLLED_BACK not in read_tags(tracker, down):
-                raise PromotionError(f"version {version} is not the champion, {_words(champion)} is", where=where)
+            if down is None or _ROLLED_BACK not in read_tags(tracker, down):
+                what = f"version {version} is not the champion, {_words(champion)} is"
+                raise PromotionError(what, where=where, fix=f"name the version to take down: {champion.version}")
             _crown(tracker, champion)
             _finish_roll_back(tracker, champion)
             return champion
         if previous is None or previous == champion:
-            raise PromotionError(f"version {version} is the first champion: there is none before it", where=where)
+            what = f"version {version} is the first champion: there is none before it"
+            raise PromotionError(what, where=where, fix="promote another version first")
         set_tags(tracker, down, {_ROLLED_BACK: reason})
         _crown(tracker, previous)
         _finish_roll_back(tracker, previous)

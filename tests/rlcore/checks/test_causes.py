@@ -141,6 +141,12 @@ def test_a_cut_that_earned_rewards_before_does_not_explain_their_absence() -> No
     assert "every answer was cut" in findings(rows(cut | {"reward/mean": 0.0}, WRONG | cut))["zero_signal"].cause
 
 
+def test_a_bonus_that_every_wrong_answer_gets_is_no_fault_of_the_reward() -> None:
+    terms = (RewardTerm(kind="math"), RewardTerm(kind="my_rewards:brief", weight=0.2))
+    bonus = WRONG | {"reward/mean": 0.2, "reward/term_zero/math": 1.0, "reward/term_zero/brief": 0.0}
+    assert "constant at 0.2: no answer is right" in findings(rows(bonus), rewards=terms)["zero_signal"].cause
+
+
 def test_the_largest_reward_is_the_sum_of_the_weights() -> None:
     terms = (RewardTerm(kind="math", weight=2.0), RewardTerm(kind="length", weight=-1.0))
     assert "do not depend" in findings(rows(RIGHT), rewards=terms)["zero_signal"].cause
