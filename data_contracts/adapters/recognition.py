@@ -101,7 +101,17 @@ def with_reference(source: Source, fit: Fit) -> str:
 
 _USUAL = {
     "prompt": ("prompt", "question", "problem", "query", "instruction", "input", "task", "text"),
-    "reference": ("reference", "answer", "ground_truth", "solution", "target", "label", "output", "answers"),
+    "reference": (
+        "reference",
+        "answer",
+        "ground_truth",
+        "solution",
+        "target",
+        "label",
+        "output",
+        "answers",
+        "expected",
+    ),
 }
 
 

@@ -122,7 +122,7 @@ PAIRS = [
 ROWS = [
     ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "messages", "problem"]),
     ("no text", rows(reference=4), (), "prompts", ["reference", "60 of 60 lines"]),
-    ("no accepted answer", rows(reference=["proof", "n/a"]), (), "prompts", ["is not an answer", "60 of 60 lines"]),
+    ("no accepted answer", rows(reference=["proof", "n/a"]), (), "prompts", ["is no answer", "60 of 60 lines"]),
     ("empty", [], (), "prompts", ["no rows"]),
     ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
     ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),

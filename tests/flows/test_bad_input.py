@@ -115,8 +115,9 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_what_was_finished_is_kept
     assert states["grpo"] == "run"
 
 
-def test_a_state_folder_that_cannot_be_written_is_named() -> None:
-    refused(run_flows("run", Path("/proc/rlcore")), "/proc/rlcore", "RLCORE_HOME")
+def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(run_flows("run", tmp_path / "file" / "home"), str(tmp_path / "file" / "home"), "RLCORE_HOME")
 
 
 # A small file system that somebody else fills as soon as a path is there.
