@@ -46,6 +46,7 @@ def ask(tmp_path: Path, home: Home) -> Callable[[str], list[str]]:
 
     def in_a_process(text: str) -> list[str]:
         variables = os.environ | {"RLCORE_HOME": str(home.root), "PYTHONPATH": str(tmp_path)}
+        variables["PYTHONDONTWRITEBYTECODE"] = "1"  # Python's own compiled files are known by time and size
         done = subprocess.run(
             [sys.executable, "-c", ASK, text], capture_output=True, text=True, env=variables, check=True
         )
