@@ -55,7 +55,7 @@ def write_cards(
         "How to load it": _loading(name, record, repo),
         "Results": _results(evaluated or record, is_evaluated=evaluated is not None),
         "Decision": _decision(tags),
-        "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md`.",
+        "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md` of the version in MLflow.",
         "License": _license(license_id),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
