@@ -1,4 +1,4 @@
-"""The columns of results in MLflow's page, looked at in a browser."""
+"""The columns of results in MLflow's page, checked in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view *Results* of MLflow's list of runs; ``tests/integration/test_results_view.py`` looks at it in a browser."""
+"""The view *Results* of MLflow's list of runs; ``tests/integration/test_results_view.py`` checks it in a browser."""
 
 from __future__ import annotations
 
