@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlcore.errors import ModelError
+from rlcore.hardware.precision import at_least_float32
 from rlcore.models.block_mask import BLOCK, block_mask
 from rlcore.text.packing import Widths, tree_mask
 
@@ -125,15 +126,15 @@ def tree_attention_forward(
     """
     refuse_unknown(module, options)
     if attention_mask is not None and attention_mask.dtype == torch.int64:
-        # Under autocast, rotary embeddings return float32 queries and keys; kernels need one precision.
-        query, key = query.to(value.dtype), key.to(value.dtype)
         tree = tree or layout_of(attention_mask[:, 0, 0])
         scale, window = options.get("scaling"), options.get("sliding_window")
         window = window if window is not None and window < tree.depth else None
-        if query.device.type == "cuda":
-            return _by_flex(query, key, value, tree, scale=scale, window=window), None
         if query.device.type == "cpu" and window is None and query.shape[-1] == value.shape[-1]:
             return _by_pieces(query, key, value, tree, scale=scale), None
+        # Under autocast, rotary embeddings return float32 queries and keys; kernels need one precision.
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        if query.device.type == "cuda":
+            return _by_flex(query, key, value, tree, scale=scale, window=window), None
         attention_mask = tree.mask(tree_mask, window)
     output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     return output, None
@@ -171,7 +172,7 @@ class _Pieces(torch.autograd.Function):
         scale: float | None,
     ) -> Tensor:
         output = torch.zeros_like(query)
-        normaliser = query.new_zeros(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        normaliser = query.new_zeros(query.shape[:3])
         for tree in layout.trees:
             one = slice(tree.row, tree.row + 1)
             for start, end in tree.causal_pieces:
@@ -181,8 +182,7 @@ class _Pieces(torch.autograd.Function):
                 prompt, rest = (one, slice(None), slice(tree.prompt_end)), _rest(tree)
                 above, above_normaliser = _flash(query[rest], key[prompt], value[prompt], scale=scale)
                 fraction = torch.sigmoid(above_normaliser - normaliser[rest])[..., None]
-                # Half precision would round the merged output three times.
-                output[rest] = output[rest].to(fraction.dtype).lerp(above.to(fraction.dtype), fraction)
+                output[rest] = output[rest].lerp(above, fraction)
                 normaliser[rest] = torch.logaddexp(above_normaliser, normaliser[rest])
         ctx.save_for_backward(query, key, value, output, normaliser)
         ctx.layout, ctx.scale = layout, scale
@@ -218,8 +218,10 @@ def _rest(tree: Tree) -> tuple[slice, ...]:
 
 
 def _by_pieces(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, *, scale: float | None) -> Tensor:
-    output: Tensor = _Pieces.apply(query, key, value, layout, scale)  # type: ignore[no-untyped-call]
-    return output.transpose(1, 2)
+    """Compute in float32 at least: in half precision, the kernel's backward pass takes twice as long on a CPU."""
+    inputs = map(at_least_float32, (query, key, value))
+    output: Tensor = _Pieces.apply(*inputs, layout, scale)  # type: ignore[no-untyped-call]
+    return output.to(value.dtype).transpose(1, 2)
 
 
 def _by_flex(
