@@ -30,7 +30,7 @@ from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
 from rlcore.progress import advance
 from rlcore.seeding import shuffled
-from rlcore.text.packing import PackedBatch, TokenSequence
+from rlcore.text.packing import PackedBatch, TokenSequence, positions_on
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
@@ -224,7 +224,7 @@ def accumulate_gradient(
     ranks = ranks_of(model)
     total_weight = sum(one.weight for each in sets for one in each.comparisons)
     loss_sum, sides = 0.0, list[Tensor]()
-    for group in microbatches(sets, config.tokens_per_microbatch, ranks):
+    for group in microbatches(sets, positions_on(device_of(model), config.tokens_per_microbatch), ranks):
         pull, loss, found = run_forward(model, partial(_pull, model, group, reference, total_weight, config))
         add_gradient(pull, scale=scale, name="the DPO loss", ranks=ranks)
         loss_sum += float(loss)

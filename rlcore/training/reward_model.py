@@ -15,6 +15,7 @@ from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.seeding import shuffled
+from rlcore.text.packing import positions_on
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 from rlcore.training.preferences import PreferenceSet, TokenPair, microbatches, preference_sets, side_indices
@@ -100,7 +101,8 @@ def _accumulate(
     ranks, comparisons = ranks_of(model), [one for group in sets for one in group.comparisons]
     total_weight = sum(one.weight for one in comparisons)
     loss_sum, num_right = 0.0, 0
-    for group in microbatches(sets, config.tokens_per_microbatch, ranks):
+    budget = positions_on(device_of(model), config.tokens_per_microbatch)
+    for group in microbatches(sets, budget, ranks):
         loss, right = run_forward(model, partial(_loss, model, group, config, total_weight))
         add_gradient(loss, scale=scale, name="the reward model's loss", ranks=ranks)
         loss_sum += float(loss.detach())

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
-from rlcore.config import DistributedConfig, EngineConfig
-from rlcore.config.training import OptimConfig
+from rlcore.config import (
+    DistributedConfig,
+    DpoConfig,
+    EngineConfig,
+    OptimConfig,
+    RewardModelConfig,
+    SftConfig,
+    UpdateConfig,
+)
 from rlcore.hardware.free_memory import total_bytes
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory import Footprint
@@ -16,9 +24,18 @@ from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.sampling.vllm.gpu_assignment import VisibleGpus, is_installed
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.vllm_engine import place
+from rlcore.text.packing import positions_on
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
 OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true"
+
+
+Passes = TypeVar("Passes", SftConfig, DpoConfig, RewardModelConfig, UpdateConfig)
+
+
+def per_pass(settings: Passes, device: torch.device) -> Passes:
+    """Return settings with the tokens that a pass has on this device."""
+    return replace(settings, tokens_per_microbatch=positions_on(device, settings.tokens_per_microbatch))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,13 @@ from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory_plan import ModelSize, dpo_footprint
 from rlcore.tasks.kinds.dpo.settings import DpoStage
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.memory_need import Need, supervised_need
+from rlcore.tasks.steps.memory_need import Need, per_pass, supervised_need
 
 
 def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     """Return the memory of the stage ``name`` for a model of this size."""
-    _, dtype = choose_device_and_dtype(config.hardware)
-    own = config.stage(name, DpoStage).settings
+    device, dtype = choose_device_and_dtype(config.hardware)
+    own = per_pass(config.stage(name, DpoStage).settings, device)
     found = dpo_footprint(
         size, own, compute_bytes=dtype.itemsize, gradient_checkpointing=config.hardware.gradient_checkpointing
     )

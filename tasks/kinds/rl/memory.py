@@ -9,7 +9,7 @@ from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory_plan import ModelSize, rl_footprint
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.memory_need import OFFLOAD, Need, engine_bytes, of_a_rank, true_of
+from rlcore.tasks.steps.memory_need import OFFLOAD, Need, engine_bytes, of_a_rank, per_pass, true_of
 
 
 def need(name: str, config: RunConfig, size: ModelSize) -> Need:
@@ -22,7 +22,7 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
     used = config.engine_of(rl.sampling)
     footprint = rl_footprint(
         size,
-        replace(rl, sampling=replace(rl.sampling, engine=used)),
+        replace(rl, sampling=replace(rl.sampling, engine=used), update=per_pass(rl.update, device)),
         uses_critic=uses_critic,
         reward_model=models[0] if models else None,  # of several models with similar shapes, one is counted
         compute_bytes=dtype.itemsize,

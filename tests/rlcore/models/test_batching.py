@@ -30,3 +30,12 @@ def test_trees_have_few_widths_on_a_gpu(shares: bool, shape: tuple[int, int], mo
     (batch,) = pack_for(OnAGpu(), FAMILY, tokens_per_microbatch=1000)
     assert batch.token_ids.shape == shape
     assert [WIDTHS.of(length) for length in (1, 256, 257, 1000)] == [256, 256, 384, 1024]
+
+
+def test_a_pass_has_at_most_2048_positions_on_a_cpu_and_on_a_gpu_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    sequences = [TokenSequence(prompt_ids=(number,), completion_ids=(3,) * 499) for number in range(10)]
+    on_cpu = pack_for(strategies.tiny_llama(), sequences, tokens_per_microbatch=8192)
+    assert [batch.token_ids.numel() for batch in on_cpu] == [2000, 2000, 1000]
+    monkeypatch.setattr(batching, "supports_prompt_sharing", lambda model: True)
+    (on_gpu,) = pack_for(OnAGpu(), sequences, tokens_per_microbatch=8192)
+    assert on_gpu.token_ids.numel() == 5120
