@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -50,7 +51,8 @@ if "ENGINE_PYTHON" not in os.environ:  # `make test-engine` puts vLLM on the GPU
 
 # A deadline for each example would measure the machine's other work, not ours.
 if hypothesis.settings.get_current_profile_name() == "default":  # tests.mutation.run has one of its own
-    hypothesis.settings.register_profile("rlcore", deadline=None)
+    # The mutants of the algorithms are killed by 8 examples of each property (docs/benchmarks/test-quality.md).
+    hypothesis.settings.register_profile("rlcore", deadline=None, max_examples=25)
     hypothesis.settings.load_profile("rlcore")
 
 # Warnings are errors here; these come from inside libraries, which we cannot change.
@@ -81,6 +83,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = list(dict.fromkeys(item.path for item in items))
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage need not look again at the millions of objects that stay to the end."""
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.architecture.source_files import imported, modules
+from tests.architecture.source_files import imported, modules, nodes
 
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve"}
 CALLS = {"eval", "exec", "torch.load", "os.system", "os.popen", "pandas.read_pickle", "pd.read_pickle", "yaml.load"}
 ARGUMENTS = {"weights_only": False, "trust_remote_code": True, "shell": True, "allow_pickle": True}
 
 
-def passes_shards(tree: ast.AST) -> bool:
+def passes_shards(path: str) -> bool:
     """Return True if a module computes with models that may be in shards."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
     return any(
         node.module == "rlcore.distributed.sharded" and "run_forward" in {a.name for a in node.names}
         for node in imports
     )
 
 
+def walked(code: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(code)))
+
+
 RUNNERS = ("rlcore/sandbox/runner.py", "rlcore/sandbox/script.py")  # run programs, inside a box alone
 
 
-def faults(tree: ast.AST) -> Iterator[str]:
+def faults(code: Sequence[ast.AST]) -> Iterator[str]:
     """Every forbidden construct of a module, with its line."""
-    for name, line in imported(tree):
+    for name, line in imported(code):
         if name.partition(".")[0] in PICKLERS:
             yield f"line {line}: import {name}"
-    for node in ast.walk(tree):
+    for node in code:
         if not isinstance(node, ast.Call):
             continue
         called = ast.unparse(node.func)
@@ -44,33 +48,29 @@ def faults(tree: ast.AST) -> Iterator[str]:
 
 
 MODELS = {"model", "policy", "reference", "critic", "reward_model", "base", "backbone"}
-PASSES = {path for path, tree in modules().items() if passes_shards(tree)}
 
 
-def devices_asked(tree: ast.AST) -> list[str]:
-    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "device"]
+def devices_asked(code: Sequence[ast.AST]) -> list[str]:
+    asked = [node for node in code if isinstance(node, ast.Attribute) and node.attr == "device"]
     owners = [(node.lineno, getattr(node.value, "attr", getattr(node.value, "id", ""))) for node in asked]
     return [f"line {line}: {owner}.device" for line, owner in owners if owner.lstrip("_") in MODELS]
 
 
-@pytest.mark.parametrize("path", sorted(PASSES))
-def test_what_passes_shards_asks_for_the_device_that_computes(path: str) -> None:
+def test_what_passes_shards_asks_for_the_device_that_computes() -> None:
     """Weights may rest elsewhere (`distributed.cpu_offload`), which no machine without a GPU would notice."""
-    assert devices_asked(modules()[path]) == []
+    passes = [path for path in modules() if passes_shards(path)]
+    assert len(passes) >= 10
+    assert [(path, asked) for path in passes for asked in devices_asked(nodes(path))] == []
 
 
 def test_a_model_that_is_asked_for_its_device_is_found() -> None:
-    assert len(PASSES) >= 10
-    asked = ast.parse(
-        "x.to(model.device); critic.backbone.device; device_of(model); logits.device; self._policy.device"
-    )
+    asked = walked("x.to(model.device); critic.backbone.device; device_of(model); logits.device; self._policy.device")
     assert sorted(devices_asked(asked)) == [f"line 1: {name}.device" for name in ("_policy", "backbone", "model")]
 
 
-@pytest.mark.parametrize("path", sorted(modules()))
-def test_a_module_has_no_forbidden_construct(path: str) -> None:
-    found = [fault for fault in faults(modules()[path]) if not (path in RUNNERS and fault.endswith(": exec()"))]
-    assert found == []
+def test_no_module_has_a_forbidden_construct() -> None:
+    found = [(path, fault) for path in modules() for fault in faults(nodes(path))]
+    assert [each for each in found if not (each[0] in RUNNERS and each[1].endswith(": exec()"))] == []
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_module_has_no_forbidden_construct(path: str) -> None:
     ],
 )
 def test_the_walk_finds_each_forbidden_construct(code: str) -> None:
-    assert len(list(faults(ast.parse(code)))) == 1
+    assert len(list(faults(walked(code)))) == 1
 
 
 @pytest.mark.parametrize(
     "code", ["model.eval()", "run(trust_remote_code=False)", "subprocess.run(['ls'])", "x.load(p)"]
 )
 def test_the_walk_leaves_harmless_code_alone(code: str) -> None:
-    assert list(faults(ast.parse(code))) == []
+    assert list(faults(walked(code))) == []

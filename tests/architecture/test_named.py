@@ -7,10 +7,7 @@ import re
 import typing
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from rlcore.metrics import METRICS, find_metric
 from rlcore.strict_config import INLINE
@@ -20,7 +17,6 @@ from tests.architecture.source_files import ROOT
 from tests.architecture.test_documents import DOCUMENTS
 
 TOP_FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "examples", "infra", "tests", "benchmarks", "docs")
-OLDER = "CHANGELOG.md"  # names what was
 FILES = (".py", ".md", ".toml", ".json", ".jsonl")
 ROOTS = (
     "stages",
@@ -35,15 +31,19 @@ ROOTS = (
     "retrain",
     "report",
 )
-each_document = pytest.mark.parametrize(
-    "path", [path for path in DOCUMENTS if path.name != OLDER], ids=lambda path: str(path.relative_to(ROOT))
-)
+TEXTS = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS if path.name != "CHANGELOG.md"
+}  # which names what was
+SPANS = [
+    (name, span)
+    for name, text in TEXTS.items()
+    for span in re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+]  # code, outside of blocks
 
 
-def code_spans(path: Path) -> list[str]:
-    """Return the code spans of a document, without code blocks."""
-    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"`([^`\n]+)`", text)
+def named(pattern: str) -> set[tuple[str, str]]:
+    """Return each document and match of a pattern in it."""
+    return {(name, match) for name, text in TEXTS.items() for match in re.findall(pattern, text, re.MULTILINE)}
 
 
 @cache
@@ -83,30 +83,26 @@ def is_setting(key: str) -> bool:
 TABLES = frozenset(part for key in settings() for part in key.split(".")[:-1]) - {"*"}
 
 
-@each_document
-def test_every_target_that_a_document_names_is_in_the_makefile(path: Path) -> None:
-    named = set(re.findall(r"(?:^|`|&& |/python )make ([a-z][a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE))
-    assert named - targets() == set()
+def test_every_target_that_a_document_names_is_in_the_makefile() -> None:
+    found = named(r"(?:^|`|&& |/python )make ([a-z][a-z-]+)")
+    assert {each for each in found if each[1] not in targets()} == set()
 
 
-@each_document
-def test_every_preset_that_a_document_names_is_committed(path: Path) -> None:
-    named = set(re.findall(r"PRESET=([a-z0-9_]+)(?![a-z0-9_.])", path.read_text(encoding="utf-8")))
-    assert named - {preset.stem for preset in (ROOT / "flows/presets").glob("*.toml")} == set()
+def test_every_preset_that_a_document_names_is_committed() -> None:
+    committed = {preset.stem for preset in (ROOT / "flows/presets").glob("*.toml")}
+    assert {each for each in named(r"PRESET=([a-z0-9_]+)(?![a-z0-9_.])") if each[1] not in committed} == set()
 
 
-@each_document
-def test_every_setting_that_a_document_names_can_be_set(path: Path) -> None:
-    spans = (re.match(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+(?=$| = | > |=)", span) for span in code_spans(path))
-    keys = {match[0] for match in spans if match and match[0].split(".")[0] in TABLES}
-    assert sorted(key for key in keys if not is_setting(key) and not key.endswith(FILES)) == []
+def test_every_setting_that_a_document_names_can_be_set() -> None:
+    spans = ((name, re.match(r"[a-z_0-9]+(?:\.[a-z_0-9]+)+(?=$| = | > |=)", span)) for name, span in SPANS)
+    keys = {(name, match[0]) for name, match in spans if match and match[0].split(".")[0] in TABLES}
+    assert sorted(each for each in keys if not is_setting(each[1]) and not each[1].endswith(FILES)) == []
 
 
-@each_document
-def test_every_metric_that_a_document_names_is_in_the_glossary(path: Path) -> None:
+def test_every_metric_that_a_document_names_is_in_the_glossary() -> None:
     groups = {name.split("/")[0] for name in METRICS if "/" in name} - set(TOP_FOLDERS)
-    spans = {span for span in code_spans(path) if re.fullmatch(r"([a-z_]+)/(?!\1$)[a-z_<>/]+", span)}  # no a/a: a flow
-    assert sorted(span for span in spans if span.split("/")[0] in groups and find_metric(span) is None) == []
+    spans = {each for each in SPANS if re.fullmatch(r"([a-z_]+)/(?!\1$)[a-z_<>/]+", each[1])}  # no a/a: a flow
+    assert sorted(each for each in spans if each[1].split("/")[0] in groups and find_metric(each[1]) is None) == []
 
 
 def test_the_keys_of_settings_are_found() -> None:

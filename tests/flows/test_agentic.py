@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.store.storage import read_table
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.homes import folder, kill_when, weights
 from tests.flows.warm import run_warm
 
@@ -40,10 +40,38 @@ SETTINGS = (
     "evaluation.num_monitor_problems=4",
 )
 
+CLASS = '''
+class Sums:
+    def reset(self, prompt):
+        self.has_asked = False
 
-def arguments(*overrides: str) -> list[str]:
+    def calculator(self, expression: str) -> int:
+        """Multiplies two numbers.
+
+        Args:
+            expression: such as 47*86
+        """
+        first, _, second = expression.partition("*")
+        if not (first.isdigit() and second.isdigit()):
+            from rlcore.environments.base import CallError
+
+            raise CallError("write two numbers, such as 47*86")
+        self.has_asked = True
+        return int(first) * int(second)
+
+    def get_reward(self) -> float:
+        return float(self.has_asked)
+'''
+OWN = (
+    "stages.grpo.sampling.episodes.tools=[]",
+    "stages.grpo.sampling.episodes.environment=sums:Sums",
+    "stages.grpo.rewards=[{kind='environment'}]",
+)
+
+
+def arguments(*overrides: str, command: str = "run") -> list[str]:
     settings = [part for setting in (*SETTINGS, *overrides) for part in ("--set", setting)]
-    return ["run", "--preset", "agentic", *settings]
+    return [command, "--preset", "agentic", *settings]
 
 
 def run_agentic(home: Path, *overrides: str) -> str:
@@ -119,3 +147,25 @@ def test_groups_of_episodes_without_signal_give_way_to_fresh_prompts(agentic_hom
     assert history[0]["groups/zero_signal"] <= before[0]["groups/zero_signal"]
     table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
     assert set(table.groupby("prompt_id").size()) == {4}  # whole groups, episodes of other prompts
+
+
+def test_a_users_environment_is_played_paid_evaluated_and_in_the_keys(agentic_home: Path, tmp_path: Path) -> None:
+    project, home = tmp_path / "project", tmp_path / "home"
+    project.mkdir()
+    (project / "sums.py").write_text(CLASS, encoding="utf-8")
+    shutil.copytree(agentic_home, home)
+    shutil.rmtree(home / "cache" / "grpo")  # SFT is the same
+    done = run_warm(arguments(*OWN), environment(home), project)
+    assert done.returncode == 0, done.stderr
+    history = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history)
+    assert any(row["reward/mean"] > 0.0 for row in history)
+    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
+
+    def planned() -> list[str]:
+        states = states_of(run_warm(arguments(*OWN, command="plan"), environment(home), project).stdout)
+        return [states[name] for name in ("sft", "grpo", "evaluate_sft", "evaluate_grpo")]
+
+    assert planned() == ["cached", "cached", "cached", "cached"]
+    (project / "sums.py").write_text(CLASS.replace("float(self.has_asked)", "0.5"), encoding="utf-8")
+    assert planned() == ["cached", "run", "run", "run"]

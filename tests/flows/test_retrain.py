@@ -167,6 +167,7 @@ def likes_the_right_answer(body: Mapping[str, Any]) -> str:
     return f"<verdict {nonce}>{word}</verdict>"
 
 
+@pytest.mark.slow  # test_promote.py has a decision by win rates, test_win_rate.py a judge at an endpoint
 def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_champion(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
 """A process that has imported what a command needs, and forks for each: imports are most of what a micro run costs.
 
 The forked child is what ``python -m rlcore.flows`` would be, with its own environment, folder and exit. Tests that
-kill a run, or look at how it starts, start a process themselves.
+kill a run, or look at how it starts, start a process themselves. The workers of a test run share the process: it forks
+for each of them, and that fork for each of its commands.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,11 +25,15 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import TextIO, TypedDict
+
+from filelock import FileLock
 
 from tests.chaos import killer
+from tests.processes import wait_for_line
 
 ROOT = Path(__file__).resolve().parents[2]
+SOCKET = "socket"
 
 # What a run imports, the last of it only when it is used.
 NEEDED = (
@@ -68,42 +74,77 @@ def run_warm(
     arguments: Sequence[str], env: Mapping[str, str], cwd: Path, *, call: str = "rlcore.flows.cli.app:main"
 ) -> subprocess.CompletedProcess[str]:
     """``python -m rlcore.flows ARGUMENTS`` in a fork of the warm process, or another function of arguments."""
-    server = _start()
-    assert server.stdin is not None
-    assert server.stdout is not None
+    server = _connect()
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / name for name in ("stdout", "stderr")]
         request: Request = {
             "arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "outputs": [*map(str, outputs)],
             "call": call,
         }  # fmt: skip
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        answer = server.stdout.readline()
+        server.write(json.dumps(request) + "\n")
+        server.flush()
+        answer = server.readline()
         assert answer, "the warm process has died"
         stdout, stderr = (path.read_text(encoding="utf-8") for path in outputs)
     return subprocess.CompletedProcess(list(arguments), int(answer), stdout, stderr)
 
 
 @cache
-def _start() -> subprocess.Popen[str]:
-    """It ends with the tests, when nobody writes to it any more."""
-    folder = tempfile.mkdtemp(prefix="rlcore-warm-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    command = [sys.executable, "-m", "tests.flows.warm", folder]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+def _connect() -> TextIO:
+    """A fork of the warm process; the first worker that asks for one starts it."""
+    name = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    folder = Path(tempfile.gettempdir()) / f"rlcore-warm-{name}"
+    folder.mkdir(exist_ok=True)
+    connection = socket.socket(socket.AF_UNIX)
+    with FileLock(folder / "lock"):
+        if connection.connect_ex(str(folder / SOCKET)):
+            (folder / SOCKET).unlink(missing_ok=True)
+            command = [sys.executable, "-m", "tests.flows.warm", str(folder)]
+            quiet = subprocess.DEVNULL
+            wait_for_line(subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, text=True, cwd=ROOT), "ready")
+            connection.connect(str(folder / SOCKET))
+    return connection.makefile("rw")
 
 
 def serve(folder: Path) -> None:
-    """Fork for each request; answer with the child's exit code."""
+    """Fork for each worker, until the last one has gone."""
     for module in NEEDED:
         importlib.import_module(module)
     _look_ahead()
-    answers = os.fdopen(os.dup(1), "w")  # the children's output goes elsewhere
     _in_child(lambda: _make_database(folder))
     gc.collect()
     gc.freeze()  # or each child copies what the collector looks at
-    for line in sys.stdin:
+    workers = 0
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / SOCKET))
+        listener.listen()
+        listener.settimeout(1.0)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while not workers or _has_children():
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                workers += 1
+                if os.fork() == 0:
+                    listener.close()
+                    _answer(connection.makefile("rw"), folder)
+                    os._exit(0)
+                connection.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_children() -> bool:
+    """Return True if a worker's fork is alive."""
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _answer(requests: TextIO, folder: Path) -> None:
+    """Fork for each request; answer with the child's exit code."""
+    for line in requests:
         request = json.loads(line)
 
         def run(request: Request = request) -> int:
@@ -111,8 +152,8 @@ def serve(folder: Path) -> None:
             module, _, function = request["call"].partition(":")
             return int(getattr(importlib.import_module(module), function)(request["arguments"]))
 
-        answers.write(f"{_in_child(run)}\n")
-        answers.flush()
+        requests.write(f"{_in_child(run)}\n")
+        requests.flush()
 
 
 def _look_ahead() -> None:

@@ -133,15 +133,6 @@ def test_any_split_into_micro_batches_in_any_order_has_the_same_gradient(
 
 @EVERY_ROW
 @law
-@given(step=steps(), num_ranks=st.integers(2, 4))
-def test_the_sum_over_ranks_is_the_gradient_of_one_process(name: str, step: Step, num_ranks: int) -> None:
-    # Weights are decided over all ranks' sequences; each rank computes its own, and gradients are summed.
-    ranks = [list(range(rank, len(step), num_ranks)) for rank in range(num_ranks)]
-    close(run(name, step, *(rank for rank in ranks if rank)), run(name, step, list(range(len(step)))))
-
-
-@EVERY_ROW
-@law
 @given(step=steps(), rows=st.integers(0, 3), columns=st.integers(0, 3))
 def test_padding_changes_nothing(name: str, step: Step, rows: int, columns: int) -> None:
     padded = weights_of(step, name, extra_rows=rows, extra_columns=columns)
