@@ -19,6 +19,9 @@ from tests import shapes
 shapes.install()  # before anything imports rlcore
 
 from rlcore.tasks.store.settings import Home, configure_environment  # noqa: E402 — imports rlcore
+from tests import known_sources  # noqa: E402 — imports rlcore
+
+known_sources.install()
 
 _MEMORY = Path("/dev/shm")
 _ROOM = 4 << 30  # bytes; all tests together write a tenth of it

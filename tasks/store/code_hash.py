@@ -130,11 +130,14 @@ def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
     top, draws = module.partition(".")[0], module.endswith(".page")
     own = (module, "rlcore.tasks.drawing") if draws else (module,)
     stops = [each for each in NEUTRAL if not any(_lies_in(name, (each,)) for name in own)]
-    waiting = [module]
+    waiting, seen = [module], set[str]()
     while waiting:
         name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
         is_neutral = _KIND.fullmatch(name) or (not draws and _NOT_COMPUTED.fullmatch(name)) or _lies_in(name, stops)
-        path = None if name in found or is_neutral else _source(name, root)
+        path = None if is_neutral else _source(name, root)
         if path is None:
             continue
         source = path.read_text(encoding="utf-8")

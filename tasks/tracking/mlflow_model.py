@@ -12,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,9 +196,10 @@ def _save_scorer(package: Package, light: Path, folder: Path, record: Model) -> 
     )
 
 
-def _requirements() -> list[str]:
+@cache
+def _requirements() -> tuple[str, ...]:
     installed = {each.name.lower() for each in metadata.distributions() if each.name}
-    return [f"{each}=={metadata.version(each)}" for each in _LIBRARIES if each in installed]
+    return tuple(f"{each}=={metadata.version(each)}" for each in _LIBRARIES if each in installed)
 
 
 def files_below(folder: Path) -> dict[str, Path]:

@@ -94,7 +94,7 @@ def refuses(module: str, name: str, hints: dict[str, str]) -> bool:
 def test_a_tensor_of_another_shape_is_refused(definitions: dict[tuple[str, str], dict[str, str]]) -> None:
     inputs = {place: {name: hints[name] for name in hints if name != "return"} for place, hints in definitions.items()}
     given = {place: hints for place, hints in inputs.items() if any(map(shapes.has_axes, hints.values()))}
-    assert len(given) > 100
+    assert len(given) > 50
     assert [place for place, hints in given.items() if not refuses(*place, hints)] == []
 
 

@@ -29,7 +29,9 @@ def test_pages_have_no_idiom() -> None:
 
 
 def test_docstrings_of_tests_begin_so_too() -> None:
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "tests").rglob("*.py"))}
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("*.py"))}
+    begun = re.compile(rf'"""\s*{QUESTION.pattern}')  # to parse all tests takes seconds
+    trees = {path: ast.parse(text) for path, text in texts.items() if begun.search(text)}
     found = {
         f"{path.name}: {text.splitlines()[0]}"
         for path, tree in trees.items()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
+from tests.flows.conftest import environment
+from tests.flows.warm import run_warm
 
 GRPO = """model_name_or_path: model
 dataset_name: data
@@ -29,17 +28,8 @@ REWARD = """def brief(rollouts):
 
 def rlcore(*arguments: str, folder: Path) -> tuple[int, str]:
     """Exit code and all output of the command, run in the user's folder."""
-    ours = ("PREFECT_", "MLFLOW_", "RLCORE_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    done = subprocess.run(
-        [sys.executable, "-m", "rlcore.flows", *arguments],
-        cwd=folder,
-        env=environment | {"PYTHONPATH": str(folder)},
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    return done.returncode, done.stdout
+    done = run_warm(arguments, environment(folder / ".rlcore"), folder)
+    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

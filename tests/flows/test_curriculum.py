@@ -41,7 +41,7 @@ FOLLOWED = (
     "stages.grpo.curriculum.weighting=even",
     "stages.grpo.sampling.zero_signal_keep_prob=0.0",
     f"stages.grpo.rewards=[{{kind='{REWARDS}:text_of_odd_until_killed',weight=1.0}}]",
-    "stages.grpo.num_iterations=12",
+    "stages.grpo.num_iterations=8",
     "health.action=off",
 )
 

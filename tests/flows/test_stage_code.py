@@ -14,6 +14,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure
+from tests import known_sources
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
@@ -199,6 +200,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The sources, in a folder where they may be edited, as the key function reads them."""
     shutil.copytree(ROOT / "rlcore", tmp_path / "rlcore", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(code_hash, "_ROOT", tmp_path)
+    monkeypatch.setattr(code_hash, "_reach", known_sources.walk)
     return tmp_path
 
 

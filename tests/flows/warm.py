@@ -34,6 +34,7 @@ from tests.processes import wait_for_line
 
 ROOT = Path(__file__).resolve().parents[2]
 SOCKET = "socket"
+_STARTED: list[subprocess.Popen[str]] = []  # the warm process, where this worker has started it
 
 # What a run imports, the last of it only when it is used.
 NEEDED = (
@@ -101,7 +102,8 @@ def _connect() -> TextIO:
             (folder / SOCKET).unlink(missing_ok=True)
             command = [sys.executable, "-m", "tests.flows.warm", str(folder)]
             quiet = subprocess.DEVNULL
-            wait_for_line(subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, text=True, cwd=ROOT), "ready")
+            _STARTED.append(subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, text=True, cwd=ROOT))
+            wait_for_line(_STARTED[0], "ready")
             connection.connect(str(folder / SOCKET))
     return connection.makefile("rw")
 
@@ -165,11 +167,14 @@ def _look_ahead() -> None:
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
     from rlcore.tasks.pipeline.cache_keys import function_of
-    from rlcore.tasks.store.code_hash import closure_digests
+    from rlcore.tasks.pipeline.key_inputs import key_inputs
     from rlcore.tasks.store.environment import pins
+    from tests import known_sources
 
-    for stage in stages(open_preset("tiny", ())):
-        closure_digests(function_of(stage.run)[0])
+    known_sources.install()
+    config = open_preset("tiny", ())
+    for stage in stages(config):
+        key_inputs(stage, config, {})
         for each in filter(None, (function_of(stage.run)[0], getattr(stage.render_page, "__module__", ""))):
             importlib.import_module(each)
     pins()

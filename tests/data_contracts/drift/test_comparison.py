@@ -110,8 +110,8 @@ def names_of(chances: np.ndarray, rows: int, generator: np.random.Generator) -> 
     return dict(sketch(pd.DataFrame({"source": [f"name {place}" for place in places]})))
 
 
-@pytest.mark.parametrize("rows", [(200, 200), (2_000, 2_000), (3_000, 150)])
-@pytest.mark.parametrize("names", [2, 50, 51, 60, 3_000])
+@pytest.mark.parametrize("rows", [(200, 200), (3_000, 150)])
+@pytest.mark.parametrize("names", [2, MAX_CATEGORIES + 1, 3_000])
 @pytest.mark.parametrize("kind", ["equal", "zipf"])
 def test_names_of_one_population_are_calm_and_chance_is_exceeded_as_often_as_it_says(
     names: int, rows: tuple[int, int], kind: str

@@ -15,8 +15,8 @@ def effect(places: np.ndarray) -> float:
     return design_effect(places, np.ones(len(places)))
 
 
-@pytest.mark.parametrize("bins", [2, 20, 3_000])
-@pytest.mark.parametrize("rows", [40, 400, 20_000])
+@pytest.mark.parametrize("bins", [2, 3_000])
+@pytest.mark.parametrize("rows", [40, 20_000])
 def test_values_drawn_one_by_one_have_none(bins: int, rows: int) -> None:
     generator = np.random.default_rng(0)
     assert [effect(generator.integers(0, bins, rows)) for _ in range(10)] == [1.0] * 10
@@ -55,7 +55,7 @@ def moved(before: dict[str, Sketch], after: dict[str, Sketch], limits: DriftLimi
     return [column for column in compare_columns(before, after, limits) if column.level != "calm"]
 
 
-@pytest.mark.parametrize(("documents", "size"), [(40, 50), (60, 20), (200, 10), (400, 5)])
+@pytest.mark.parametrize(("documents", "size"), [(40, 50), (400, 5)])
 def test_pages_of_one_kind_are_calm(documents: int, size: int) -> None:
     """Counted row by row, 25 of 25 are refused."""
     generator = np.random.default_rng(4)
