@@ -25,6 +25,7 @@ small computation, :attr:`Machine.numerics_digest`, represents them. It differs 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,20 @@ def slow_dtype_warning(machine: Machine) -> str:
     )
 
 
+def fast_dtype_hint(machine: Machine) -> str:
+    """Return a hint if this CPU computes bfloat16 much faster than the float32 of ``machine``, else "".
+
+    docs/benchmarks/speed-against-trl.md has both on a processor with such units.
+    """
+    has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if machine.device != "cpu" or machine.precision != "float32" or not has_units:
+        return ""
+    return (
+        "this processor has units for bfloat16: with hardware.dtype = 'bfloat16' an update takes about half the time; "
+        "weights stay float32"
+    )
+
+
 def hardware_config_for(machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that select a recorded machine as far as possible; for CUDA only if a GPU exists."""
     if not machine:
@@ -143,6 +158,17 @@ def _instructions(dtype: torch.dtype) -> str:
     }
     found = [name for name, is_there in units.items() if dtype != torch.float32 and is_there()]
     return " + ".join([torch.backends.cpu.get_cpu_capability(), *found])
+
+
+def product_seconds(dtype: torch.dtype) -> float:
+    """Return the CPU seconds of a product of two matrices [768, 768] on one thread, the least of three."""
+    factor, seconds = torch.ones(768, 768, dtype=dtype), []
+    with _one_thread():
+        for _ in range(3):
+            start = time.process_time()
+            factor @ factor
+            seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 @cache

@@ -36,12 +36,13 @@ class KnownMachine:
     """Machine of a configuration, as JSON.
 
     ``facts``: fields of :class:`rlcore.hardware.machine.Machine`. ``resolved``: settings that they replace in keys.
-    ``warning``: from :func:`rlcore.hardware.machine.slow_dtype_warning`.
+    ``warning``: from :func:`rlcore.hardware.machine.slow_dtype_warning`. ``hint``: from :func:`fast_dtype_hint` there.
     """
 
     facts: Mapping[str, Any]
     resolved: tuple[str, ...]
     warning: str
+    hint: str
 
 
 def known_machine(config: HardwareConfig) -> KnownMachine:
@@ -55,14 +56,15 @@ def known_machine(config: HardwareConfig) -> KnownMachine:
     found = _remembered(json.dumps(to_dict(config)), "\n".join(_circumstances()), closure_digest(_MODULE))
     if "torch" in sys.modules:
         return _from_torch(config)
-    return KnownMachine(facts=found["facts"], resolved=tuple(found["resolved"]), warning=found["warning"])
+    return KnownMachine(**{**found, "resolved": tuple(found["resolved"])})
 
 
 def _from_torch(config: HardwareConfig) -> KnownMachine:
-    from rlcore.hardware.machine import CHOSEN, find_machine, slow_dtype_warning
+    from rlcore.hardware.machine import CHOSEN, fast_dtype_hint, find_machine, slow_dtype_warning
 
     found = find_machine(config)
-    return KnownMachine(facts=to_dict(found), resolved=CHOSEN, warning=slow_dtype_warning(found))
+    hint = fast_dtype_hint(found) if config.dtype == "auto" else ""
+    return KnownMachine(facts=to_dict(found), resolved=CHOSEN, warning=slow_dtype_warning(found), hint=hint)
 
 
 @remembered

@@ -21,6 +21,7 @@ from rlcore.tasks.pipeline.column_checks import column_errors
 from rlcore.tasks.pipeline.config_warnings import unusual_values
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
 from rlcore.tasks.pipeline.model_checks import extras_errors, source_errors, tokenizer_finding
 from rlcore.tasks.pipeline.preset_checks import PreflightContext, data_errors, evaluation_errors, stage_errors
@@ -146,7 +147,9 @@ def _sizes(
     if not is_valid or errors or not new:
         return lines, errors
     pending = [*new, *(each for each in (targets or ()) if each not in (*config.stages, *context.refs))]
-    return [*lines, *time_lines(config, context.model, dict.fromkeys(pending), StageCache(home.cache))], []
+    lines += time_lines(config, context.model, dict.fromkeys(pending), StageCache(home.cache))
+    machine = known_machine(config.hardware)
+    return [*lines, *(f"precision: {each}" for each in (machine.warning, machine.hint) if each)], []
 
 
 def _evaluates(config: RunConfig, target: str) -> bool:

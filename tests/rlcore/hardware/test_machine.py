@@ -15,6 +15,7 @@ from rlcore.hardware.machine import (
     Machine,
     _numerics_digest,
     choose_device_and_dtype,
+    fast_dtype_hint,
     find_machine,
     hardware_config_for,
     slow_dtype_warning,
@@ -137,6 +138,15 @@ def test_a_precision_that_a_processor_computes_slowly_is_named(
     found = slow_dtype_warning(Machine(device="cpu", precision=precision, instructions=instructions))
     assert (precision in found) == is_slow
     assert not slow_dtype_warning(Machine(device="cuda", precision=precision))
+
+
+@pytest.mark.parametrize(("units", "precision"), [(True, "float32"), (False, "float32"), (True, "bfloat16")])
+def test_only_units_that_are_not_used_are_named(units: bool, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: units)
+    hint = fast_dtype_hint(Machine(device="cpu", precision=precision, instructions="AVX512"))
+    assert bool(hint) == (units and precision == "float32")
+    assert not fast_dtype_hint(Machine(device="cuda", precision=precision))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
