@@ -1,6 +1,6 @@
 """Command line of the comparison with TRL.
 
-    python -m benchmarks peers [headline | all] [--only TEXT] [--rounds 3]
+    python -m benchmarks peers [headline | supervised | grpo] [--only TEXT] [--rounds 3]
 
 ``make bench`` runs ``headline``. A plan writes benchmarks/results/peers-PLAN.json, and from it the tables of README and
 docs. If two sides did different work it ends without any figure. ``--only`` runs the comparisons whose title has the

@@ -31,7 +31,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("task", ["grpo", "update", "sft", "rm", "dpo"])
 def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_path: Path) -> None:
-    results = run_plan("all", [small_comparison(small_work(task))], out=tmp_path / "results.json")
+    results = run_plan("supervised", [small_comparison(small_work(task))], out=tmp_path / "results.json")
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     (measured,) = results["measured"]
     assert [each["side"] for each in measured["rounds"]] == ["ours", "trl"]
@@ -46,7 +46,7 @@ def test_unequal_work_ends_without_a_figure(what: str, planted: dict[str, Any], 
     planted |= PLANTS[what]
     unequal = replace(small_comparison(WORK), trial=WORK)
     with pytest.raises(UnequalWorkError, match=rf"different work, so no figure(.|\n)*{what}: "):
-        run_plan("all", [unequal], out=tmp_path / "results.json")
+        run_plan("supervised", [unequal], out=tmp_path / "results.json")
     assert not list(tmp_path.iterdir())
 
 
@@ -135,7 +135,7 @@ def test_costs_are_medians_with_and_without_checks() -> None:
 
 
 def test_results_reach_every_page() -> None:
-    written = pages.pages([results("headline"), results("all")])
+    written = pages.pages([results("headline"), results("supervised")])
     assert "[3.1× faster than tuned TRL; bfloat16 3.1×](" in written[pages.README]
     for name in ("GRPO step", "SFT", "Reward model", "DPO"):
         (row,) = [line for line in written[pages.INDEX].splitlines() if line.startswith(f"| {name}, ")]
@@ -151,6 +151,6 @@ def test_published_figures_are_those_of_the_results() -> None:
 def test_a_page_without_its_place_is_refused(tmp_path: Path) -> None:
     for name, text in pages.pages([]).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text.replace("<!-- peers: all -->", ""), encoding="utf-8")
-    with pytest.raises(ValueError, match="<!-- peers: all -->"):
-        pages.pages([results("all")], tmp_path)
+        (tmp_path / name).write_text(text.replace("<!-- peers: supervised -->", ""), encoding="utf-8")
+    with pytest.raises(ValueError, match="<!-- peers: supervised -->"):
+        pages.pages([results("supervised")], tmp_path)
