@@ -60,8 +60,10 @@ def block(results: Results) -> str:
     """Render the tables of one plan: costs, then every candidate of the searches."""
     versions = f"Commit `{results['commit']}`; {results['machine']}"
     costs = table(_COSTS, [row for measured in results["measured"] for row in _cost_rows(measured)])
-    tried = table(_TRIED, [row for measured in results["measured"] for row in _tried_rows(measured)])
-    return f"**{_claim(results)}**\n\n{versions}\n\n{costs}\n\nSettings tried, each once, on the trial:\n\n{tried}"
+    tried = "\n".join(f"- {each['title']}: {'; '.join(map(_tried, each['search']))}" for each in results["measured"])
+    return (
+        f"**{_claim(results)}**\n\n{versions}\n\n{costs}\n\nSettings tried, each once, on the trial (CPU s):\n\n{tried}"
+    )
 
 
 _COSTS = (
@@ -75,7 +77,6 @@ _COSTS = (
     "TRL takes",
     "peak MiB",
 )
-_TRIED = ("work", "side", "micro-batch", "option", "largest pass, positions", "CPU s", "peak MiB")
 
 
 def seconds(timing: Timing, *, checked: bool = True) -> float:
@@ -158,14 +159,10 @@ def _side(timings: Sequence[Timing]) -> str:
     return f"{_SIDES[first['side']]}, {first['microbatch']} {_UNITS[first['side']]}{option}"
 
 
-def _tried_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for each in measured["search"]:
-        size = f"{each['microbatch']} {_UNITS[each['side']]}"
-        start = (measured["title"], _SIDES[each["side"]], size, each["option"] or "–")
-        if "failed" in each:
-            yield (*start, each["failed"].replace("|", "\\|"), "–", "–")
-        else:
-            yield (*start, str(each["positions"]), f"{each['cpu_seconds']:.1f}", f"{each['peak_mib']:,.0f}")
+def _tried(timing: Timing) -> str:
+    setting = timing["option"] or f"{timing['microbatch']} {_UNITS[timing['side']]}"
+    cost = timing.get("failed") or f"{timing['cpu_seconds']:.1f} ({timing['peak_mib']:,.0f} MiB)"
+    return f"{_SIDES[timing['side']]}, {setting}: {cost}"
 
 
 _INDEX_ROWS = {
