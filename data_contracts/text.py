@@ -30,13 +30,18 @@ _MOST_PUNCTUATION = 3
 
 def normalise(text: str) -> str:
     """Normalize a text: NFKC, case folded, blanks collapsed."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(normalised_chunks(text))
+
+
+def normalised_chunks(text: str) -> list[str]:
+    """Return the texts between the blanks of :func:`normalise`."""
+    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split()
 
 
 def visible_form(text: str) -> str:
     """Return the visible form: NFC, nothing invisible, no outer or double blanks, lookalikes Latin."""
     seen = text if text.isascii() else fold_confusables(unicodedata.normalize("NFC", without_invisible(text)))
-    return "\n".join(filter(None, (" ".join(line.split()) for line in seen.splitlines())))
+    return "\n".join(filter(None, [" ".join(line.split()) for line in seen.splitlines()]))
 
 
 def question_messages(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -105,7 +110,7 @@ def words_of(text: str) -> list[str]:
 
 def hashes_of_words(text: str) -> bytes:
     """Return the hashes of :func:`words_of`, as in ``near_duplicates.packed``; no word contains a blank."""
-    return b"".join(map(_WORD_HASHES.__getitem__, unicodedata.normalize("NFKC", text).casefold().split()))
+    return b"".join(map(_WORD_HASHES.__getitem__, normalised_chunks(text)))
 
 
 def word_ngrams(text: str, size: int) -> Iterator[str]:
@@ -116,6 +121,13 @@ def word_ngrams(text: str, size: int) -> Iterator[str]:
 
 def _piece(chunk: str, *, is_quoted: bool = False) -> str:
     """Split the text between two blanks into words, numbers and signs that count, with a blank between."""
+    word = chunk.rstrip(".,;:?!")
+    if (
+        word.isascii()
+        and word.isalpha()
+        and (word == chunk or (len(word) > 1 and len(chunk) - len(word) <= _MOST_PUNCTUATION))
+    ):
+        return word  # most chunks, in a tenth of the time
     parts = _parts(chunk)
     kept = []
     for place, part in enumerate(parts):
@@ -183,6 +195,6 @@ def _is_mark(one: str) -> bool:
 
 
 _PIECES, _QUOTED = BoundedMemo(_piece, most=2**17), BoundedMemo(_quoted_piece, most=2**15)
-_HASHES = BoundedMemo(lambda chunk: packed(_piece(chunk).split()), most=2**17)
-_QUOTED_HASHES = BoundedMemo(lambda chunk: packed(_quoted_piece(chunk).split()), most=2**15)
+_HASHES = BoundedMemo(lambda chunk: packed(_PIECES[chunk].split()), most=2**17)
+_QUOTED_HASHES = BoundedMemo(lambda chunk: packed(_QUOTED[chunk].split()), most=2**15)
 _WORD_HASHES = BoundedMemo(lambda chunk: packed(_WORD.findall(chunk)), most=2**17)

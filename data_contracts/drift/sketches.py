@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.drift.documents import design_effect
 from rlcore.data_contracts.memo import BoundedMemo
-from rlcore.data_contracts.text import normalise, words_of
+from rlcore.data_contracts.text import normalised_chunks, words_of
 
 Sketch = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -76,7 +76,7 @@ def script_of(text: str) -> str:
 
 def word_of(text: str) -> str:
     """Return the word of a text with the smallest CRC-32."""
-    return min(map(_SMALLEST.__getitem__, normalise(text).split()), default=_NONE)[1]  # no word contains a blank
+    return min(map(_SMALLEST.__getitem__, normalised_chunks(text)), default=_NONE)[1]  # no word contains a blank
 
 
 def bucket_of(name: str) -> int:

@@ -1,8 +1,7 @@
 """Gate between any source and training: every row is accepted or quarantined, and both are counted.
 
-The source is read a few times and never held in memory. A first scan of all rows keeps only numbers (``scan.py``), on
-which comparisons between rows are decided (``cross_row_checks.py``). Then the kept rows are read again for the
-snapshot.
+A first scan of all rows keeps numbers (``scan.py``), on which comparisons between rows are decided
+(``cross_row_checks.py``). Then the kept rows are read again for the snapshot; only a small source stays in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rlcore.data_contracts.gate.row_rules import RowCheckConfig, RowFilter
 from rlcore.data_contracts.gate.row_summary import RowSummaries, summarize_foreign, summarize_row
 from rlcore.data_contracts.gate.rules import DatasetRule, DatasetState, RuleOutcome, dataset_rules
 from rlcore.data_contracts.gate.scan import MAX_LISTED, ScannedRows, scan_rows
-from rlcore.data_contracts.gate.stream import RowStream
+from rlcore.data_contracts.gate.stream import HeldStream, RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 
 __all__ = ["GateLimits", "GateReport", "GateResult", "check"]
@@ -97,7 +96,7 @@ def check(
     Raises:
         ContractError: the source cannot be read or has changed meanwhile, or its rows cannot be checked.
     """
-    source_state = stream.source.state()
+    source_state, stream = stream.source.state(), HeldStream.of(stream)
     terms = limits.terms(screen)
     scanned = scan_rows(stream, contract, terms, meter=meter)
     evaluated = evaluated_of(limits.evaluated, terms)

@@ -25,8 +25,7 @@ class KeptRows:
 
     def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
         self._state, self._overlap, self._meter = state, overlap, meter
-        self._names = list(state.contract.columns)
-        self._written = [*self._names, *state.contract.carried]
+        self._written = [*state.contract.columns, *state.contract.carried]
         self._digest = hashlib.sha256()
         self._is_sketched = sketched_rows(state)
         self._sketched: list[pd.DataFrame] = []
@@ -37,12 +36,16 @@ class KeptRows:
         sides = state.split[found.places].tolist()
         none = dict.fromkeys(state.contract.carried, "")
         rows = [{**none, **row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
-        for row in rows:
-            self._digest.update(canonical_row({name: row[name] for name in self._written}) + b"\n")
+        self._digest.update(b"".join([self._spelled(row) + b"\n" for row in rows]))
         train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
         self._overlap.see([texts_of(row, state.contract) for row in train])
-        self._note(rows, found.places)
-        return pd.DataFrame(rows, columns=self._written)
+        frame = pd.DataFrame({name: [row[name] for row in rows] for name in self._written})
+        self._note(rows, frame, found.places)
+        return frame
+
+    def _spelled(self, row: dict[str, Any]) -> bytes:
+        has_others = len(row) > len(self._written)
+        return canonical_row({name: row[name] for name in self._written} if has_others else row)
 
     @property
     def digest(self) -> str:
@@ -64,19 +67,19 @@ class KeptRows:
             detail=f"{touched} of {prompts} evaluation prompts share {size} words with training" if touched else "",
         )
 
-    def _note(self, rows: list[dict[str, Any]], places: Rows) -> None:
-        """Collect the rows for sketches, with their numbers of tokens."""
-        chosen = np.flatnonzero(self._is_sketched[places]).tolist()
-        if not chosen:
+    def _note(self, rows: list[dict[str, Any]], frame: pd.DataFrame, places: Rows) -> None:
+        """Collect the rows for sketches, with their numbers of tokens instead of their answers."""
+        chosen = np.flatnonzero(self._is_sketched[places])
+        if not len(chosen):
             return
-        state, own = self._state, [rows[place] for place in chosen]
-        known = state.ledger.lengths[places[chosen]]
+        state, own = self._state, [rows[place] for place in chosen.tolist()]
+        known, answers = state.ledger.lengths[places[chosen]], state.contract.answers
         lengths = completed_lengths(own, known, state.contract, self._meter)
-        names = ["prompt_tokens", *(f"{name}_tokens" for name in state.contract.answers)]
-        frame = pd.DataFrame(own, columns=self._names)
-        frame[names] = lengths.astype(int)
-        frame["prompt_hash"] = state.prompts[places[chosen]]
-        self._sketched.append(frame)
+        sketched = frame.drop(columns=[*answers, *state.contract.carried]).iloc[chosen]
+        names = ["prompt_tokens", *(f"{name}_tokens" for name in answers)]
+        sketched[names] = lengths.astype(int)
+        sketched["prompt_hash"] = state.prompts[places[chosen]]
+        self._sketched.append(sketched)
 
 
 def sketched_rows(state: DatasetState) -> Mask:

@@ -18,6 +18,7 @@ NGRAM_WORDS = 13  # the usual length for contamination (GPT-3, appendix C)
 FEWEST_WORDS = 8  # as there: fewer words are a common phrase
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _FILTER_BITS = 22
+_AT_A_TIME = 512  # rows whose words fit the cache of a processor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +70,12 @@ class Overlap:
     def see(self, rows: Sequence[Sequence[str]]) -> dict[int, int]:
         """Add training rows as lists of texts; return the indices of rows that share an n-gram, with a prompt's."""
         found: dict[int, int] = {}
-        if not self._runs:
-            return found
+        for start in range(0, len(rows) if self._runs else 0, _AT_A_TIME):
+            found |= {start + row: owner for row, owner in self._see_some(rows[start : start + _AT_A_TIME]).items()}
+        return found
+
+    def _see_some(self, rows: Sequence[Sequence[str]]) -> dict[int, int]:
+        found: dict[int, int] = {}
         words, places = _words(rows)
         for length, grams, at in _ngrams(words, sorted(self._runs)):
             runs = self._runs[length]
@@ -107,14 +112,25 @@ def _words(rows: Sequence[Sequence[str]]) -> tuple[list[bytes], Rows]:
 
 
 def _ngrams(words: Sequence[bytes], lengths: Sequence[int]) -> Iterator[tuple[int, Numbers, Rows]]:
-    """Hash the n-grams of a text for each of the ascending lengths, with the text's index."""
+    """Hash the n-grams of a text for each of the ascending lengths, with the text's index.
+
+    The hash of words w is Σ w[i] B^(n-1-i), so that two parts of an n-gram give that of the whole: few sums for many
+    words.
+    """
     numbers, sizes = unpacked(words)
     left = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(numbers))  # words from here to the end of the text
     owners = np.repeat(np.arange(len(words)), sizes)
-    runs = np.zeros(len(numbers), dtype=np.uint64)
-    for place in range(lengths[-1]):
-        count = max(0, len(numbers) - place)
-        runs = runs[:count] * _BASE + numbers[place : place + count]
-        if place + 1 in lengths:
-            is_whole = left[:count] > place
-            yield place + 1, runs[is_whole], owners[:count][is_whole]
+    known = {1: numbers}
+    for length in lengths:
+        runs = _runs(length, known)
+        is_whole = left[: len(runs)] >= length
+        yield length, runs[is_whole], owners[: len(runs)][is_whole]
+
+
+def _runs(length: int, known: dict[int, Numbers]) -> Numbers:
+    """Return the hashes of all runs of ``length`` words; those of shorter runs are ``known``, and added to."""
+    if length not in known:
+        first = 2 ** ((length - 1).bit_length() - 1)  # the largest power of two below
+        begin, end = _runs(first, known), _runs(length - first, known)[first:]
+        known[length] = begin[: len(end)] * np.uint64(pow(int(_BASE), length - first, 2**64)) + end
+    return known[length]

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowViolation, violations
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowViolation, rows_pass, violations
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
 from rlcore.data_contracts.gate.stream import Batch
 from rlcore.data_contracts.gate.token_budget import UNKNOWN, Lengths, TokenMeter, measure
 from rlcore.data_contracts.text import visible_form
+
+_FIRST = 8  # words in which most texts differ
 
 RowFilter = Callable[[Sequence[str]], Mapping[int, str]]
 
@@ -56,8 +58,7 @@ def check_rows(
     lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
     if not rows:
         return CheckedRows(refused={}, lengths=lengths)
-    frame = pd.DataFrame([{"split": "train", **row} for row in rows], columns=list(contract.columns))
-    broken = violations(frame, contract)
+    broken = _violations(rows, contract)
     _require_columns(broken, where)
     left = _left(rows, broken)
     measured = measure([rows[place] for place in left], contract, meter, max_tokens=terms.max_tokens)
@@ -82,9 +83,15 @@ def contract_violations(
     """Return the rows that break their contract, by index. Other rules need a tokenizer, or other rows."""
     if not rows:
         return {}
-    frame = pd.DataFrame([{"split": "train", **row} for row in rows], columns=list(contract.columns))
-    found = [one for one in violations(frame, contract) if one.row != WHOLE_FRAME]
+    found = [one for one in _violations(rows, contract) if one.row != WHOLE_FRAME]
     return {row: entry for row, (entry, _) in quarantine(found, origins).items()}
+
+
+def _violations(rows: Sequence[dict[str, Any]], contract: Contract) -> list[RowViolation]:
+    divided = [{"split": "train", **row} for row in rows]
+    if rows_pass(divided, contract):
+        return []
+    return violations(pd.DataFrame(divided, columns=list(contract.columns)), contract)
 
 
 def quarantine(broken: Sequence[RowViolation], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:
@@ -105,8 +112,14 @@ def _alike(rows: Sequence[dict[str, Any]], answers: Sequence[str]) -> list[RowVi
     return [
         RowViolation(row=place, field=rejected, value=row[rejected], reason="chosen and rejected look the same")
         for place, row in enumerate(rows)
-        if visible_form(row[chosen]) == visible_form(row[rejected])
+        if _look_alike(row[chosen], row[rejected])
     ]
+
+
+def _look_alike(one: str, other: str) -> bool:
+    if one.isascii() and other.isascii() and one.split(None, _FIRST)[:_FIRST] != other.split(None, _FIRST)[:_FIRST]:
+        return False
+    return visible_form(one) == visible_form(other)
 
 
 def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowViolation]) -> list[int]:

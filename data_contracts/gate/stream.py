@@ -12,6 +12,7 @@ from rlcore.data_contracts.gate.reading import Source, Wanted
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
 
 BATCH_ROWS, BATCH_CHARACTERS = 4_096, 2**24
+HELD_BYTES, _ROW_BYTES, _TURN_BYTES = 2**26, 1_000, 300
 RowFn = Callable[[Row], list[dict[str, Any]]]
 
 
@@ -72,6 +73,38 @@ class RowStream:
             return Quarantined(origin=item.origin, field=error.field, excerpt=text, reason=error.reason)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldStream(RowStream):
+    """Stream that is read once: after its first complete reading, up to 64 MiB of rows stay in memory.
+
+    ``batches`` then yields all rows, whatever the mask.
+    """
+
+    held: list[Batch] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, stream: RowStream) -> HeldStream:
+        """Return a stream that reads as another one."""
+        return cls(source=stream.source, make=stream.make, system=stream.system)
+
+    def batches(self, wanted: Wanted | None = None) -> Iterator[Batch]:
+        if self.held:
+            yield from self.held
+            return
+        found, left = list[Batch](), HELD_BYTES if wanted is None else 0
+        for batch in super().batches(wanted):
+            left -= sum(map(_size, batch.rows)) if left > 0 else 0
+            found = [*found, batch] if left > 0 else []
+            yield batch
+        self.held.extend(found)
+
+
+def _size(row: dict[str, Any]) -> int:
+    """Estimate the bytes of a row in memory."""
+    turns = sum([_TURN_BYTES + len(turn["content"]) for turn in row["messages"]])
+    return _ROW_BYTES + turns + sum([len(value) for value in row.values() if type(value) is str])
+
+
 def fill_defaults(row: dict[str, Any], split: str, system: str) -> dict[str, Any]:
     """Return a contract row with the side that its source is for, and with a system prompt.
 
@@ -84,4 +117,4 @@ def fill_defaults(row: dict[str, Any], split: str, system: str) -> dict[str, Any
     messages = row["messages"]
     if system and not (messages and messages[0]["role"] == "system"):
         given["messages"] = [{"role": "system", "content": system}, *messages]
-    return {**row, **given}
+    return {**row, **given} if given else row

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 import orjson
@@ -16,6 +17,7 @@ import orjson
 MAX_DEPTH = 32
 _LARGEST_EXACT = 2.0**53  # an integer that became a float exceeds it
 _IN_DOUBT = -(2**60)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
@@ -32,13 +34,16 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
 def _parse_fast(line: bytes) -> dict[str, Any] | None:
     """Return the object of a line that both parsers certainly read alike; None if that is unsure."""
-    if b"\\\\" in line or b"\\u" in line or line.count(b"{") + line.count(b"[") > MAX_DEPTH:
+    if b"\\u0000" in line:  # other characters that the strict parser refuses are no JSON for orjson either
         return None
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
-    quotes = line.count(b'"') - line.count(b'\\"')  # without a doubled backslash these are the escaped quotes
+    if line.count(b"{") + line.count(b"[") > MAX_DEPTH and _is_deep(value, MAX_DEPTH):
+        return None
+    single = line.replace(b"\\\\", b"") if b"\\\\" in line else line  # no backslash before a quote is escaped itself
+    quotes = single.count(b'"') - single.count(b'\\"')
     return value if isinstance(value, dict) and 2 * _num_texts(value) == quotes else None
 
 
@@ -77,8 +82,10 @@ def parse_value(text: str) -> Any:
         raise ValueError(f"malformed JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
-    if text.count("{") + text.count("[") > MAX_DEPTH:  # fewer brackets cannot nest deeper
-        _check_depth(value, MAX_DEPTH)
+    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(
+        value, MAX_DEPTH
+    ):  # fewer brackets cannot nest deeper
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     if "\\u" in text:  # only an escape can encode code points that UTF-8 and JSON reject
         _check_characters(value)
     return value
@@ -103,20 +110,19 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_depth(value: object, levels: int) -> None:
+def _is_deep(value: object, levels: int) -> bool:
+    """Return True if a value is nested deeper than ``levels``."""
     if not isinstance(value, dict | list):
-        return
-    if levels == 0:
-        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
-    for item in value.values() if isinstance(value, dict) else value:
-        _check_depth(item, levels - 1)
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deep(item, levels - 1) for item in items)
 
 
 def _check_characters(value: object) -> None:
     if isinstance(value, str):
         if "\0" in value:
             raise ValueError("a NUL character")
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if _SURROGATE.search(value):
             raise ValueError("a lone surrogate is no character")
     elif isinstance(value, dict):
         for key, item in value.items():

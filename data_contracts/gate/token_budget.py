@@ -19,6 +19,7 @@ from rlcore.data_contracts.contracts.contract import Contract, RowViolation
 
 UNKNOWN = -1
 _END = (-1,)  # represents the tokens that end a turn, and is no token of a text
+_AT_A_TIME = 256  # rows that are searched for special tokens together
 Rows = Sequence[dict[str, Any]]
 Lengths = NDArray[np.int32]
 
@@ -60,7 +61,7 @@ def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: in
     found = controls_in(rows, contract, meter.special_tokens)
     refused = {one.row for one in found}
     left = [place for place in range(len(rows)) if place not in refused]
-    bounds = meter.max_prompt_tokens([rows[place]["messages"] for place in left])
+    bounds = _of_each(meter.max_prompt_tokens, [rows[place]["messages"] for place in left])
     lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
     open_ = [
         place
@@ -94,8 +95,22 @@ def _encoded(
     """Return prompt lengths of some rows, and for each kind of answer their token ids."""
     if not places:
         return [], [[] for _ in contract.answers]
-    prompts = meter.prompt_lengths([rows[place]["messages"] for place in places])
+    prompts = _of_each(meter.prompt_lengths, [rows[place]["messages"] for place in places])
     return prompts, [meter.encode([rows[place][name] for place in places]) for name in contract.answers]
+
+
+def _of_each(lengths: Callable[[Sequence[Messages]], Sequence[int]], conversations: Sequence[Messages]) -> list[int]:
+    """Return the lengths of conversations, each of which is measured once: the pairs of a prompt share it."""
+    numbers: dict[tuple[str, ...], int] = {}
+    different: list[Messages] = []
+    at: list[int] = []
+    for turns in conversations:
+        texts = tuple([text for turn in turns for text in (turn["role"], turn["content"])])
+        at.append(numbers.setdefault(texts, len(different)))
+        if at[-1] == len(different):
+            different.append(turns)
+    found = lengths(different)
+    return [found[number] for number in at]
 
 
 def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -> list[RowViolation]:
@@ -105,10 +120,23 @@ def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -
         return []
     controls = re.compile("|".join(map(re.escape, named)))
     texts = [name for name in (*contract.answers, "reference") if name in contract.columns]
+    found: list[RowViolation] = []
+    for start in range(0, len(rows), _AT_A_TIME):
+        some = rows[start : start + _AT_A_TIME]
+        if controls.search("\0".join([text for row in some for text in _texts(row, texts)])):
+            found += _controls_in(some, start, texts, controls)
+    return found
+
+
+def _texts(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    return [*[turn["content"] for turn in row["messages"]], *[row[name] for name in names]]
+
+
+def _controls_in(rows: Rows, start: int, texts: Sequence[str], controls: re.Pattern[str]) -> list[RowViolation]:
     found = []
-    for place, row in enumerate(rows):
-        turns = [turn["content"] for turn in row["messages"]]
-        if controls.search("\0".join([*turns, *(row[name] for name in texts)])):
+    for place, row in enumerate(rows, start):
+        if controls.search("\0".join(_texts(row, texts))):
+            turns = [turn["content"] for turn in row["messages"]]
             fields = {f"messages.{number}.content": turn for number, turn in enumerate(turns)}
             found += _control_complaint(place, {**fields, **{name: row[name] for name in texts}}, controls)
     return found

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rlcore.errors import ModelError
 
@@ -24,6 +24,8 @@ Author = Literal["template", "assistant", "other"]
 Ids = tuple[int, ...]
 _TAG = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # tags that rewards look for
 _PRIVATE = 0xF0000  # first character of a private-use plane
+_MANY = 16  # texts
+_ADD_NOTHING = ("NFC", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "ByteLevel")
 
 
 class Part(NamedTuple):
@@ -56,12 +58,21 @@ class PartEncoder:
         """Return the token ids of many texts; see :meth:`encode`."""
         if not texts:
             return []
-        wholes = ["".join([part.text for part in parts]) for parts in texts]
-        found = self.backend(wholes, add_special_tokens=False, return_attention_mask=False).input_ids
+        found = self._ids_of(["".join([part.text for part in parts]) for parts in texts])
         return [
             tuple(ids) if self._count(ids) == self._expected(parts) else self._marked(parts)
             for ids, parts in zip(found, texts, strict=True)
         ]
+
+    def _ids_of(self, wholes: list[str]) -> Sequence[Sequence[int]]:
+        backend = self.backend
+        is_plain = getattr(type(backend), "_encode_plus", None) is PreTrainedTokenizerFast._encode_plus
+        first = wholes[:1] if is_plain and len(wholes) >= _MANY else wholes
+        found: Sequence[Sequence[int]] = backend(first, add_special_tokens=False, return_attention_mask=False).input_ids
+        if first is wholes:
+            return found
+        # The call has set truncation and padding. Without offsets of the tokens, all take a fraction of its time.
+        return [one.ids for one in backend.backend_tokenizer.encode_batch_fast(wholes, add_special_tokens=False)]
 
     def encode_after(self, before: Sequence[Part], after: Sequence[Part]) -> Ids:
         """Return the token ids of ``after`` as a continuation of ``before``.
@@ -95,10 +106,12 @@ class PartEncoder:
         return self.spell([number for number in ids if number not in self._hidden])
 
     def _expected(self, parts: Sequence[Part]) -> int:
-        return sum(len(self._patterns[part.author].findall(part.text)) for part in parts)
+        return sum(
+            [len(self._patterns[part.author].findall(part.text)) for part in parts if part.author in self._authors]
+        )
 
     def _count(self, ids: Sequence[int]) -> int:
-        return sum(map(self._numbers.__contains__, ids))
+        return 0 if self._numbers.isdisjoint(ids) else sum(map(self._numbers.__contains__, ids))
 
     def _marked(self, parts: Sequence[Part]) -> Ids:
         """Return the ids of a text that spells control tokens: real control tokens get temporary names."""
@@ -127,6 +140,17 @@ class PartEncoder:
         return ids
 
     @cached_property
+    def covers_characters(self) -> bool:
+        """True if each token of an ASCII text certainly has a character of it: nothing writes blanks before words."""
+        library = getattr(self.backend, "backend_tokenizer", None)
+        if library is None:
+            return False
+        parts = (library.normalizer, library.pre_tokenizer)
+        states = [json.loads(part.__getstate__()) for part in parts if part is not None]
+        steps = [step for state in states for step in state.get("pretokenizers", [state])]
+        return all(step["type"] in _ADD_NOTHING and not step.get("add_prefix_space") for step in steps)
+
+    @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Control tokens without tags, text to id."""
         return {token: number for token, number in self.controls.items() if not _TAG.search(token)}
@@ -145,8 +169,17 @@ class PartEncoder:
 
     @cached_property
     def _patterns(self) -> dict[Author, re.Pattern[str]]:
-        words = self.controls.keys() - self.special_tokens.keys()
-        return {"template": _any_of(self.controls), "assistant": _any_of(words), "other": _any_of(())}
+        return {author: _any_of(words) for author, words in self._words.items()}
+
+    @cached_property
+    def _authors(self) -> frozenset[Author]:
+        """Authors who may write control tokens."""
+        return frozenset(author for author, words in self._words.items() if words)
+
+    @cached_property
+    def _words(self) -> dict[Author, frozenset[str]]:
+        controls = frozenset(self.controls)
+        return {"template": controls, "assistant": controls - self.special_tokens.keys(), "other": frozenset()}
 
 
 def control_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jinja2 import TemplateError
 
@@ -45,27 +45,34 @@ def max_prompt_tokens(tokenizer: ChatTokenizer, conversations: Sequence[Conversa
     """
     bounds: dict[str, int] = {}
 
-    def bound(part: Part) -> int:
-        if part.author != "template":
-            return max_text_tokens(part.text)
-        if part.text not in bounds:  # templates have few pieces; each may gain a token when merged with text
-            bounds[part.text] = len(tokenizer.encode(part.text, "template")) + _EXTRA
-        return bounds[part.text]
+    def bound(piece: str) -> int:
+        if piece not in bounds:  # templates have few pieces; each may gain a token when merged with text
+            bounds[piece] = len(tokenizer.encode(piece, "template")) + _EXTRA
+        return bounds[piece]
 
-    return [sum(map(bound, parts)) for parts in _written(tokenizer, conversations)]
+    return [
+        sum(map(bound, pieces)) + sum([max_text_tokens(tokenizer, text) for text in texts])
+        for pieces, texts in _divided(tokenizer, conversations)
+    ]
 
 
-def max_text_tokens(text: str) -> int:
-    """Return an upper bound of the number of tokens of a text."""
-    size = _PER_CHARACTER * len(text) if text.isascii() else _PER_BYTE * len(text.encode("utf-8", "replace"))
-    return size + _EXTRA
+def max_text_tokens(tokenizer: ChatTokenizer, text: str) -> int:
+    """Return an upper bound of the number of tokens of a text without encoding it."""
+    if text.isascii():
+        return (1 if tokenizer.encoder.covers_characters else _PER_CHARACTER) * len(text) + _EXTRA
+    return _PER_BYTE * len(text.encode("utf-8", "replace")) + _EXTRA
 
 
 def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[list[Part]]:
     """Render each conversation as parts."""
+    divided = _divided(tokenizer, conversations)
+    return [interleaved(pieces, own, texts) for own, (pieces, texts) in zip(conversations, divided, strict=True)]
+
+
+def _divided(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the pieces of the template and the texts between them, of each conversation."""
     backend = tokenizer.hf_tokenizer
     known: dict[tuple[Role, ...], list[str]] = {}
-    made = []
     for messages, whole in zip(conversations, _whole(tokenizer, conversations), strict=True):
         roles = tuple([message.role for message in messages])
         if roles not in known:
@@ -73,8 +80,7 @@ def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) ->
         pieces, texts = known[roles], [message.content for message in messages]
         if whole is not None:
             texts = texts_within(whole, messages, pieces, where=str(backend.name_or_path))
-        made.append(interleaved(pieces, messages, texts))
-    return made
+        yield pieces, texts
 
 
 def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:

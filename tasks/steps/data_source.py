@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import closure_digest, source_digests
 from rlcore.tasks.store.remembered import remembered
 
+_CONVERT = "rlcore.data_contracts.adapters.convert"
 _TABLE = "rlcore.data_contracts.adapters.table"
 _HUB = re.compile(
     r"hub:(?P<name>[\w.-]+/[\w.-]+)@(?P<revision>[0-9a-f]{40})(?:/(?P<subset>[\w.-]+))?(?::(?P<split>[\w.-]+))?"
@@ -43,6 +45,10 @@ def _is_generator(adapter: str) -> bool:
     Raises:
         ContractError: unknown adapter.
     """
+    if _CONVERT in sys.modules:  # its import is what remembering saves
+        from rlcore.data_contracts.adapters import convert
+
+        return convert.is_generator(adapter)
     try:
         code = closure_digest(adapter.partition(":")[0] if ":" in adapter else _TABLE)
     except StorageError:  # no such module, as its import will say

@@ -21,7 +21,7 @@ from rlcore.data_contracts.contracts import (
     rollouts,
     search_corpus,
 )
-from rlcore.data_contracts.contracts.contract import Contract, is_plain, passes_fast_path
+from rlcore.data_contracts.contracts.contract import Contract, is_plain, passes_fast_path, rows_pass
 from tests.data_contracts.contracts.test_contracts import CASES, ROLLOUT, rollout_table
 
 CONTRACTS = [
@@ -62,6 +62,7 @@ def test_every_contract_is_one_that_can_be_looked_at_quickly(contract: Contract)
 @pytest.mark.parametrize(("contract", "row"), ROWS, ids=lambda value: getattr(value, "name", ""))
 def test_good_rows_need_no_second_look(contract: Contract, row: dict[str, Any]) -> None:
     assert passes_fast_path(pd.DataFrame([row, row]), contract.model)
+    assert rows_pass([row, row], contract)
 
 
 @settings(max_examples=120, deadline=None)
@@ -72,6 +73,7 @@ def test_the_quick_verdict_is_panderas(data: st.DataObject) -> None:
     rows = data.draw(st.permutations([row, row, {**row, **spoilt}]))
     frame = pd.DataFrame(rows[: data.draw(st.integers(1, 3))])
     assert passes_fast_path(frame, contract.model) == pandera_passes(frame, contract)
+    assert rows_pass(frame.to_dict("records"), contract) <= pandera_passes(frame, contract)
 
 
 @pytest.mark.parametrize(

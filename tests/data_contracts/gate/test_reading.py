@@ -48,6 +48,8 @@ def nested(levels: int) -> bytes:
         (b'{"a": 1e999}', "1e999 is beyond the range of a float"),
         (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
         (b'{"b": {"a": 1, "a": 1}}', "duplicate key 'a'"),
+        (b'{"a": 1, "\\u0061": 2}', "duplicate key 'a'"),
+        (b'{"a": "\\\\\\"", "b\\\\": "\\\\", "b\\\\": 2}', "duplicate key 'b\\\\'"),
         (b'{"a": "\xff"}', "not UTF-8: byte 0xff at position 7"),
         (b'{"a": "\xed\xa0\x80"}', "not UTF-8: byte 0xed at position 7"),
         (b'{"a": "\\ud800"}', "a lone surrogate is no character"),
@@ -70,6 +72,7 @@ def test_what_other_parsers_let_through_is_refused(line: bytes, reason: str) -> 
 def test_a_backslash_before_u0000_is_text_and_nesting_is_allowed_up_to_the_limit() -> None:
     assert parse_object(b'{"a": "\\\\u0000"}') == {"a": "\\u0000"}
     parse_object(nested(MAX_DEPTH))
+    assert parse_object(b'{"a": "' + b"[{" * 99 + b'"}') == {"a": "[{" * 99}
 
 
 def test_bad_lines_are_set_aside_with_their_place_and_the_others_are_read(tmp_path: Path) -> None:

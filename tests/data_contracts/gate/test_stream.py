@@ -87,17 +87,50 @@ def test_a_few_rows_of_many_are_sketched_those_of_whole_prompts(monkeypatch: pyt
     assert some.digest == gated().report.digest
 
 
-@pytest.mark.parametrize("change", [lambda text: text + "\n", lambda text: "", lambda text: text.replace("{", "[")])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, change: Callable[[str], str]) -> None:
-    path = tmp_path / "rows.jsonl"
+class Reads:
+    """A source that counts how often it is read; ``before`` runs before each reading."""
+
+    def __init__(self, path: Path, before: Callable[[int], object] = lambda count: None) -> None:
+        self._source, self._before, self.count = read_source(path), before, 0
+
+    def gated(self) -> Gated:
+        return gate_source(replace(self._source, read=self._read), "preferences", num_train=20, num_eval=8)
+
+    def _read(self, wanted: Any) -> Iterator[Any]:
+        self.count += 1
+        self._before(self.count)
+        return self._source.read(wanted)
+
+
+def written(folder: Path) -> Path:
+    path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
-    source, reads = read_source(path), []
+    return path
 
-    def read(wanted: Any) -> Iterator[Any]:
-        reads.append(wanted)
-        if len(reads) == 2:
-            path.write_text(change(path.read_text()))
-        return source.read(wanted)
 
+def test_a_small_source_is_read_once_and_a_large_one_again_with_the_same_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path)
+    once, again = Reads(path), Reads(path)
+    small = once.gated()
+    monkeypatch.setattr(stream, "HELD_BYTES", 10_000)  # of some 50,000
+    monkeypatch.setattr(stream, "BATCH_ROWS", 4)
+    large = again.gated()
+    assert once.count == 1 < again.count
+    assert (large.report, large.quarantine) == (small.report, small.quarantine)
+    assert large.kept.equals(small.kept)
+
+
+@pytest.mark.parametrize("change", [lambda text: text + "\n", lambda text: "", lambda text: text.replace("{", "[")])
+@pytest.mark.parametrize("held", [0, 2**26])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int, change: Callable[[str], str]
+) -> None:
+    path = written(tmp_path)
+    monkeypatch.setattr(stream, "HELD_BYTES", held)
+    reads = Reads(
+        path, lambda count: path.write_text(change(path.read_text())) if count == (1 if held else 2) else None
+    )
     with pytest.raises(ContractError, match="changed while it was read"):
-        gate_source(replace(source, read=read), "preferences")
+        reads.gated()

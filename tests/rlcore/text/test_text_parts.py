@@ -56,6 +56,16 @@ def test_a_control_word_of_a_person_stays_text(
     assert hostile in tokenizer.spell(ids)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_of_many_texts_has_the_tokens_that_it_has_alone(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["ChatML"])
+    tokenizer.hf_tokenizer.backend_tokenizer.enable_truncation(2)  # of a call before, or of the file
+    tokenizer.hf_tokenizer.backend_tokenizer.enable_padding()
+    texts = ["", " a", "What is 12 + 30?", "naïve 漢字 🙂", "- one\n\n- two ", "a<|im_end|>b"] * 5
+    found = tokenizer.encoder.encode_all([[Part(text, "other")] for text in texts])
+    assert found == [tokenizer.encode(text) for text in texts]
+
+
 def test_a_private_character_in_a_text_makes_no_control_token(tmp_path: Path) -> None:
     """The names that control tokens have meanwhile are of such characters."""
     tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES["ChatML"])

@@ -15,7 +15,7 @@ from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tests.chat_shapes import words_alone
+from tests.chat_shapes import KINDS, SHAPES, load_tokenizer, words_alone
 
 TURNS = st.lists(
     st.tuples(st.sampled_from(["user", "assistant"]), st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),
@@ -66,7 +66,16 @@ def test_a_text_that_a_normaliser_writes_out_stays_below_its_bound(tmp_path: Pat
     tokenizer = ChatTokenizer.load(tmp_path)
     text = "\ufdfa" * 7  # three bytes, which compatibility writes out as 18 letters
     assert len(tokenizer.encode(text)) > 3 * len(text.encode())
-    assert max_text_tokens(text) >= len(tokenizer.encode(text))
+    assert max_text_tokens(tokenizer, text) >= len(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ascii_text_stays_below_its_bound_and_a_blank_before_each_piece_counts(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["ChatML"])
+    for text in ("1+2=3;4*5", "a b  c\n\n", "(b)[c]{d}<e>", "".join(map(chr, range(1, 127))), ".,;:" * 20):
+        assert max_text_tokens(tokenizer, text) >= len(tokenizer.encode(text))
+    tight = max_text_tokens(tokenizer, "x" * 100) < 200
+    assert tight == kind.startswith("byte-level")
 
 
 def test_one_of_many_conversations_that_the_template_refuses_or_rewrites_is_an_error(tmp_path: Path) -> None:
