@@ -122,13 +122,15 @@ def nearest(
     return min(found, key=lambda each: sum(map(len, each[1].values())), default=None)
 
 
-def explain_miss(ingredients: KeyInputs, earlier: Collection[Earlier], *, unknown: Collection[str] = ()) -> str:
-    """Explain a cache miss: the differences of these key inputs from the most similar earlier work.
+def explain_miss(
+    ingredients: KeyInputs, earlier: Collection[Earlier], *, unknown: Collection[str] = (), first: str = "first run"
+) -> str:
+    """Explain a cache miss: the differences of these key inputs from the most similar earlier work, or ``first``.
 
     Empty if it differs only in the unknown inputs.
     """
     found = nearest(ingredients, earlier, unknown=unknown)
-    return describe(found[0].ingredients, ingredients, found[1]) if found else "no earlier result"
+    return describe(found[0].ingredients, ingredients, found[1]) if found else first
 
 
 def describe(old: KeyInputs, new: KeyInputs, found: Differences) -> str:

@@ -11,6 +11,7 @@ from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import (
     OBSERVERS,
     OUTCOME,
+    E,
     differences,
     key_of,
     nearest,
@@ -44,6 +45,17 @@ def find_result(
         if not note:
             return record, _watched_otherwise(record.ingredients, ingredients)
     return None, note
+
+
+def own_work(earlier: Iterable[E], stage: str, preset: str, cache: StageCache) -> list[E]:
+    """Return the earlier work of a stage that runs of a preset have done or needed."""
+    used = cache.used_keys(stage, preset)
+    return [each for each in earlier if key_of(without_outcome(each.ingredients)) in used]
+
+
+def first_run(preset: str, cache: StageCache) -> str:
+    """Return the reason of a stage that runs, although no run of its preset has needed it before."""
+    return "first run of this stage" if cache.is_used(preset) else "first run of this preset"
 
 
 def other_stop(stage: Stage, sections: Sections, folder: Path) -> str:
@@ -86,7 +98,8 @@ def overrides_of_results(
     found: dict[str, str] = {}
     for stage in stages:
         ingredients, unknown = key_inputs(stage, config, known), [name for name in stage.inputs if name not in known]
-        closest = nearest(ingredients, cache.records(stage.name), unknown=unknown)
+        own = own_work(cache.records(stage.name), stage.name, config.name, cache)
+        closest = nearest(ingredients, own, unknown=unknown)
         if stage.name in known or closest is None:
             continue
         old, changed = closest[0].ingredients, closest[1]

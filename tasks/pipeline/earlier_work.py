@@ -16,6 +16,8 @@ from pathlib import Path
 from rlcore.errors import StorageError
 from rlcore.tasks.kinds.kind import Continuation, Stage
 from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of, nearest, without_outcome
+from rlcore.tasks.pipeline.earlier_results import first_run, own_work
+from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache, now
@@ -57,37 +59,33 @@ class Start:
     step: int = 0
 
 
-def find_start(
-    stage: Stage,
-    sections: Sections,
-    ingredients: KeyInputs,
-    home: Home,
-    cache: StageCache,
-    store: ArtifactStore,
-    *,
-    note: str = "",
-) -> Start:
-    """Return the start of a stage without a usable result. ``note``: why the record of its key does not serve."""
-    found, records, use = list(_works(home, stage.name)), cache.records(stage.name), stage.continuation
+def find_start(stage: Stage, config: RunConfig, ingredients: KeyInputs, home: Home, *, note: str = "") -> Start:
+    """Return the start of a stage without a usable result. ``note``: why the record of its key does not serve.
+
+    Work of any preset is continued if it is the same; only work of this preset explains why the stage runs.
+    """
+    cache, store, sections = StageCache(home.cache), ArtifactStore(home.root), stage.sections(config)
+    found, use = list(_works(home, stage.name)), stage.continuation
+    earlier: list[Record | Work] = [*cache.records(stage.name), *found]
+    own, first = own_work(earlier, stage.name, config.name, cache), first_run(config.name, cache)
     if use is None:
-        return Start(text=note or explain_miss(ingredients, records))
+        return Start(text=note or explain_miss(ingredients, own, first=first))
     bound, length = use.bound(sections.stage), int(ingredients["config"]["stage"][use.length])
-    key, own = checkpoint_key(ingredients, use, sections), home.work / key_of(ingredients)
+    key, place = checkpoint_key(ingredients, use, sections), home.work / key_of(ingredients)
     usable = list[tuple[bool, int, Work]]()
     for work in (each for each in found if checkpoint_key(each.ingredients, use, sections) == key):
-        is_own, step = work.folder == own, next((each for each in work.steps if each <= length), 0)
+        is_own, step = work.folder == place, next((each for each in work.steps if each <= length), 0)
         if step and _is_passed(work, step, length, use, sections) and (is_own or _is_whole(work, step, store)):
             usable.append((is_own, step, work))
     if usable:
         _, step, work = max(usable, key=lambda each: each[:2])
         is_whole = step == work.ingredients["config"]["stage"][use.length]
-        text = _words(step, length, is_extended=is_whole and work.folder != own)
+        text = _words(step, length, is_extended=is_whole and work.folder != place)
         return Start(text=f"{text}: {note}" if note else text, work=work, step=step)
-    earlier: list[Record | Work] = [*records, *found]
-    reason, closest = note or explain_miss(ingredients, earlier), nearest(ingredients, earlier)
+    reason, closest = note or explain_miss(ingredients, own, first=first), nearest(ingredients, own)
     if not note and closest and closest[1] == {"config": (f"stage.{use.length}",)}:
         reason += f": {bound or f'no usable checkpoint up to {length} is kept'}"
-    return Start(text=f"restarts: {reason}" if closest and reason else reason)
+    return Start(text=f"restarts: {reason}" if (closest or note) and reason else reason)
 
 
 def checkpoint_key(ingredients: KeyInputs, use: Continuation | None, sections: Sections) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import explain_miss
-from rlcore.tasks.pipeline.earlier_results import damage, find_result
+from rlcore.tasks.pipeline.earlier_results import damage, find_result, first_run, own_work
 from rlcore.tasks.pipeline.earlier_work import find_start
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
@@ -110,16 +110,18 @@ def _plan_stage(
     *,
     is_verified: bool,
 ) -> tuple[PlanRow, ArtifactRef | None]:
-    ingredients, sections, store = key_inputs(stage, config, known), stage.sections(config), ArtifactStore(home.root)
+    ingredients, store = key_inputs(stage, config, known), ArtifactStore(home.root)
     unknown = [name for name in stage.inputs if name not in (*known, *stage.observed)]
     if unknown:
-        reason = explain_miss(ingredients, cache.records(stage.name), unknown=unknown)
-        if reason:
+        records = cache.records(stage.name)
+        if explain_miss(ingredients, records, unknown=unknown):
+            own, first = own_work(records, stage.name, config.name, cache), first_run(config.name, cache)
+            reason = explain_miss(ingredients, own, unknown=unknown, first=first)
             return PlanRow(stage=stage.name, state="run", reason=reason), None
         return PlanRow(stage=stage.name, state="depends", reason=f"on the result of {', '.join(unknown)}"), None
-    record, note = find_result(stage, sections, ingredients, cache, store)
+    record, note = find_result(stage, stage.sections(config), ingredients, cache, store)
     errors = store.errors(record.ref) if record and is_verified else ()
     if record and not errors:
         return PlanRow(stage=stage.name, state="cached", reason=note), record.ref
-    start = find_start(stage, sections, ingredients, home, cache, store, note=damage(errors) if errors else note)
+    start = find_start(stage, config, ingredients, home, note=damage(errors) if errors else note)
     return PlanRow(stage=stage.name, state="run", reason=start.text), None

@@ -69,6 +69,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
         if record is not None and (errors := run.store.errors(record.ref)):
             record, note = None, damage(errors)
         if record is not None:
+            run.cache.note_use(stage.name, key, config.name)
             close_work(run.home, config.name, stage, key, record.ref)  # left by a killed process
             log_cache_hit(stage.name, record.ref, run)
             logger.info("%s: cached seconds=%.1f%s", stage.name, time.perf_counter() - started, note and f" ({note})")
@@ -77,7 +78,8 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             return run_stage(stage, config, inputs, run)
         _require_intact(stage, inputs, run.store)
         logger.info("%s: start", stage.name)
-        start = find_start(stage, stage.sections(config), ingredients, run.home, run.cache, run.store, note=note)
+        start = find_start(stage, config, ingredients, run.home, note=note)
+        run.cache.note_use(stage.name, key, config.name)
         if stage.continuation is not None:
             logger.info("%s: %s", stage.name, start.text)
             prepare_work(start, run.home.work / key, ingredients, run.store)

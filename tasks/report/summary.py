@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from rlcore.checks.audit.unchanged import is_unchanged
+from rlcore.tasks.pipeline.earlier_results import own_work
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.pipeline.plan import PlanRow
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -35,7 +36,7 @@ def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], rows: 
     """Format the existing results of a preset without running anything; ``rows``: the plan, with the reason of each."""
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
     missing = [row for row in rows if row.stage not in refs]
-    others = [row for row in missing if row.state == "run" and StageCache(home.cache).records(row.stage)]
+    others = [row for row in missing if row.state == "run" and _has_results(row.stage, preset, home)]
     if not refs:
         elsewhere = "those of another folder: set RLCORE_HOME to its .rlcore"
         lines.append(f"no results in {home.root}" + (" fit the preset" if others else f"; {elsewhere}"))
@@ -44,6 +45,11 @@ def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], rows: 
     lines += ["results of other settings, data or code:"] if others else []
     lines += [f"  {row.stage}: {row.reason.removeprefix('restarts: ')}" for row in others]
     return "\n".join(lines) + "\n"
+
+
+def _has_results(stage: str, preset: str, home: Home) -> bool:
+    cache = StageCache(home.cache)
+    return bool(own_work(cache.records(stage), stage, preset, cache))
 
 
 def show_model(home: Home, model: str) -> str:

@@ -48,7 +48,10 @@ def describe_machine(machine: Mapping[str, object]) -> str:
 
 
 class StageCache:
-    """Records in ``cache/<stage>/<key>.json``: the artifact of each key."""
+    """Records in ``cache/<stage>/<key>.json``: the artifact of each key.
+
+    All presets share them. The empty file ``cache/<stage>/<preset>/<key>`` notes that a run of a preset needed a key.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,6 +64,20 @@ class StageCache:
         """Return all records of a stage. An unreadable one counts as absent, so that its stage is computed again."""
         read = (_read(path) for path in sorted((self.folder / stage).glob("*.json")))
         return tuple(record for record in read if record is not None)
+
+    def note_use(self, stage: str, key: str, preset: str) -> None:
+        """Note that a run of a preset needs a key: its result is found, or its work begins."""
+        used = self.folder / stage / preset / key
+        used.parent.mkdir(parents=True, exist_ok=True)
+        used.touch()
+
+    def used_keys(self, stage: str, preset: str) -> frozenset[str]:
+        """Return the keys of a stage that runs of a preset have needed."""
+        return frozenset(path.name for path in (self.folder / stage / preset).glob("*"))
+
+    def is_used(self, preset: str) -> bool:
+        """Return True if a run of a preset has needed any key."""
+        return any((folder / preset).is_dir() for folder in self.folder.glob("*"))
 
     def write(self, stage: str, record: Record) -> None:
         values = {field.name: getattr(record, field.name) for field in fields(record)}

@@ -59,6 +59,14 @@ def test_results_of_another_state_of_the_whole_preset_are_named_as_such(micro_ho
     assert again.stdout == shown(micro_home, "tiny", *overrides()).stdout
 
 
+def test_a_copied_preset_is_planned_and_shown_without_the_settings_of_its_original(micro_home: Path) -> None:
+    copied = overrides("name=copy", "stages.grpo.learning_rate=1e-5")
+    rows = run_warm(["plan", "tiny", *copied], environment(micro_home), ROOT).stdout.splitlines()
+    reasons = {words[0]: " ".join(words[1:]) for words in map(str.split, rows) if words}
+    assert reasons["sft"] == "cached" and reasons["grpo"] == "run first run of this preset"
+    assert "results of other settings" not in shown(micro_home, "tiny", *copied).stdout
+
+
 def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:
     done = shown(tmp_path, "tiny")
     assert done.returncode == 1

@@ -91,7 +91,7 @@ def test_every_ingredient_that_changed_is_named(change: dict[str, Any], reason: 
 
 def test_there_is_no_reason_when_nothing_changed_and_a_plain_one_when_nothing_is_known() -> None:
     assert explain_miss(INGREDIENTS, [record()]) == ""
-    assert explain_miss(INGREDIENTS, []) == "no earlier result"
+    assert explain_miss(INGREDIENTS, []) == "first run"
 
 
 def test_a_result_of_before_machines_were_recorded_has_another() -> None:

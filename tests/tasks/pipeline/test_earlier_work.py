@@ -143,8 +143,8 @@ def killed(run: PipelineRun, after: int, **settings: Any) -> None:
     kill_after.clear()
 
 
-def planned(run: PipelineRun, **settings: Any) -> tuple[str, str]:
-    ((row,), _) = look_up([LOOP], LoopConfig.run(loop=Loop(**settings)), ["loop"], home=run.home)
+def planned(run: PipelineRun, name: str = "toy", **settings: Any) -> tuple[str, str]:
+    ((row,), _) = look_up([LOOP], LoopConfig.run(name=name, loop=Loop(**settings)), ["loop"], home=run.home)
     return row.state, row.reason
 
 
@@ -214,6 +214,15 @@ def test_what_changes_weights_restarts_and_is_named_with_both_values(
     length, rate = settings.get("length", 4), settings.get("rate", 3)
     assert values(run, made(run, **settings)) == at_once(length, rate)
     assert trained == list(range(1, length + 1))
+
+
+def test_the_same_work_of_another_preset_is_continued_and_other_work_of_it_explains_nothing(run: PipelineRun) -> None:
+    killed(run, 3)
+    assert planned(run, "copy") == ("run", "resumes at iteration 4 of 4")
+    made(run)
+    assert planned(run, "copy") == ("cached", "")
+    assert planned(run, "copy", length=6) == ("run", "extends from 4 to 6")
+    assert planned(run, "copy", rate=5) == ("run", "first run of this preset")
 
 
 def test_fewer_iterations_take_the_checkpoint_of_their_number_or_restart(run: PipelineRun) -> None:

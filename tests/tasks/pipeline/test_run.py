@@ -120,7 +120,7 @@ def test_wrong_graphs_are_refused_before_anything_runs() -> None:
 
 
 def test_a_first_run_computes_everything_a_second_nothing_and_a_plan_writes_nothing(tracked_home: Home) -> None:
-    assert set(states(tracked_home).values()) == {("run", "no earlier result")}
+    assert set(states(tracked_home).values()) == {("run", "first run of this preset")}
     first = run(tracked_home)
     assert ran == ["data", "sft", "rl"]
     before = sorted(tracked_home.root.rglob("*"))
@@ -191,6 +191,25 @@ def test_the_plan_says_what_then_happens(
     ran.clear()
     run(tracked_home, **changed)
     assert ran == reruns
+
+
+def test_a_new_preset_is_explained_by_its_own_runs_and_shares_the_results_of_others(tracked_home: Home) -> None:
+    run(tracked_home)
+    changed = {"name": "copy", "sft": Step(value=2)}
+    first = {
+        "data": ("cached", ""),
+        "sft": ("run", "first run of this preset"),
+        "rl": ("depends", "on the result of sft"),
+    }
+    assert states(tracked_home, **changed) == first
+    assert states(tracked_home, **changed, rl=Step(value=3))["rl"] == ("run", "first run of this preset")
+    run(tracked_home, "data", name="copy")
+    assert ran == ["data", "sft", "rl"]
+    assert states(tracked_home, **changed)["sft"] == ("run", "first run of this stage")
+    run(tracked_home, **changed)
+    found = states(tracked_home, name="copy", data=Step(value=2), sft=Step(value=3))
+    assert found["data"] == ("run", "data.value changed (1 -> 2)")  # of a result that the other preset made
+    assert found["sft"] == ("run", "sft.value changed (2 -> 3)")
 
 
 def test_a_damaged_artifact_is_planned_and_repaired_without_a_cascade(tracked_home: Home) -> None:
