@@ -1,13 +1,15 @@
 """Live view: current work of a run, with progress, speed and remaining time.
 
 It listens to :mod:`rlcore.progress`. On a terminal it is the last lines, redrawn so that the clock advances. Elsewhere
-it is a plain line now and then, only if a stage has logged nothing else for long. A worker never opens one.
+it is a plain line now and then, only if a stage has logged nothing else for long, also while nothing advances: a judge
+answers, libraries are imported. A worker never opens one.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +73,7 @@ class RunState(logging.Handler):
             self._parts = {**self._parts, each.label: _continued(self._parts.get(each.label), each)}
         elif each.scope == "loop":
             self._loop, self._phase, self._parts = _continued(self._loop, each), "", {}
+            self._began = time.monotonic()
             if each.done <= 1:
                 self._rewards = []
             if "reward/mean" in each.metrics:
@@ -90,14 +93,13 @@ class RunState(logging.Handler):
         return [self._loop_cells(), *lines] if is_looping else lines
 
     def line(self) -> str:
-        """Return the newest progress as one line, empty if there is none."""
+        """Return the newest progress as one line: of the part that runs, else the time since the phase began."""
         running = [each for each in self._parts.values() if each.progress.done < each.progress.total]
-        if not running:
-            return ""
-        shown = running[-1]
-        counted = [_counted(shown.progress), f"{fraction_of(shown.progress):.0%}", *shown.speed()]
+        now = [f"{duration(time.monotonic() - self._began)} so far"]
+        if running:
+            now = [_counted(running[-1].progress), f"{fraction_of(running[-1].progress):.0%}", *running[-1].speed()]
         loop = _counted(self._loop.progress) if self._loop else ""
-        return ": ".join(filter(None, (loop or self._stage, self._phase, ", ".join(counted))))
+        return ": ".join(filter(None, (loop or self._stage, self._phase, ", ".join(now))))
 
     def _loop_cells(self) -> list[Text | str]:
         assert self._loop is not None
@@ -119,16 +121,30 @@ class PlainLines(RunState):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = time.monotonic()
+        self._logged, self._ended = time.monotonic(), threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         each: Progress = record.__dict__["progress"]
-        if each.scope in ("stage", "loop"):  # which are logged
-            self._said = time.monotonic()
-        elif time.monotonic() - self._said >= PLAIN_SECONDS and (line := self.line()):
-            self._said = time.monotonic()
-            logger.info("%s", line)
+        if each.scope == "stage" or (each.scope == "loop" and each.metrics):  # which are logged
+            self._logged = time.monotonic()
+
+    @contextmanager
+    def logged(self) -> Iterator[None]:
+        """Log lines from a thread while the block runs."""
+        thread = threading.Thread(target=self._log_lines, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join()
+
+    def _log_lines(self) -> None:
+        while not self._ended.wait(max(self._logged + PLAIN_SECONDS - time.monotonic(), 0.0)):
+            if time.monotonic() >= self._logged + PLAIN_SECONDS:
+                self._logged = time.monotonic()
+                logger.info("%s", self.line())
 
 
 def _continued(known: Timed | None, each: Progress) -> Timed:
@@ -152,28 +168,32 @@ def _cells(label: str, timed: Timed, unit: str) -> list[Text | str]:
 @contextmanager
 def live_view() -> Iterator[None]:
     """Show the view on standard error while the block runs. On a terminal other lines appear above it."""
-    source, terminal = progress.logger, sys.stderr
+    source, plain = progress.logger, PlainLines()
     level, passes_on = source.level, source.propagate
-    view = RunState() if terminal.isatty() else PlainLines()
+    view = RunState() if sys.stderr.isatty() else plain
     source.addHandler(view)
     source.setLevel(logging.DEBUG)
     source.propagate = False  # other handlers would log each record
     try:
-        if not terminal.isatty():
+        with plain.logged() if view is plain else _redrawn(view):
             yield
-            return
-        with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4):
-            # Existing handlers hold the terminal itself; their output must go through the view.
-            moved = _move_handlers(terminal, sys.stderr)
-            try:
-                yield
-            finally:
-                for handler in moved:
-                    _point(handler, terminal)
     finally:
         source.removeHandler(view)
         source.setLevel(level)
         source.propagate = passes_on
+
+
+@contextmanager
+def _redrawn(view: RunState) -> Iterator[None]:
+    terminal = sys.stderr
+    with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4):
+        # Existing handlers hold the terminal itself; their output must go through the view.
+        moved = _move_handlers(terminal, sys.stderr)
+        try:
+            yield
+        finally:
+            for handler in moved:
+                _point(handler, terminal)
 
 
 def _move_handlers(old: TextIO, new: TextIO) -> list[logging.StreamHandler[TextIO]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ import logging, sys, time
 from rlcore import progress
 from rlcore.tasks.pipeline import live_view
 from rlcore.tasks.pipeline.prefect_bridge import report_progress
-live_view.PLAIN_SECONDS = 0.5
+live_view.PLAIN_SECONDS = 0.6
 handler = logging.StreamHandler(sys.stderr)
 logging.getLogger("rlcore").addHandler(handler)
 logging.getLogger("rlcore").setLevel(logging.INFO)
@@ -38,6 +39,9 @@ with live_view.live_view():
     for number in range(1, 9):
         progress.advance("answers", number, 9, tokens=50 * number)
         time.sleep(0.1)
+    progress.advance("answers", 9, 9)
+    progress.begin("score")
+    time.sleep(1.3)
     for number in range(1, 4):
         metrics = {"reward/mean": 0.25 * number, "completion/truncated": 0.04, "tokens_per_second": 1234.0}
         report_progress("grpo iterations", number, 4, metrics)
@@ -81,10 +85,16 @@ def test_a_terminal_shows_progress_speed_reward_and_the_time_left_below_the_line
 
 def test_without_a_terminal_there_are_plain_lines_and_progress_now_and_then() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, check=True)
-    told, *others = done.stderr.splitlines()
+    lines = done.stderr.splitlines()
+    told, *silent = [line for line in lines if "0/4" in line]
     assert told.startswith("grpo iterations 0/4: rollout: answers ")
     assert "tokens/s, " in told and told.endswith(" left")
-    assert others == [*(f"iteration {number} is done" for number in (1, 2, 3)), "after the view"]
+    assert silent  # while a judge scores, nothing advances
+    assert all(re.fullmatch(r"grpo iterations 0/4: score: \d s so far", line) for line in silent)
+    assert [line for line in lines if ": " not in line] == [
+        *(f"iteration {number} is done" for number in (1, 2, 3)),
+        "after the view",
+    ]
     assert done.stdout == ""
 
 
@@ -106,7 +116,7 @@ def test_a_new_stage_forgets_the_loop_and_a_finished_part_is_not_shown(state: Ru
     progress.advance("minibatches", 1, 2, fraction=0.75)
     assert state.line() == "grpo iterations 1/3: update: minibatches 1/2, 75%"
     progress.advance("minibatches", 2, 2)
-    assert state.line() == ""
+    assert state.line() == "grpo iterations 1/3: update: 0 s so far"
     progress.begin("evaluate_grpo", scope="stage")
     progress.advance("answers", 3, 10)
     assert state.line() == "evaluate_grpo: answers 3/10, 30%"
