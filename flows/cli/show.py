@@ -23,7 +23,7 @@ def show(
     *,
     overrides: Overrides = (),
 ) -> int:
-    """Show the results of a preset (stages, comparison, report) or of a registered model (metrics, decision, files).
+    """Show a preset's results (stages, comparison, report, versions) or a registered model (metrics, decision, files).
 
     Nothing runs. The exit code is 1 if the preset has no results.
 
@@ -45,7 +45,8 @@ def show(
     config = open_preset(what, overrides)
     table = stages(config)
     rows, refs = look_up(table, config, [stage.name for stage in table], home=home)
-    sys.stdout.write(show_preset(home, config.name, refs, rows))
+    models = [f"{config.name}-{stage.registered_as}" for stage in table if stage.registered_as]
+    sys.stdout.write(show_preset(home, config.name, refs, rows, models))
     sys.stdout.write(_of_other_settings(what, overrides, refs, home))
     return 0 if refs else 1
 

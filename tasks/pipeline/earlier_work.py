@@ -88,6 +88,12 @@ def find_start(stage: Stage, config: RunConfig, ingredients: KeyInputs, home: Ho
     return Start(text=f"restarts: {reason}" if (closest or note) and reason else reason)
 
 
+def saved_iteration(stage: Stage, ingredients: KeyInputs, home: Home) -> str:
+    """Describe the newest checkpoint of a stage that another process runs; empty if there is none yet."""
+    saved, use = _steps(home.work / key_of(ingredients)), stage.continuation
+    return f"iteration {saved[0]} of {ingredients['config']['stage'][use.length]} is saved" if saved and use else ""
+
+
 def checkpoint_key(ingredients: KeyInputs, use: Continuation | None, sections: Sections) -> str:
     """Return the key of all work that can be continued: the stage's own, without its length if that is free."""
     ingredients = without_outcome(ingredients)

@@ -9,13 +9,14 @@ from typing import Literal
 
 from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import explain_miss
+from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
 from rlcore.tasks.pipeline.earlier_results import damage, find_result, first_run, own_work
-from rlcore.tasks.pipeline.earlier_work import find_start
+from rlcore.tasks.pipeline.earlier_work import find_start, saved_iteration
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.locks import is_held
 from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
 
@@ -25,11 +26,11 @@ class PlanRow:
     """Planned action for a stage.
 
     ``cached``: its result exists and is intact. ``run``: it will be computed for ``reason``. ``depends``: an upstream
-    stage runs, and this one runs only if that result changes.
+    stage runs, and this one runs only if that result changes. ``running``: another process computes it now.
     """
 
     stage: str
-    state: Literal["cached", "run", "depends"]
+    state: Literal["cached", "run", "depends", "running"]
     reason: str
 
 
@@ -123,5 +124,7 @@ def _plan_stage(
     errors = store.errors(record.ref) if record and is_verified else ()
     if record and not errors:
         return PlanRow(stage=stage.name, state="cached", reason=note), record.ref
+    if is_held(home.work / f"{key_of(ingredients)}.lock"):
+        return PlanRow(stage=stage.name, state="running", reason=saved_iteration(stage, ingredients, home)), None
     start = find_start(stage, config, ingredients, home, note=damage(errors) if errors else note)
     return PlanRow(stage=stage.name, state="run", reason=start.text), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.markdown import on_terminal
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.database import database_of, stored_versions
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.registry import read_version
 
@@ -32,19 +33,37 @@ def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, secon
     return "\n".join(lines) + "\n"
 
 
-def show_preset(home: Home, preset: str, refs: Mapping[str, ArtifactRef], rows: Sequence[PlanRow]) -> str:
-    """Format the existing results of a preset without running anything; ``rows``: the plan, with the reason of each."""
+def show_preset(
+    home: Home, preset: str, refs: Mapping[str, ArtifactRef], rows: Sequence[PlanRow], models: Collection[str]
+) -> str:
+    """Format the existing results of a preset without running anything.
+
+    ``rows``: the plan, with the reason of each. ``models``: names of its registered models.
+    """
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
+    lines += _versions(home, models, {ref.sha256 for ref in refs.values()})
     missing = [row for row in rows if row.stage not in refs]
     others = [row for row in missing if row.state == "run" and _has_results(row.stage, preset, home)]
     if not refs:
         elsewhere = "those of another folder: set RLCORE_HOME to its .rlcore"
         lines.append(f"no results in {home.root}" + (" fit the preset" if others else f"; {elsewhere}"))
-    if new := [row.stage for row in missing if row not in others]:
+    running = [row for row in missing if row.state == "running"]
+    lines += [f"{'running now':<24}{row.stage}{row.reason and f': {row.reason}'}" for row in running]
+    if new := [row.stage for row in missing if row not in (*running, *others)]:
         lines.append(f"not run yet, or after a changed stage: {', '.join(new)}")
     lines += ["results of other settings, data or code:"] if others else []
     lines += [f"  {row.stage}: {row.reason.removeprefix('restarts: ')}" for row in others]
     return "\n".join(lines) + "\n"
+
+
+def _versions(home: Home, models: Collection[str], shown: Collection[str]) -> Iterator[str]:
+    """Yield a line per registered version that is shown or has an alias. Those on a server are on its pages."""
+    path = database_of(home)
+    for each in stored_versions(path, models) if path else []:
+        if each.aliases or each.sha256 in shown:
+            other = "" if each.sha256 in shown else "of other settings, data or code"
+            facts = ", ".join(filter(None, (each.aliases, other)))
+            yield f"{'registered':<24}{each.name}/{each.version}{facts and f' ({facts})'}"
 
 
 def _has_results(stage: str, preset: str, home: Home) -> bool:

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.passwords import private_file
 from rlcore.tasks.store.settings import Home
+
+_SQLITE = "sqlite:///"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredVersion:
+    """Registered version: the digest of its artifact, empty if rlcore did not register it, and its aliases as text."""
+
+    name: str
+    version: int
+    sha256: str
+    aliases: str
+
+
+def database_of(home: Home) -> Path | None:
+    """Return the file of MLflow's database, or None if a server has it."""
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
 
 
 def require_made(home: Home) -> None:
@@ -46,6 +67,25 @@ def make_database(home: Home) -> None:
     sync(aside)
     aside.rename(path)
     sync(home.root)
+
+
+def stored_versions(path: Path, names: Collection[str]) -> list[StoredVersion]:
+    """Return all versions of registered models, read without MLflow."""
+    if not path.is_file():
+        return []
+    query = """
+        SELECT name, version,
+            (SELECT value FROM model_version_tags t WHERE (t.name, t.version, t.key) = (v.name, v.version, 'sha256')),
+            (SELECT group_concat(alias, ', ') FROM registered_model_aliases a
+                WHERE (a.name, a.version) = (v.name, v.version))
+        FROM model_versions v WHERE current_stage NOT LIKE 'Deleted%' ORDER BY name, version"""
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
+        rows = database.execute(query).fetchall()
+    return [
+        StoredVersion(name=name, version=version, sha256=sha256 or "", aliases=aliases or "")
+        for name, version, sha256, aliases in rows
+        if name in names
+    ]
 
 
 def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:

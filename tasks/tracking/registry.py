@@ -21,7 +21,7 @@ from rlcore.errors import ModelError, PromotionError
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
-from rlcore.tasks.tracking.database import stored_version
+from rlcore.tasks.tracking.database import database_of, stored_version
 from rlcore.tasks.tracking.errors import none_if_missing
 from rlcore.tasks.tracking.mlflow_model import checkpoint_in, verified_checkpoint
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
-_SQLITE = "sqlite:///"
 _MODELS = "models:/"
 _NONE: Mapping[str, str] = MappingProxyType({})
 _FIRST = "none"  # the champion at the time of the promotion
@@ -129,9 +128,8 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
     """
     name, _, alias = model.removeprefix("models:/").partition("@")
     name, _, number = name.partition("/")
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or home.tracking_uri
-    if uri.startswith(_SQLITE):
-        found = stored_version(Path(uri.removeprefix(_SQLITE)), name, alias=alias, number=number)
+    if path := database_of(home):
+        found = stored_version(path, name, alias=alias, number=number)
     else:
         tracker = open_tracker(home)
         version = find_version(tracker, name, alias) if alias else find_number(tracker, name, number)
@@ -139,7 +137,7 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
     if found is None:
         raise ModelError(
             f"there is no registered model {model!r}",
-            where=uri.removeprefix(_SQLITE),
+            where=str(path or os.environ["MLFLOW_TRACKING_URI"]),
             fix="write name@champion or name/3; if it was trained in another folder, set RLCORE_HOME to its .rlcore",
         )
     return {"name": name, **found}

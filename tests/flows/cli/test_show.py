@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
+from rlcore.tasks.store.locks import file_lock
 from tests.flows.conftest import ROOT, environment
+from tests.flows.homes import without
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
 
@@ -65,6 +69,21 @@ def test_a_copied_preset_is_planned_and_shown_without_the_settings_of_its_origin
     reasons = {words[0]: " ".join(words[1:]) for words in map(str.split, rows) if words}
     assert reasons["sft"] == "cached" and reasons["grpo"] == "run first run of this preset"
     assert "results of other settings" not in shown(micro_home, "tiny", *copied).stdout
+
+
+def test_a_stage_that_runs_now_and_versions_with_their_aliases_are_named(micro_home: Path, tmp_path: Path) -> None:
+    (key,) = (path.stem for path in (micro_home / "cache" / "grpo").glob("*.json"))
+    home = without(micro_home, tmp_path / "home", "grpo")
+    with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
+        alias = "INSERT INTO registered_model_aliases (name, alias, version) VALUES (?, ?, 1)"
+        database.executemany(alias, [("tiny-sft", "champion"), ("tiny-grpo", "challenger")])
+    (home / "work").mkdir()
+    with file_lock(home / "work" / f"{key}.lock"):
+        lines = shown(home, "tiny", *overrides()).stdout.splitlines()
+    assert "running now             grpo" in lines
+    assert "registered              tiny-ppo/1" in lines
+    assert "registered              tiny-sft/1 (champion)" in lines
+    assert "registered              tiny-grpo/1 (challenger, of other settings, data or code)" in lines
 
 
 def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:

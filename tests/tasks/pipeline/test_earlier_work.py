@@ -22,6 +22,7 @@ from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.imports import NOTHING_CHOSEN
+from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import note_digest
 from rlcore.training.manifest import write_manifest
@@ -214,6 +215,13 @@ def test_what_changes_weights_restarts_and_is_named_with_both_values(
     length, rate = settings.get("length", 4), settings.get("rate", 3)
     assert values(run, made(run, **settings)) == at_once(length, rate)
     assert trained == list(range(1, length + 1))
+
+
+def test_a_stage_that_another_process_runs_is_planned_as_running_with_what_is_saved(run: PipelineRun) -> None:
+    killed(run, 3)
+    (folder,) = (path for path in run.home.work.iterdir() if path.is_dir())
+    with file_lock(folder.with_suffix(".lock")):
+        assert planned(run) == ("running", "iteration 3 of 4 is saved")
 
 
 def test_the_same_work_of_another_preset_is_continued_and_other_work_of_it_explains_nothing(run: PipelineRun) -> None:
