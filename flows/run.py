@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from rlcore.errors import ConfigError
 from rlcore.flows.plan import preflight_lines
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
+from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.events import emit_on_refusal
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.pipeline.pipeline_run import is_unfinished
-from rlcore.tasks.pipeline.plan import cached_refs
+from rlcore.tasks.pipeline.plan import cached_refs, recorded_refs
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
-from rlcore.tasks.pipeline.promotion import apply_decision, current_champion
+from rlcore.tasks.pipeline.promotion import apply_decision, current_champion, doubt_first_champion
 from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.pipeline.run import Report, run_pipeline
 from rlcore.tasks.presets.promotion import PromotionConfig
@@ -95,10 +96,21 @@ def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRe
         table = promotion_stages(config, champion)
         report = _report("promote", preset, overrides)
         refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
-        outcome = apply_decision(home, config, refs, over=champion)
+        outcome = _apply_decision(home, config, refs, over=champion)
     logger.info("%s", outcome)
     report_markdown("outcome of the promotion", plain(outcome))
     return refs
+
+
+def _apply_decision(
+    home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None
+) -> str:
+    """Apply the decision; warn of a first champion that is not better than its base, if the base was evaluated."""
+    outcome, base = apply_decision(home, config, refs, over=over), f"evaluate_{BASE}"
+    known = {} if over else recorded_refs(stages(config), config, [base], home=home)
+    if base in known and (doubt := doubt_first_champion(home, config, refs, known[base])):
+        logger.warning("%s", doubt)
+    return outcome
 
 
 def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
@@ -151,7 +163,7 @@ def _run_promotion(
     known = "promote" in refs and not _is_unfinished(home, config, targets)
     if not known:
         refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=report)
-    outcome = apply_decision(home, config, refs, over=champion)
+    outcome = _apply_decision(home, config, refs, over=champion)
     if known:
         outcome = f"nothing new: these inputs were trained on and compared before. {outcome}"
     return Retraining(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import mean
 
 from rlcore.errors import PromotionError
+from rlcore.evaluation.paired_tests import paired_difference
+from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.kinds.compare.step import greedy_answers
 from rlcore.tasks.kinds.promote.names import model_name
 from rlcore.tasks.pipeline.events import emit_rejection
 from rlcore.tasks.pipeline.leases import leased
@@ -41,6 +45,26 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
             f"{PREVIOUS!r} to begin without a champion",
         )
     return champion
+
+
+def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], base: ArtifactRef) -> str:
+    """Return a warning about a first champion that is not shown to be better than its base; empty if it is.
+
+    ``base``: the evaluation of the base on the same problems.
+    """
+    store, challenger = ArtifactStore(home.root), config.section("promotion", PromotionConfig).challenger
+    new, old = (greedy_answers(store.path(ref))["correct"].tolist() for ref in (refs[f"evaluate_{challenger}"], base))
+    if not new or not read_json(store.path(refs["promote"]) / "verdict.json")["verdict"]["promote"]:
+        return ""
+    level = config.evaluation.confidence
+    gain = paired_difference(new, old, confidence=level).difference
+    if gain.low > 0.0:
+        return ""
+    return (
+        f"first champion of {registered_name(config)}: no earlier one to beat, and its accuracy {mean(new):.3f} is not "
+        f"shown to be above its base's {mean(old):.3f} (difference {gain.mean:+.3f}, {format_level(level)} interval "
+        f"[{gain.low:+.3f}, {gain.high:+.3f}], n = {gain.n})"
+    )
 
 
 def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.errors import ConfigError, DataError, PromotionError
 from rlcore.flows.presets import open_preset
-from rlcore.flows.run import run_promotion, run_rollback
+from rlcore.flows.run import run_promotion, run_rollback, run_targets
 from rlcore.tasks.kinds.promote.figures import (
     compared,
     compared_by_wins,
@@ -108,6 +108,20 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     with pytest.raises(PromotionError, match="has been rolled back"):
         run(tmp_path, RIGHT)
     assert aliases(tracked_home)[CHAMPION] == 1
+
+
+def test_a_first_champion_that_is_not_better_than_its_base_is_a_warning(
+    tracked_home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", logger="rlcore.promotion")
+    run_targets("tiny", (*SMALL, *write_files(tmp_path, right=0)), ["evaluate_base"])
+    run(tmp_path, WRONG)
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "rlcore.promotion")
+    assert line.startswith("first champion of tiny-sft: no earlier one to beat, and its accuracy 0.000 is not shown ")
+    assert "above its base's 0.000 (difference +0.000, 95 % interval [" in line
+    caplog.clear()
+    run(tmp_path, RIGHT, "name=mine")  # right in every answer
+    assert [record for record in caplog.records if record.name == "rlcore.promotion"] == []
 
 
 def test_a_preset_under_another_name_promotes_what_its_base_has_trained(tracked_home: Home, tmp_path: Path) -> None:
