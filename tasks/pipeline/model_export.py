@@ -102,6 +102,7 @@ def _card(home: Home, registered: RegisteredVersion, repo: str) -> str:
     record = next((each for each in records if each.key == registered.tags.get("stage_key")), None)
     if record is not None:
         tags = registered.tags
-        return write_cards(home, records, record, name=tags["name"], tags=tags, repo=repo).model
+        version = int(tags["version"])
+        return write_cards(home, records, record, name=tags["name"], version=version, tags=tags, repo=repo).model
     beside = registered.folder.parent / CARD
     return beside.read_text(encoding="utf-8") if beside.is_file() else ""

@@ -15,7 +15,7 @@ from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.mlflow_model import Package, files_below
 from rlcore.tasks.tracking.model_card import write_cards
-from rlcore.tasks.tracking.model_descriptions import describe, refresh_cards
+from rlcore.tasks.tracking.model_descriptions import refresh_cards
 from rlcore.tasks.tracking.past import PAST
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import find_by_sha256
@@ -35,7 +35,7 @@ def register(
     made_by = run.tracker.find_run(ref.mlflow_run_id) or run.parent
     tags = _tags(record, inputs) | {"preset": preset}
     records = read_records(run.home)
-    cards = write_cards(run.home, records, record, name=name, tags=tags)
+    cards = write_cards(run.home, records, record, name=name, version=None, tags=tags)
     folder = run.store.path(ref)
     # Seconds of a killed attempt are in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_machine_dependent(metric)}
@@ -44,7 +44,7 @@ def register(
         beside = {MANIFEST: folder / MANIFEST} | files_below(temporary)
         package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside=beside)
         version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
-    describe(run.tracker, version, cards.model)
+    refresh_cards(run.home, run.tracker, [version])
 
 
 def complete_cards(stages: Iterable[Stage], refs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun) -> None:

@@ -34,11 +34,18 @@ _LIMITS = """- The results hold for these held-out problems. Other tasks, langua
 
 
 def write_cards(
-    home: Home, records: Sequence[Record], record: Record, *, name: str, tags: Mapping[str, str], repo: str = ""
+    home: Home,
+    records: Sequence[Record],
+    record: Record,
+    *,
+    name: str,
+    version: int | None,
+    tags: Mapping[str, str],
+    repo: str = "",
 ) -> Cards:
     """Write the cards of the model of ``record``, registered under ``name`` with ``tags``.
 
-    ``repo``: the hub's repository that the card is for.
+    ``version``: None before the registration. ``repo``: the hub's repository that the card is for.
     """
     root = ancestry(home, tuple(records), record)
     base = _base(home, records, root)
@@ -51,8 +58,8 @@ def write_cards(
     fields = header_fields(record, base, data=data, index=index)
     header = "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in fields.items()) + "---"  # YAML too
     sections = {
-        "": _what(name, record, base),
-        "How to load it": _loading(name, record, repo),
+        "": _what(code(name) + (f" version {version}" if version else ""), record, base),
+        "How to load it": _loading(f"models:/{name}/{version or 'VERSION'}", record, repo),
         "Results": _results(evaluated or record, is_evaluated=evaluated is not None),
         "Decision": _decision(tags),
         "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md` of the version in MLflow.",
@@ -74,7 +81,7 @@ def body_of(card: str) -> str:
 
 def _what(name: str, record: Record, base: Mapping[str, Any]) -> str:
     stage = record.ingredients["stage"]["name"]
-    lines = [f"{code(name)} is the checkpoint of the stage {code(stage)}, made {record.created[:10]} by rlcore."]
+    lines = [f"{name} is the checkpoint of the stage {code(stage)}, made {record.created[:10]} by rlcore."]
     if base:
         origin = f"{base['path']}@{base['revision'][:_DIGITS]}" if base.get("revision") else base.get("path", "")
         origin = "/".join(filter(None, (origin, base.get("file", ""))))
@@ -130,7 +137,7 @@ def _license(name: str) -> str:
     return f"The base model's: {plain(name)}." if name else "None was declared for the base model: find out before use."
 
 
-def _loading(name: str, record: Record, repo: str) -> str:
+def _loading(uri: str, record: Record, repo: str) -> str:
     if repo:
         return f"""```python
 from transformers import pipeline
@@ -139,13 +146,13 @@ chat = pipeline("text-generation", {json.dumps(repo)})
 ```
 
 vLLM: `vllm serve {repo}`."""
-    uri = json.dumps(f"models:/{name}@champion")
     if _is_reward_model(record):
-        return f"If rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = mlflow.pyfunc.load_model({uri})\n```"
+        load = f"mlflow.pyfunc.load_model({json.dumps(uri)})"
+        return f"If rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = {load}\n```"
     return f"""```python
 import mlflow
 
-chat = mlflow.transformers.load_model({uri})  # or a version, as in {name}/1: a pipeline that takes messages
+chat = mlflow.transformers.load_model({json.dumps(uri)})  # a pipeline that takes messages
 ```
 
 An exported folder is loaded by its path, with `AutoModelForCausalLM` and `AutoTokenizer` of transformers or by vLLM."""

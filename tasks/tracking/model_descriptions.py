@@ -17,13 +17,8 @@ _MAX_LETTERS = 5000  # characters of a description in MLflow's tables
 _MORE = f"\n\n(The whole card is the file {CARD} of the model.)"
 
 
-def describe(tracker: Tracker, version: ModelVersion, card: str) -> None:
-    """Set a card, truncated if it is long, as the description of a version."""
-    tracker.client.update_model_version(version.name, str(version.version), _description(card))
-
-
 def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]) -> None:
-    """Rewrite cards that an evaluation, a decision or a rollback extends.
+    """Write the cards of versions: after the registration, an evaluation, a decision, or a rollback.
 
     Versions without a record in this state directory are unchanged. A repeated call changes nothing.
     """
@@ -33,11 +28,12 @@ def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]
         tags = read_tags(tracker, version)
         record = by_key.get(tags.get("stage_key", ""))
         if record is not None and version.model_id:
-            card = write_cards(home, records, record, name=version.name, tags=tags).model
-            _replace(tracker, version, card)
+            cards = write_cards(home, records, record, name=version.name, version=version.version, tags=tags)
+            _replace(tracker, version, cards.model)
 
 
 def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
+    """Replace the card in the version's files and, truncated if it is long, its description."""
     known = tracker.client.get_model_version(version.name, str(version.version)).description
     if known == _description(card):
         return
@@ -45,7 +41,8 @@ def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
         path = Path(folder) / CARD
         path.write_text(card, encoding="utf-8")
         tracker.client.log_model_artifact(version.model_id, str(path))
-    describe(tracker, version, card)  # last, so that a killed call is repeated
+    # Last, so that a killed call is repeated.
+    tracker.client.update_model_version(version.name, str(version.version), _description(card))
 
 
 def _description(card: str) -> str:

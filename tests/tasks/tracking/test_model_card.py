@@ -43,6 +43,8 @@ def test_mlflows_page_shows_the_card(tracker: Tracker, tracked_home: Home) -> No
         assert f"\n## {title}\n" in shown
     assert shown == body_of(card_file(tracked_home))
     assert "The base model's: Apache-2.0." in shown
+    assert "`toy-sft` version 1 is the checkpoint of" in shown
+    assert 'load_model("models:/toy-sft/1")' in shown and "champion" not in shown.partition("## Decision")[0]
 
 
 def test_a_verdict_and_a_roll_back_are_added_and_a_repeated_call_writes_nothing(
@@ -64,9 +66,10 @@ def test_the_card_of_a_reward_model_says_how_to_load_one(tracker: Tracker, track
     records = read_records(tracked_home)
     sft = next(each for each in records if each.ref.kind == "checkpoint")
     scorer = replace(sft, ref=replace(sft.ref, kind="reward_model"))
-    cards = [write_cards(tracked_home, records, each, name="m", tags={}).model for each in (sft, scorer)]
+    cards = [write_cards(tracked_home, records, each, name="m", version=3, tags={}).model for each in (sft, scorer)]
     assert ["mlflow.transformers.load_model" in card for card in cards] == [True, False]
     assert ["mlflow.pyfunc.load_model" in card for card in cards] == [False, True]
+    assert all('load_model("models:/m/3")' in card for card in cards)
 
 
 def test_the_header_has_results_data_sets_and_base_as_hubs_read_them(tracker: Tracker, tracked_home: Home) -> None:
@@ -88,7 +91,8 @@ def test_the_header_has_results_data_sets_and_base_as_hubs_read_them(tracker: Tr
             "completion/length": 9.0,
         },
     )
-    card = ModelCard(write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", tags={}).model)
+    written = write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
+    card = ModelCard(written.model)
     (result,) = card.data.eval_results or []
     assert card.data.model_name == "toy-sft"
     assert (result.dataset_type, result.dataset_revision, result.dataset_split) == ("me/sums", "a" * 40, "held out")
