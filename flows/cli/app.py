@@ -6,6 +6,9 @@ needs when it runs, so that ``--help`` and completion are quick.
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,16 +69,23 @@ app.register_install_completion_command(help="Install shell completion.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code. A known error ends with its message, without a traceback."""
+    """Run one command; return the exit code. A known error ends with its message, without a traceback.
+
+    If the reader of the output has left (``rlcore config | head``), the command ends silently, as by SIGPIPE.
+    """
     if arguments is None:
         _add_cwd_to_path()
     try:
-        return app(None if arguments is None else list(arguments)) or 0
+        code = app(None if arguments is None else list(arguments)) or 0
+        sys.stdout.flush()
+        return code
     except CycloptsError as error:
         return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
     except RlcoreError as error:
         return _refuse(type(error).__name__, str(error), USAGE_ERROR if isinstance(error, ConfigError) else FAILURE)
     except OSError as error:  # a full disk, a name that is too long, no permission
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            return 128 + signal.SIGPIPE
         named = f": {str(error.filename)[:_MAX_NAME]}" if error.filename else ""
         return _refuse("the operating system", f"{error.strerror or error}{named}", FAILURE)
     except KeyboardInterrupt as error:
@@ -91,6 +101,15 @@ def _add_cwd_to_path() -> None:
     """
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
+
+
+def _is_unread() -> bool:
+    """Return True if the reader of the output has left; then discard what is still to be written."""
+    output = select.poll()
+    output.register(sys.stdout, 0)  # errors alone
+    if has_left := bool(output.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return has_left
 
 
 def _refuse(kind: str, text: str, code: int) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -76,6 +77,17 @@ def test_an_error_of_ours_is_its_message_and_its_exit_code(
     monkeypatch.setattr("rlcore.flows.cli.servers.open_home", fail)
     assert main(["ui"]) == code
     assert capsys.readouterr().err == f"\nerror ({type(error).__name__}): {error}\n"
+
+
+@pytest.mark.parametrize("arguments", [["config", "tiny"], ["show", "tiny"]])
+def test_a_command_whose_output_nobody_reads_ends_silently(tmp_path: Path, arguments: list[str]) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "rlcore.flows", *arguments]
+    variables = {**os.environ, "RLCORE_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, env=variables, text=True, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_the_console_script_is_the_module_that_python_runs() -> None:
