@@ -122,7 +122,8 @@ def test_three_algorithms_from_one_start_are_compared_with_each_other_under_thei
     for contrast in ("grpo - sft", "ppo - sft", "dapo - sft", "ppo - grpo", "dapo - grpo", "dapo - ppo"):
         assert f"| {contrast} |" in page
     assert same_start_runs(open_preset("three_way")) == (("grpo", "ppo", "dapo"),)
-    assert "## grpo against ppo against dapo at equal samples" in page
+    title = "## grpo against ppo against dapo at equal samples and at equal compute\n\n"
+    assert f"{title}Each run is shown at its last evaluation within " in page
     assert [rl.algorithm for rl in rl_stages(open_preset("three_way")).values()] == [
         "grpo",
         "ppo",

@@ -22,6 +22,11 @@ from rlcore.tasks.kinds.win_rate.page import render as win_rate_text
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json
 
+_AT_EQUAL_COST = (
+    "Each run is shown at its last evaluation within the number of sampled completions (`samples`), or of seconds of "
+    "rollouts, scoring, updates and syncs (`seconds`), that all of them reached."
+)
+
 
 def comparison_page(result: Result, folder: Path) -> str:
     """Write ``comparison.md`` and its figures."""
@@ -87,7 +92,7 @@ def render(
         "## Cost of the RL runs",
         cost_table(histories),
         *(
-            f"## {' against '.join(names)} at equal samples and at equal compute\n\n"
+            f"## {' against '.join(names)} at equal samples and at equal compute\n\n{_AT_EQUAL_COST}\n\n"
             + head_to_head_table({each: histories[each] for each in names}, confidence=confidence)
             for names in compared["opponents"]
         ),
