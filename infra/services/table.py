@@ -49,7 +49,7 @@ def _prefect_is_ready(layout: Layout) -> bool:
 
 def _mlflow_command(layout: Layout) -> list[str]:
     # The database and the folder of files are in the environment.
-    return mlflow_command(layout.ports["mlflow"], "--serve-artifacts", "--uvicorn-opts", "--log-level warning")
+    return mlflow_command(layout.ports["mlflow"], "--serve-artifacts")
 
 
 def _mlflow_is_ready(layout: Layout) -> bool:

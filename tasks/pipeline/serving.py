@@ -131,6 +131,7 @@ def _token() -> str:
 def _say(registered: RegisteredVersion, token: str, url: str) -> None:
     sys.stdout.write(f"{registered.tags['name']} version {registered.tags['version']}: {url}\n")
     sys.stdout.write("" if os.environ.get(TOKEN) else f"token: {token}\n")
+    sys.stdout.write("Ctrl-C ends it.\n")
     sys.stdout.flush()
 
 

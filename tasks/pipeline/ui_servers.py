@@ -27,6 +27,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
 from rlcore.tasks.tracking.views import results_page
 
+_QUIET = {"MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}  # what they warn of is not the user's
 _PATIENCE = 5.0  # seconds between terminating a server and killing it
 
 
@@ -56,11 +57,17 @@ def _servers(
     home: Home, known: Mapping[str, str], *, mlflow_port: int, prefect_port: int
 ) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:
     """Return command and added environment variables of each server, by name."""
-    stores = ("--backend-store-uri", home.tracking_uri, "--default-artifact-root", home.mlartifacts.as_uri())
-    return {
-        "MLflow": (mlflow_command(mlflow_port, *stores), mlflow_variables(_folder(home), mlflow_port, known)),
+    uri = home.tracking_uri
+    stores = ("--backend-store-uri", uri, "--registry-store-uri", uri)
+    artifacts = ("--default-artifact-root", home.mlartifacts.as_uri())
+    found = {
+        "MLflow": (
+            mlflow_command(mlflow_port, *stores, *artifacts),
+            mlflow_variables(_folder(home), mlflow_port, known),
+        ),
         "Prefect": (prefect_command(prefect_port), prefect_variables(prefect_port, known[WEB])),
     }
+    return {name: (command, {**variables, **_QUIET}) for name, (command, variables) in found.items()}
 
 
 def _folder(home: Home) -> Path:
