@@ -16,6 +16,7 @@ import pytest
 
 from tests import shapes
 
+gc.disable()  # while millions of objects are made that stay to the end
 shapes.install()  # before anything imports rlcore
 
 from rlcore.tasks.store.settings import Home, configure_environment  # noqa: E402 — imports rlcore
@@ -89,8 +90,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """The collector of garbage need not look again at the millions of objects that stay to the end."""
+    """The collector of garbage need not look at what was imported and collected."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

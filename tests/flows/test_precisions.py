@@ -107,10 +107,11 @@ def test_every_checkpoint_of_a_half_precision_run_is_evaluated_and_compared(half
         assert json.loads((newest(home, f"evaluate_{name}") / "summary.json").read_text())["eval/problems"] == 40
 
 
+@pytest.mark.slow  # tests/rlcore/training/test_precision.py has the updates of PPO in both halves
 @pytest.mark.parametrize(
     "half", ["bfloat16"], indirect=True
 )  # where the critic stands does not look at which half it is
-@pytest.mark.parametrize("critic", ["head", pytest.param("adapter", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("critic", CRITICS)
 def test_a_critic_on_the_backbone_of_the_policy_or_of_adapters_learns_in_half_precision(
     half: tuple[str, Path], critic: str
 ) -> None:

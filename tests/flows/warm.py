@@ -110,12 +110,14 @@ def _connect() -> TextIO:
 
 def serve(folder: Path) -> None:
     """Fork for each worker, until the last one has gone."""
+    gc.disable()
     for module in NEEDED:
         importlib.import_module(module)
     _look_ahead()
     _in_child(lambda: _make_database(folder))
     gc.collect()
     gc.freeze()  # or each child copies what the collector looks at
+    gc.enable()
     workers = 0
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / SOCKET))

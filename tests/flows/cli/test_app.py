@@ -135,12 +135,11 @@ def test_the_console_script_finds_modules_of_the_current_folder_whatever_their_n
     assert done.stdout.split()[-2:] == [str(path) for path in mine]
 
 
-@pytest.mark.parametrize("command", [["plan", "--preset", "tiny"], ["doctor"], ["validate", "--help"]])
-def test_no_module_of_a_user_hides_ours(command: list[str], tmp_path: Path) -> None:
+def test_no_module_of_a_user_hides_ours(tmp_path: Path) -> None:
     for name in ("tasks", "flows", "data_contracts", "examples", "infra", "benchmarks", "tests"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not ours')")
     variables = os.environ | {"PYTHONPATH": str(tmp_path), "RLCORE_HOME": str(tmp_path / "home")}
-    line = [sys.executable, "-m", "rlcore.flows", *command]
+    line = [sys.executable, "-m", "rlcore.flows", "plan", "--preset", "tiny"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=variables, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,19 +18,10 @@ import pytest
 from rlcore.errors import ConfigError
 from rlcore.loop import LogRecorder
 from rlcore.loop.curves import TOOLS, CurveRecorder
+from tests.flows.conftest import environment
+from tests.flows.warm import run_warm
 
 METRICS = {"reward/mean": 0.5, "completion/length": 18.0}
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from rlcore.loop.curves import TOOLS
-curves = TOOLS[sys.argv[1]](Path(sys.argv[2]), project="mine", run="first")
-for step in range(1, 8):
-    curves.write(step, {"reward/mean": step / 10})
-    if step == 5:
-        curves.flush()  # a checkpoint: the next process begins at 6
-os.kill(os.getpid(), signal.SIGKILL)
-"""
 
 
 def tensorboard_steps(folder: Path) -> list[int]:
@@ -71,20 +63,20 @@ def wandb_steps(folder: Path) -> list[int]:
     return found
 
 
-def wandb_steps_at_last(folder: Path) -> list[int]:
-    """Steps of W&B's file, whose last block its service may write shortly after a run has ended."""
-    for _ in range(100):
-        if found := wandb_steps(folder):
-            return found
-        time.sleep(0.1)
-    return []
-
-
 STEPS: dict[str, Callable[[Path], list[int]]] = {
     "tensorboard": tensorboard_steps,
     "wandb": wandb_steps,
     "trackio": trackio_steps,
 }
+
+
+def steps_at_last(name: str, folder: Path, last: int) -> list[int]:
+    """Steps of a tool's files. W&B's service may write the last block shortly after a run has ended."""
+    for _ in range(100):
+        if last in (found := STEPS[name](folder)):
+            break
+        time.sleep(0.1)
+    return sorted(found)
 
 
 @pytest.fixture(autouse=True)
@@ -93,31 +85,37 @@ def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
 
 
+def write_and_die(arguments: list[str]) -> int:
+    """Write seven steps, the first five for good, and die: for the warm process."""
+    curves = TOOLS[arguments[0]](Path(arguments[1]), project="mine", run="first")
+    for step in range(1, 8):
+        curves.write(step, {"reward/mean": step / 10})
+        if step == 5:
+            curves.flush()  # a checkpoint: the next process begins at 6
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 @pytest.mark.parametrize("name", TOOLS)
 def test_after_a_kill_no_step_is_lost_and_none_is_there_twice(name: str, tmp_path: Path) -> None:
-    resumed = (
-        KILLED[: KILLED.index("for step")]
-        + """
-for step in range(6, 11):
-    if step > curves.resumed_at:
-        curves.write(step, {"reward/mean": step / 10})
-curves.close()
-"""
-    )
-    killed = subprocess.run([sys.executable, "-c", KILLED, name, str(tmp_path)])
-    assert killed.returncode == -9
-    subprocess.run([sys.executable, "-c", resumed, name, str(tmp_path)], check=True)
-    assert sorted(STEPS[name](tmp_path)) == list(range(1, 11))
+    variables = environment(tmp_path / "home")
+    killed = run_warm([name, str(tmp_path)], variables, tmp_path, call="tests.rlcore.loop.test_curves:write_and_die")
+    assert killed.returncode == -9, killed.stderr
+    with closing(TOOLS[name](tmp_path, project="mine", run="first")) as curves:
+        for step in range(6, 11):
+            if step > curves.resumed_at:
+                curves.write(step, {"reward/mean": step / 10})
+    assert steps_at_last(name, tmp_path, 10) == list(range(1, 11))
 
 
 def test_a_line_of_the_journal_that_a_kill_has_cut_is_no_step(tmp_path: Path) -> None:
     (tmp_path / "mine-first.jsonl").write_text('{"folder": "x"}\n{"step": 1, "metrics": {"a": 1.0}}\n{"step": 2, "met')
     with closing(TOOLS["wandb"](tmp_path, project="mine", run="first")) as curves:
         assert curves.resumed_at == 1
-    assert wandb_steps_at_last(tmp_path) == [1]
+    assert steps_at_last("wandb", tmp_path, 1) == [1]
     with closing(TOOLS["wandb"](tmp_path, project="mine", run="first")) as curves:
         assert curves.resumed_at == 1
-    assert wandb_steps_at_last(tmp_path) == [1]
+    assert steps_at_last("wandb", tmp_path, 1) == [1]
 
 
 def test_a_recorder_passes_everything_on_and_drops_steps_that_the_tool_has(caplog: pytest.LogCaptureFixture) -> None:

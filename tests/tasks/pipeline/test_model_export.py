@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from rlcore.errors import ConfigError, ModelError, StorageError
+from rlcore.models import saving
 from rlcore.tasks.pipeline.model_export import export_model, open_registered
-from rlcore.tasks.store.settings import Home, configure_environment
+from rlcore.tasks.store.settings import Home, configure_environment, find_home
 from tests.chat_models import our_answers
+from tests.flows.conftest import environment
+from tests.flows.warm import run_warm
 from tests.registered import register_toy
 
 
@@ -45,16 +48,12 @@ def test_files_that_the_home_has_no_more_come_from_the_registry(
     assert not registered.folder.exists()
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from rlcore.models import saving
-from rlcore.tasks.store.settings import configure_environment, find_home
-from rlcore.tasks.pipeline.model_export import export_model
-saving.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
-configure_environment(find_home())
-export_model(find_home(), "toy-sft/1", Path(sys.argv[1]))
-"""
+def export_and_die(arguments: Sequence[str]) -> int:
+    """Export a model and die when its files are written to the disk: for the warm process."""
+    saving.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    configure_environment(find_home())
+    export_model(find_home(), "toy-sft/1", Path(arguments[0]))
+    return 0
 
 
 def test_nothing_is_left_of_an_export_that_was_killed_when_the_next_command_starts(
@@ -62,8 +61,9 @@ def test_nothing_is_left_of_an_export_that_was_killed_when_the_next_command_star
 ) -> None:
     ref = register_toy(tracked_home)
     (tracked_home.root / ref.uri / "model" / "model.safetensors").unlink()  # so that files come from the registry
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out")], check=False)
-    assert done.returncode == -signal.SIGKILL
+    call = f"{__name__}:export_and_die"
+    done = run_warm([str(tmp_path / "out")], environment(tracked_home.root), tmp_path, call=call)
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert [path.name for path in tmp_path.glob("*out*")] != []
     assert list(tracked_home.work.glob(".scratch-*")) != []
     configure_environment(tracked_home)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,8 +12,10 @@ import pyarrow.parquet as parquet
 import pytest
 from mlflow.exceptions import MlflowException
 
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
+from tests.flows.conftest import environment
+from tests.flows.warm import run_warm
 
 
 @pytest.fixture
@@ -167,25 +169,25 @@ def test_the_url_of_a_run_needs_a_server(tracker: Tracker, monkeypatch: pytest.M
     assert run.url == f"http://localhost:5000/#/experiments/{run.experiment_id}/runs/{run.run_id}"
 
 
+def log_and_die(_: Sequence[str]) -> int:
+    """Log two hundred metrics, flush them and die: for the warm process."""
+    run = open_tracker(find_home()).start_run("kills", "run", tags={})
+    for step in range(200):
+        run.log_metrics({"a": step, "b": -step}, step=step)
+    run.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+
 def test_no_flushed_metric_is_lost_to_a_kill(tracked_home: Home) -> None:
-    code = """
-import os, signal
-from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking.runs import open_tracker
-run = open_tracker(find_home()).start_run("kills", "run", tags={})
-for step in range(200):
-    run.log_metrics({"a": step, "b": -step}, step=step)
-run.flush()
-print(run.run_id, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=False
-    )
+    done = run_warm([], environment(tracked_home.root), tracked_home.root, call=f"{__name__}:log_and_die")
     assert done.returncode == -signal.SIGKILL, done.stderr
     client = open_tracker(tracked_home).client
+    experiment = client.get_experiment_by_name("kills")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
     for name in ("a", "b"):
-        assert len(client.get_metric_history(done.stdout.strip(), name)) == 200
+        assert len(client.get_metric_history(run.info.run_id, name)) == 200
 
 
 def test_a_write_that_failed_is_an_error_of_the_flush_and_nothing_is_written_after_the_gap(tracker: Tracker) -> None:

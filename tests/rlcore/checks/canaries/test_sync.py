@@ -22,7 +22,8 @@ from rlcore.types import Prompt
 from tests import strategies
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-STEPS = [1e-7, 1e-5, 1e-3]
+STEPS = [(torch.float32, 1e-7), (torch.bfloat16, 1e-7), (torch.bfloat16, 1e-3), (torch.float16, 1e-5)]
+each_step = pytest.mark.parametrize(("dtype", "learning_rate"), STEPS)
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=16, num_samples=1)
 TOKENIZER: Any = SimpleNamespace(eos_ids=(2,), decode=lambda ids: "")
 PROMPTS = [
@@ -46,8 +47,7 @@ def session_of(kind: Callable[..., NativeSampler], dtype: torch.dtype, *, adapte
     return session
 
 
-@pytest.mark.parametrize("learning_rate", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_step
 @pytest.mark.parametrize("adapted", [False, True])
 def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: float) -> None:
     session = session_of(NativeSampler, dtype, adapted=adapted)
@@ -63,8 +63,7 @@ def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: floa
     assert figures["sync/temperature_ratio"] == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("learning_rate", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_step
 @pytest.mark.parametrize(
     ("kind", "adapted", "parts"),
     [
@@ -86,8 +85,7 @@ def test_weights_that_did_not_arrive_are_found_and_named(
             session.step(learning_rate)
 
 
-@pytest.mark.parametrize("learning_rate", STEPS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_step
 def test_a_temperature_that_is_off_by_a_tenth_is_found(dtype: torch.dtype, learning_rate: float) -> None:
     session = session_of(Warmer, dtype)
     with pytest.raises(CanaryError, match=r"1\.1\d\d times the trainer's temperature"):
