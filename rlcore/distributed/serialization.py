@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rlcore import errors
-from rlcore.checks.audit.sampling import Features
+from rlcore.checks.audit.features import Features
 from rlcore.checks.audit.shuffle_gap import ShuffleGap
 from rlcore.checks.audit.slow_path import Gradient, SlowPathResult, Trial
 from rlcore.errors import RlcoreError

@@ -6,9 +6,7 @@ of the run's time, it also checks text, rewards, log-probabilities, values, loss
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ from torch import Tensor
 
 from rlcore.checks.audit import comparison
 from rlcore.checks.audit.advantage_tracking import AdvantageTracker
+from rlcore.checks.audit.budget import TimeBudget
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.draws import DrawAudit, IndexedRollouts
 from rlcore.checks.audit.integrity import digest_of_prompts
@@ -54,13 +53,11 @@ class AuditedBatch:
 
 
 class Audit:
-    """The audit of one run. ``log`` shows a sentence; ``clock`` returns seconds."""
+    """The audit of one run. ``log`` shows a sentence."""
 
-    def __init__(
-        self, components: Components, log: Callable[[str], None], *, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._components, self._log, self._clock, self._config = components, log, clock, components.health.audit
-        self._began, self._spent, self.num_audited = clock(), 0.0, 0
+    def __init__(self, components: Components, log: Callable[[str], None]) -> None:
+        self._components, self._log, self._config = components, log, components.health.audit
+        self._budget, self.num_audited = TimeBudget(self._config.max_time_fraction), 0
         self._rewards = RewardAudit(components.reward, log)
         self._known = known_prompts(components.reward, components.prompts)
         first = components.prompts[:2]
@@ -82,11 +79,16 @@ class Audit:
             return {}
         metrics = {
             "audit/rollouts": float(self.num_audited),
-            "audit/time_fraction": self._spent / max(self._clock() - self._began, 1e-9),
+            "audit/time_fraction": self._budget.fraction,
             "audit/sampler_log10_evidence": self._draws.evidence,
         }
         stats = self._tracker.stats
         return metrics | ({"audit/advantage_correlation": stats.mean} if stats else {})
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the audit since the process started."""
+        return self._budget.seconds
 
     def state(self) -> dict[str, Any]:
         """Return the JSON state for a checkpoint."""
@@ -137,7 +139,8 @@ class Audit:
         """
         if not self.is_on:
             return None
-        with self._timed():
+        self._budget.begin()
+        with self._budget.counted():
             components, config = self._components, self._components.config
             samples = experience.samples
             self._samples_digest = digest_of(samples)
@@ -149,7 +152,7 @@ class Audit:
             self._report(
                 comparison.sample_errors(groups, experience, config, penalty=penalty, has_tools=has_tools), iteration
             )
-            if not self._is_due():
+            if self.num_audited and not self._budget.has_room():
                 return None
             kept = [
                 item for group in groups for item in group if is_trainable(item, config.update.truncated_completions)
@@ -182,7 +185,7 @@ class Audit:
         if not self.is_on:
             return
         learner, config = self._components.learner, self._components.config
-        with self._timed():
+        with self._budget.counted():
             self._report(comparison.arrival_errors(stats, self._samples_digest), iteration)
             if not stats.skipped:
                 now = learner.kl_coefficient
@@ -195,18 +198,8 @@ class Audit:
                 advantages = torch.cat([sample.advantages for sample in audited.samples])
                 self._tracker.add(advantages[mask], (after - audited.logprobs)[mask])
                 self._check_direction(iteration)
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        started = self._clock()
-        try:
-            yield
-        finally:
-            self._spent += self._clock() - started
-
-    def _is_due(self) -> bool:
-        """Return True in the first iteration, and if the audit has used less than its fraction of the time."""
-        return not self.num_audited or self._spent <= self._config.max_time_fraction * (self._clock() - self._began)
+        if audited is not None:
+            self._budget.end()
 
     def _choose(self, samples: Sequence[TrainingSample], iteration: int) -> list[int]:
         """Return random indices of samples, including one with an advantage if there is any."""

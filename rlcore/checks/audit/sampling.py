@@ -32,109 +32,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-POWERS = (0.5, 0.7, 0.85, 0.92, 1.08, 1.2, 1.4, 2.0)
+from rlcore.checks.audit.features import FLOORS, GROUPS, LIKELIEST, NUCLEI, POWERS, Features
+
 TILTS = (-1.0, -0.3, 0.3, 1.0)
-LIKELIEST = (2, 10, 50)
-NUCLEI = (0.5, 0.8, 0.9, 0.95, 0.99)
-FLOORS = (0.02, 0.1)
 BINS = 10
-GROUPS = 64
 GROUP_TILTS = (-math.log(2.0), math.log(2.0))
 _SURE = 0.99  # stake on a truncated distribution; the rest is on p, because a token may be at the edge
 _HALF = 0.5  # stake on repeated random numbers
-_TOP = 128  # largest nucleus, in tokens
 _NUM_SETS = len(LIKELIEST) + len(NUCLEI) + len(FLOORS)
 _NUM_LEARNED = 3
 NUM_BETS = len(POWERS) + 3 * len(TILTS) + _NUM_SETS + _NUM_LEARNED + 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Features:
-    """Inputs of the bets for n tokens of one completion, float64.
-
-    Attributes:
-        own: Log-probability of each token.
-        above: Mass of likelier tokens.
-        equal: Mass of equally likely tokens.
-        below: Mass of tokens with a smaller id.
-        powers: [n, powers], logarithm of the sum of ``p ** power``.
-        tilted: [n, 3], mass of EOS tokens, of tokens of the completion so far, and of tokens of prompt or completion.
-        is_tilted: [n, 3], 1 if the token is one of them.
-        kept: [n, sets], mass of each truncated distribution.
-        is_kept: [n, sets], 1 if the token is in it.
-        group: Id group of the token.
-        groups: [n, 64], mass of each id group.
-    """
-
-    own: Tensor
-    above: Tensor
-    equal: Tensor
-    below: Tensor
-    powers: Tensor
-    tilted: Tensor
-    is_tilted: Tensor
-    kept: Tensor
-    is_kept: Tensor
-    group: Tensor
-    groups: Tensor
-
-    def __len__(self) -> int:
-        return len(self.own)
-
-
-def features_of(
-    logprobs: Tensor,
-    targets: Sequence[int],
-    eos_ids: Sequence[int],
-    *,
-    before: Sequence[Sequence[int]] = (),
-    prompt_ids: Sequence[int] = (),
-) -> Features:
-    """Compute the features of n tokens from the whole distribution ``logprobs`` [n, V] at the run's temperature.
-
-    ``before``: for each token the earlier ones of the completion; empty: none.
-    """
-    chosen = torch.tensor(list(targets), device=logprobs.device)[:, None]
-    own, masses = logprobs.gather(-1, chosen), logprobs.exp()
-    ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
-    marked = [_marked(logprobs, [eos_ids] * len(chosen))]
-    earlier = list(before) or [()] * len(chosen)
-    marked += [_marked(logprobs, earlier), _marked(logprobs, [(*prompt_ids, *each) for each in earlier])]
-    edges = _edges(logprobs)
-    columns = {
-        "own": own[:, 0],
-        "above": (masses * (logprobs > own)).sum(-1),
-        "equal": (masses * (logprobs == own)).sum(-1),
-        "below": (masses * (ids < chosen)).sum(-1),
-        "powers": torch.stack([(power * logprobs).logsumexp(-1) for power in POWERS], dim=-1),
-        "tilted": torch.stack([(masses * mark).sum(-1) for mark in marked], dim=-1),
-        "is_tilted": torch.cat([mark.gather(-1, chosen) for mark in marked], dim=-1),
-        "kept": torch.stack([(masses * (logprobs >= edge)).sum(-1) for edge in edges], dim=-1),
-        "is_kept": torch.cat([own >= edge for edge in edges], dim=-1),
-        "group": chosen[:, 0] % GROUPS,
-        "groups": masses.new_zeros(len(masses), GROUPS).index_add_(1, ids % GROUPS, masses),
-    }
-    return Features(**{name: column.double().cpu() for name, column in columns.items()})
-
-
-def _marked(logprobs: Tensor, tokens: Sequence[Sequence[int]]) -> Tensor:
-    """Return a bool mask [n, V] of the tokens in each row's list."""
-    marks = torch.zeros(logprobs.shape, dtype=torch.bool)
-    for row, each in enumerate(tokens):
-        marks[row, [token for token in each if token < marks.shape[1]]] = True
-    return marks.to(logprobs.device)
-
-
-def _edges(logprobs: Tensor) -> list[Tensor]:
-    """Return the lowest log-probability [n, 1] of each truncated distribution; -inf if nothing is cut."""
-    top = logprobs.topk(min(_TOP, logprobs.shape[-1])).values
-    mass = top.exp().cumsum(-1)
-    edges = [top[:, min(count, top.shape[1]) - 1, None] for count in LIKELIEST]
-    for top_p in NUCLEI:
-        rank = (mass < top_p).sum(-1, keepdim=True)  # the first rank at which the mass reaches top_p
-        found = top.gather(-1, rank.clamp(max=top.shape[1] - 1))
-        edges.append(found.masked_fill(rank >= top.shape[1], -torch.inf))
-    return edges + [top[:, :1] + math.log(fraction) for fraction in FLOORS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.checks.audit.drawn_numbers import with_drawn_numbers
+from rlcore.checks.audit.features import Features, rollout_features
 from rlcore.checks.audit.loss_formula import Tokens, is_marginal, policy_loss, policy_slack, value_loss, value_slack
 from rlcore.checks.audit.passes import picked, plain_logprobs, plain_values
 from rlcore.checks.audit.reference_impl import AlgorithmSpec, row_of, token_weights
-from rlcore.checks.audit.sampling import Features, features_of
 from rlcore.distributed.ranks import is_shard
 from rlcore.hardware.precision import compute_dtype
 from rlcore.seeding import derive_seed, shuffled
@@ -108,17 +108,19 @@ def run_slow_path(
         values.append(found[:-1])
         next_values.append(float(found[-1]))
     sampled = [(rollout, _choose(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
-    row, cut = row_of(learner.config), [_cut(sample) for sample in samples]
+    row, cut, logprobs = row_of(learner.config), [_cut(sample) for sample in samples], score(learner.policy)
     return SlowPathResult(
         positions=tuple(positions),
-        logprobs=score(learner.policy),
+        logprobs=logprobs,
         ref_logprobs=score(reference) if reference is not None else (),
         values=tuple(values),
         next_values=tuple(next_values),
         sampled_positions=tuple(chosen for _, chosen in sampled),
-        features=tuple(_features(learner.policy, *each, temperature, eos_ids) for each in sampled),
+        features=rollout_features(
+            learner.policy, sampled, eos_ids, temperature=temperature, budget=learner.tokens_per_microbatch
+        ),
         trial=_trial(learner, row, cut, seed=seed) if row else None,
-        random_trial=_random_trial(learner, row, cut, seed=seed) if row else None,
+        random_trial=_random_trial(learner, row, cut, (positions, logprobs), seed=seed) if row else None,
     )
 
 
@@ -133,17 +135,6 @@ def _choose(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
     return tuple(sorted(own[index] for index in order))
 
 
-def _features(
-    policy: Any, rollout: Rollout, positions: Sequence[int], temperature: float, eos_ids: Sequence[int]
-) -> Features:
-    ids, prompt_ids = rollout.completion_ids, rollout.prompt.token_ids
-    logprobs = plain_logprobs(policy, TokenSequence(prompt_ids=prompt_ids, completion_ids=ids), positions, temperature)
-    before = [ids[:position] for position in positions]
-    return features_of(
-        logprobs, [ids[position] for position in positions], eos_ids, before=before, prompt_ids=prompt_ids
-    )
-
-
 def _cut(sample: TrainingSample) -> TrainingSample:
     """Truncate a sample to a length whose logits fit into memory."""
     cut = {name: getattr(sample, name)[:MAX_TOKENS] for name in _FIELDS}
@@ -151,14 +142,21 @@ def _cut(sample: TrainingSample) -> TrainingSample:
 
 
 def _random_trial(
-    learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int
+    learner: Learner,
+    row: AlgorithmSpec,
+    samples: Sequence[TrainingSample],
+    known: tuple[Sequence[tuple[int, ...]], Sequence[Tensor]],
+    *,
+    seed: int,
 ) -> Trial | None:
-    """Try a later step on samples with random numbers, some of them beyond the bounds."""
+    """Try a later step on samples with random numbers; ``known``: positions of each sample, and log-probabilities."""
     temperature, dtype = learner.config.sampling.temperature, compute_dtype(learner.policy)
     own = [_own(sample) for sample in samples]
     found = [
-        picked(plain_logprobs(learner.policy, _sequence(sample), mine, temperature), _sequence(sample), mine)
-        for sample, mine in zip(samples, own, strict=True)
+        logprobs
+        if tuple(mine) == positions  # of a completion that was not truncated
+        else picked(plain_logprobs(learner.policy, _sequence(sample), mine, temperature), _sequence(sample), mine)
+        for sample, mine, positions, logprobs in zip(samples, own, *known, strict=True)
     ]
     is_smooth = row.surrogate in ("clip", "cispo", "sapo") and learner.config.update.rollout_correction.mode != "mask"
     for number in range(_TRIES):

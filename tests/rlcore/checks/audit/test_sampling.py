@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlcore.checks.audit.sampling import NUM_BETS, CompletionIndex, SamplingTest, features_of, tokens_to_find
+from rlcore.checks.audit.features import features_of
+from rlcore.checks.audit.sampling import NUM_BETS, CompletionIndex, SamplingTest, tokens_to_find
 
 EOS = 3
 BOUND = math.log(1e6)
