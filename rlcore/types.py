@@ -195,6 +195,7 @@ class TrainingSample:
 
     ``advantages``, ``old_logprobs``, ``sampler_logprobs``, ``ref_logprobs``, ``values``, ``returns``: float32 [T].
     Tensors of a disabled loss term (no reference policy at beta = 0, no critic) are zeros and are not read.
+    ``replica``: the rollout's.
     """
 
     prompt_ids: tuple[int, ...]
@@ -206,3 +207,4 @@ class TrainingSample:
     advantages: Float[Tensor, "time"]
     values: Float[Tensor, "time"]
     returns: Float[Tensor, "time"]
+    replica: int = 0

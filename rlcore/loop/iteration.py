@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
@@ -26,7 +27,7 @@ from rlcore.loop.rollouts import (
     record_group_signals,
     replacement_metrics,
 )
-from rlcore.loop.run import START, Run, TrainResult, check_run_health, restore_last_healthy, timed
+from rlcore.loop.run import START, Run, TrainResult, check_run_health, counted, restore_last_healthy, timed
 from rlcore.loop.update import update_policy
 from rlcore.loop.weight_sync import calibrate_engines, calibration_messages, sync_when_idle
 from rlcore.sampling.base import sleep_engine, take_metrics
@@ -64,7 +65,7 @@ def open_run(components: Components, recorder: Recorder) -> Iterator[Run]:
         StaleSamplerError, CanaryError: An engine or a reward is broken.
         CheckpointError: The folder has a checkpoint of another run, or only damaged ones.
     """
-    config = components.config
+    config, began, check_seconds = components.config, time.perf_counter(), dict[str, float]()
     if config.eval_every and components.held_out is None:
         raise ConfigError("eval_every > 0 needs held-out problems", where="eval_every", fix="set it to 0, or add some")
     with ExitStack() as stack:
@@ -72,11 +73,10 @@ def open_run(components: Components, recorder: Recorder) -> Iterator[Run]:
             closing(Checkpoints(components.folder, components.learner, identity=components.identity))
         )
         prefetcher = stack.enter_context(closing(RolloutPrefetcher()))
-        calibrations, samples = calibrate_engines(components)
-        for text in calibration_messages(calibrations):
-            recorder.log(text)
-        for text in _check_rewards(components, samples):
-            recorder.log(text)
+        with counted(check_seconds, "canaries"):
+            calibrations, samples = calibrate_engines(components)
+            for text in (*calibration_messages(calibrations), *_check_rewards(components, samples)):
+                recorder.log(text)
         audit = Audit(components, recorder.log)
         run = Run(
             components=components,
@@ -88,6 +88,8 @@ def open_run(components: Components, recorder: Recorder) -> Iterator[Run]:
             history=History(components.folder),
             health_monitor=HealthMonitor(components.health),
             calibrations=tuple(calibrations),
+            began=began,
+            check_seconds=check_seconds,
         )
         state = checkpoints.load_for(config.num_iterations)
         if state is not None:
@@ -238,7 +240,8 @@ def _record(run: Run, iteration: int, metrics: dict[str, float], sampled: Sample
     run.iterations_done = iteration
     report, counts = check_run_health(run)
     healthy = tuple(report.last_healthy_by_rule.values())
-    run.recorder.metrics(iteration, metrics | counts | run.audit.metrics())
+    cost = {"checks/time_fraction": run.checks_time_fraction}
+    run.recorder.metrics(iteration, metrics | counts | run.audit.metrics() | cost)
     run.recorder.rollouts(iteration, sampled)
     if run.stop is None and run.checkpoints.is_due(iteration):
         _checkpoint(run, protected=healthy)
@@ -249,7 +252,8 @@ def _record(run: Run, iteration: int, metrics: dict[str, float], sampled: Sample
 def _checkpoint(run: Run, *, protected: Collection[int]) -> None:
     """Write the state of all components. Health rules have none: they are functions of the history."""
     components = run.components
-    known_answers_canary(components.reward, components.prompts, prefill=components.tokenizer.prefill)
+    with counted(run.check_seconds, "canaries"):
+        known_answers_canary(components.reward, components.prompts, prefill=components.tokenizer.prefill)
     run.recorder.flush()  # a resumed run does not record this again
     run.checkpoints.save(run.iterations_done, run_state=run.state(), protected=protected)
 

@@ -41,6 +41,8 @@ class Run:
         pending_audit_state: JSON state of the audit after the last iteration. Empty during an update, and if a
             checkpoint has it.
         protected_steps: Iterations whose checkpoints the health rules may restore.
+        is_sync_proven: True if probes were compared after a sync of this process, or after the newest restore.
+        began, check_seconds: Time at which the run was opened, and the wall seconds of its canaries.
     """
 
     components: Components
@@ -58,11 +60,20 @@ class Run:
     stop: HealthStop | None = None
     pending_audit_state: str = ""
     protected_steps: tuple[int, ...] = ()
+    is_sync_proven: bool = False
+    began: float = field(default_factory=time.perf_counter)
+    check_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
         """True if every iteration is done, or a health rule stopped the run."""
         return self.stop is not None or self.iterations_done == self.components.config.num_iterations
+
+    @property
+    def checks_time_fraction(self) -> float:
+        """Seconds of canaries and audit as a fraction of those since the run was opened."""
+        spent = self.audit.seconds + self.check_seconds.get("canaries", 0.0)
+        return spent / max(time.perf_counter() - self.began, 1e-9)
 
     def state(self) -> dict[str, Any]:
         """Return the JSON state for a checkpoint, without the learner's and the iteration number.
@@ -78,7 +89,7 @@ class Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state of :meth:`state`. The learner has been restored already."""
-        self.iterations_done = int(state["iteration"])
+        self.iterations_done, self.is_sync_proven = int(state["iteration"]), False
         self.history.restore(state["sealed_files"])
         self._replay_health()
         self.prompt_schedule.restore(state["prompt_schedule"])
@@ -180,6 +191,13 @@ class TrainResult:
 def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     """Add the wall seconds of a block under its name, which is also shown as the phase of the iteration."""
     begin(name)
+    with counted(seconds, name):
+        yield
+
+
+@contextmanager
+def counted(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall seconds of a block under its name."""
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

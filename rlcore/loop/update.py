@@ -14,7 +14,8 @@ from rlcore.errors import NonFiniteError
 from rlcore.hardware.memory import Footprint, kv_cache_bytes
 from rlcore.loop.components import Components
 from rlcore.loop.prompt_schedule import SampledGroups
-from rlcore.loop.run import Run
+from rlcore.loop.run import Run, counted
+from rlcore.loop.weight_sync import verify_rollouts
 from rlcore.models.saving import atomic_folder
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience
@@ -34,7 +35,8 @@ def update_policy(
     Raises:
         TrainingError: No rollout can be trained on, or a single sequence does not fit in memory.
         NonFiniteError: NaN or infinity in a reward, or in too many consecutive losses or gradients.
-        CanaryError: A training sample is incomplete, the end of a turn is not trained on, or the audit found an error.
+        StaleSamplerError, CanaryError: A training sample is incomplete, the end of a turn is not trained on, the engine
+            sampled with other weights or computes differently, or the audit found an error.
     """
     components, learner = run.components, run.components.learner
     experience = build_experience(
@@ -46,7 +48,8 @@ def update_policy(
         truncated=components.config.update.truncated_completions,
         need_old_logprobs=learner.needs_old_logprobs,
     )
-    sample_canary(experience.samples, components.tokenizer.eos_ids)
+    with counted(run.check_seconds, "canaries"):
+        sample_canary(experience.samples, components.tokenizer.eos_ids)
     audited = None
     if audit:
         scheduled = run.prompt_schedule.prompts_for(iteration)
@@ -61,13 +64,14 @@ def update_policy(
     if stats.skipped:
         kept = save_skipped_batch(components.folder, iteration, experience.samples, stats.skipped)
         run.recorder.log(f"skipped steps: {'; '.join(stats.skipped)}; samples saved to {kept}")
+    agreement = verify_rollouts(run, [item.rollout for group in sampled.groups for item in group], stats)
     kl = mean_kl(experience, stats.metrics)
     if audit:
         audit.check_after_update(audited, stats, experience.samples, iteration, mean_kl=kl)
     if not stats.skipped:  # the KL of skipped steps is unknown
         learner.observe_kl(kl, len(experience.samples))
     # KL in the reward is measured with the rewards, KL in the loss with the loss.
-    return {**stats.metrics, **experience.metrics, **memory}
+    return {**stats.metrics, **experience.metrics, **memory, **agreement}
 
 
 def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:

@@ -1,4 +1,9 @@
-"""Weight sync: send the learner's weights to the engine, and verify them at the start and after each sync."""
+"""Weight sync: send the learner's weights to the engine, and verify them.
+
+After each sync the engines' weights are compared with the learner's. Log-probabilities are compared on probes before
+the first update and after the first sync of a process, and on the rollouts in each update, which scores them anyway.
+With prefetch, rollouts are older than the learner's weights, so each sync has probes.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,17 @@ from rlcore.checks.canaries import (
     EngineCalibration,
     ExpectedWeights,
     calibrate_engine,
+    require_version,
+    rollouts_canary,
     sample_probes,
     sync_canary,
     weights_canary,
 )
 from rlcore.loop.components import Components
-from rlcore.loop.run import Run
+from rlcore.loop.run import Run, counted
 from rlcore.sampling.base import Sampler, SamplingParams, replicas_of
 from rlcore.seeding import derive_seed
+from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout
 
 
@@ -47,31 +55,74 @@ def calibration_messages(calibrations: Sequence[EngineCalibration]) -> list[str]
     return messages
 
 
-def sync_weights(components: Components, calibrations: Sequence[EngineCalibration]) -> dict[str, float]:
-    """Send the learner's weights to the engine, then verify that it serves them.
+def sync_when_idle(run: Run) -> dict[str, float]:
+    """Sync the weights of a run whose engine is idle.
 
     Returns:
-        Metrics ``sync/...``, the maximum over all engines.
+        Metrics ``sync/...`` of the probes if the run prefetches. Else they are those of the rollouts.
 
     Raises:
         SamplingError: The engine rejects the weights.
         StaleSamplerError, CanaryError: It serves other weights than the learner's, or computes differently.
     """
-    learner = components.learner
-    components.engine.load_weights(_state(components), policy_version=learner.policy_version)
-    expected = _expected_weights(components)
-    metrics = [
-        sync_canary(engine, _probes(components, engine), expected, calibration)
-        for engine, calibration in zip(replicas_of(components.engine), calibrations, strict=True)
-    ]
-    return {name: max(each[name] for each in metrics) for name in metrics[0]}
+    components, version = run.components, run.components.learner.policy_version
+    prefetches = components.config.sampling.staleness > 0
+    components.engine.load_weights(_state(components), policy_version=version)
+    with counted(run.check_seconds, "canaries"):
+        metrics = verify_sync(components, run.calibrations, by_probes=prefetches or not run.is_sync_proven)
+    run.served_version, run.is_sync_proven = version, True
+    return metrics if prefetches else {}
 
 
-def sync_when_idle(run: Run) -> dict[str, float]:
-    """Sync the weights of a run whose engine is idle."""
-    metrics = sync_weights(run.components, run.calibrations)
-    run.served_version = run.components.learner.policy_version
-    return metrics
+def verify_sync(
+    components: Components, calibrations: Sequence[EngineCalibration], *, by_probes: bool = True
+) -> dict[str, float]:
+    """Verify that every engine serves the learner's weights; ``by_probes``: and computes what the learner does.
+
+    Returns:
+        Metrics ``sync/...`` of the probes, the maximum over all engines.
+
+    Raises:
+        StaleSamplerError, CanaryError: An engine serves other weights, or computes differently.
+    """
+    expected, found = _expected_weights(components), list[dict[str, float]]()
+    for engine, calibration in zip(replicas_of(components.engine), calibrations, strict=True):
+        if by_probes:
+            found.append(sync_canary(engine, _probes(components, engine, group_size=2), expected, calibration))
+        else:
+            weights_canary(engine, expected.state, calibration, policy_version=expected.policy_version)
+    return _largest(found)
+
+
+def verify_rollouts(run: Run, rollouts: Sequence[Rollout], stats: UpdateStats) -> dict[str, float]:
+    """Verify that the engines sampled an iteration's rollouts with the learner's weights before its update, ``stats``.
+
+    Nothing is verified if the run prefetches.
+
+    Returns:
+        Metrics ``sync/...``, the maximum over all engines.
+
+    Raises:
+        StaleSamplerError, CanaryError: The rollouts have another policy version, or other log-probabilities.
+    """
+    components, version = run.components, stats.policy_version - 1
+    if components.config.sampling.staleness:
+        return {}
+    with counted(run.check_seconds, "canaries"):
+        require_version(version, (rollout.policy_version for rollout in rollouts))
+        return _largest(
+            rollouts_canary(
+                stats.first_tokens,
+                run.calibrations,
+                temperature=components.config.sampling.temperature,
+                dtype=_dtype(components),
+                seed=derive_seed(components.seed, "compared tokens", version),
+            )
+        )
+
+
+def _largest(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: max(each[name] for each in metrics) for name in (metrics[0] if metrics else ())}
 
 
 def prepare_weight_load(run: Run) -> Callable[[], None] | None:
@@ -106,8 +157,12 @@ def _expected_weights(components: Components) -> ExpectedWeights:
         policy_version=learner.policy_version,
         score=learner.scores,
         temperature=components.config.sampling.temperature,
-        dtype=lower_precision(components.engine_dtype, learner.facts.compute_dtype),
+        dtype=_dtype(components),
     )
+
+
+def _dtype(components: Components) -> torch.dtype:
+    return lower_precision(components.engine_dtype, components.learner.facts.compute_dtype)
 
 
 def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
@@ -115,9 +170,9 @@ def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
     return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
 
 
-def _probes(components: Components, engine: Sampler) -> list[Rollout]:
+def _probes(components: Components, engine: Sampler, *, group_size: int = 1) -> list[Rollout]:
     """Sample completions from the engine. They depend only on the weights and the seed of the run."""
     sampling = components.config.sampling
     params = SamplingParams(temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, num_samples=1)
     seed = derive_seed(components.seed, "probes", components.learner.policy_version)
-    return sample_probes(engine, components.prompts, params, seed=seed)
+    return sample_probes(engine, components.prompts, params, seed=seed, group_size=group_size)

@@ -191,6 +191,7 @@ def _samples(
             advantages=advantages[i, : len(masks[i])],
             values=passes.values[i],
             returns=targets[i, : len(masks[i])] + passes.values[i],
+            replica=rollout.replica,
         )
         for i, rollout in enumerate(rollouts)
     )

@@ -121,8 +121,7 @@ class Learner:
             arrived.append(digest_of_digests(trained))
             if totals.exceeded_kl(update):
                 break
-        measured = totals.num_tokens / (epoch + 1)
-        if not measured:  # no sample has a gradient, or only the critic is trained
+        if not (measured := totals.num_tokens / (epoch + 1)):  # no sample has a gradient, or only the critic is trained
             totals = self._fit(partial(self._losses().measure, samples, totals, self.ranks, seed), samples)
             measured = totals.num_tokens
         zero_grad(self.policy, self.critic)  # left by skipped steps
@@ -139,6 +138,7 @@ class Learner:
             metrics=after_skips(metrics, len(self._skipped)),
             skipped=tuple(self._skipped),
             arrived=tuple(map(tuple, self.ranks.gather(arrived))),
+            first_tokens=totals.first_tokens,
         )
 
     def trial(

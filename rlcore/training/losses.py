@@ -25,7 +25,7 @@ from rlcore.models.policy import completion_logprobs, completion_loss, completio
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch
 from rlcore.training.minibatches import Columns, token_sequences
-from rlcore.training.update_stats import StatAccumulator
+from rlcore.training.update_stats import FIRST_TOKENS, StatAccumulator
 from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class StepLosses:
         """Count one micro-batch without training on it, so that all metrics of the policy exist; return the totals."""
         totals = before.rank_fraction(ranks)
         batches = pack_for(self.policy, token_sequences(samples), tokens_per_microbatch=tokens_per_microbatch)
-        batch = batches[shuffled(len(batches), seed, "measured")[0]].to(device_of(self.policy))
-        columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], batch)
+        chosen = batches[shuffled(len(batches), seed, "measured")[0]]
+        columns = Columns(samples, [torch.zeros(len(sample.loss_mask)) for sample in samples], chosen)
+        batch = chosen.to(device_of(self.policy))
         score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
         logprobs, entropy = run_forward(self.policy, score)  # the same batch on every rank
         counted = totals if ranks.rank == 0 else StatAccumulator()
@@ -182,10 +183,21 @@ class PolicyTerms:
             self.coefficients,
         )
         self.totals.add(output)
+        if self.starts_at_one:
+            self._keep_first_tokens(positions, logprobs.detach(), entropy.detach())
         if self.tracks_reference:
             # kl/ref of the loss is absent if KL is in the reward, and the reward's kl/ref is of the old policy.
             self.totals.add_ref_kl(k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum())
         return output.loss
+
+    def _keep_first_tokens(self, positions: slice, logprobs: Tensor, entropy: Tensor) -> None:
+        """Keep the numbers that show if the engine computes what the learner computes."""
+        columns = self.columns  # on the CPU, so that choosing tokens does not synchronize with the GPU
+        is_first = columns.get("loss_mask") & (columns.batch.token_index < FIRST_TOKENS)
+        own = is_first[positions].nonzero()[:, 0]
+        engine = torch.stack([columns.replicas, columns.get("sampler_logprobs")])[:, positions][:, own]
+        learner = torch.stack([logprobs, entropy])[:, own.to(logprobs.device)]
+        self.totals.add_first_tokens(torch.cat([engine.to(learner), learner]).T)
 
 
 def critic_loss(

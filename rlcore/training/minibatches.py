@@ -58,6 +58,11 @@ class Columns:
         kind = torch.bool if name == "loss_mask" else torch.float32
         return torch.cat([torch.empty(0, dtype=kind), *(getattr(sample, name) for sample in self._samples)])
 
+    @property
+    def replicas(self) -> Float[Tensor, "tokens"]:
+        """Number of the engine that sampled each token."""
+        return torch.cat([torch.empty(0), *(torch.full((len(s.loss_mask),), float(s.replica)) for s in self._samples)])
+
 
 def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> list[Float[Tensor, "_time"]]:
     """Return the loss weight of each token of an optimizer step: float32 [T] per sample."""

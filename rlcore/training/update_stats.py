@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,9 @@ from rlcore.distributed.ranks import Ranks
 if TYPE_CHECKING:
     from jaxtyping import Float
 
+FIRST_TOKENS = 32
+"""Tokens of each completion whose log-probabilities before the first step an update returns."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateStats:
@@ -31,6 +34,8 @@ class UpdateStats:
         moved: True if any policy weight changed.
         skipped: Error of each skipped step.
         arrived: By rank and epoch, a digest of the trained samples; see :mod:`rlcore.training.sample_digests`.
+        first_tokens: Those of the passes before the first step: the engine's number and log-probability, the learner's
+            log-probability, and the entropy.
     """
 
     policy_version: int
@@ -38,6 +43,7 @@ class UpdateStats:
     metrics: Mapping[str, float]
     skipped: tuple[str, ...] = ()
     arrived: tuple[tuple[str, ...], ...] = ()
+    first_tokens: Float[Tensor, "tokens 4"] = field(default_factory=lambda: torch.empty(0, 4), compare=False)
 
 
 Number = float | Tensor  # or a float64 scalar on its device
@@ -51,6 +57,7 @@ class StatAccumulator:
         self._maxima: dict[str, Tensor] = {}
         self._losses: dict[str, Number] = {}
         self._steps: dict[str, list[float]] = {}
+        self._first_tokens: list[Tensor] = []
         self._num_tokens: Number = 0.0
         self._epoch_ref_kl: Number = 0.0
         self._epoch_start: tuple[dict[str, Number], Number] = ({}, 0.0)
@@ -67,8 +74,9 @@ class StatAccumulator:
         """Return the counts of all ranks, on every rank."""
         if ranks.size == 1:
             return self
-        gathered = ranks.gather((self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl))
-        sums, maxima, losses, num_tokens, ref_kl = zip(*gathered, strict=True)
+        own = (self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl, self.first_tokens)
+        sums, maxima, losses, num_tokens, ref_kl, first_tokens = zip(*ranks.gather(own), strict=True)
+        self._first_tokens = list(first_tokens)
         self._sums, self._losses = _summed(sums), _summed(losses)
         self._num_tokens, self._epoch_ref_kl = float(sum(map(float, num_tokens))), float(sum(map(float, ref_kl)))
         names = {name: None for each in maxima for name in each}
@@ -92,6 +100,15 @@ class StatAccumulator:
     def record(self, name: str, value: float) -> None:
         """Record a number of one optimizer step."""
         self._steps.setdefault(name, []).append(value)
+
+    def add_first_tokens(self, rows: Float[Tensor, "tokens 4"]) -> None:
+        """Keep tokens of one micro-batch for :attr:`UpdateStats.first_tokens`."""
+        self._first_tokens.append(rows)
+
+    @property
+    def first_tokens(self) -> Float[Tensor, "tokens 4"]:
+        """Kept tokens, on the CPU."""
+        return torch.cat([torch.empty(0, 4), *(rows.float().cpu() for rows in self._first_tokens)])
 
     def add_ref_kl(self, total: Float[Tensor, ""]) -> None:
         """Add the KL to the reference policy of one micro-batch, summed over its tokens."""

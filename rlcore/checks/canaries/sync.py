@@ -1,19 +1,21 @@
-"""Sync canary: the engine serves the learner's weights, before the first update and after each sync.
+"""Sync canary: the engine serves the learner's weights, and computes what the learner computes.
 
 Three checks, none of which replaces another:
 
-1. the policy version that the engine reports;
+1. the policy version that the engine reports, and that of each completion;
 2. its weights, module by module, equal the learner's in the engine's precision, bit for bit. This finds a stale module
    after any step, except steps that vanish in rounding;
-3. the log-probabilities that it reports for new completions at the run's temperature equal the learner's, up to
-   rounding. This finds wrong computations with right weights. See ``agreement``.
+3. the log-probabilities that it reports at the run's temperature equal the learner's, up to rounding. This finds wrong
+   computations with right weights. See ``agreement``. New completions are probes; rollouts of the newest weights cost
+   nothing, because the update scores them anyway.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -24,11 +26,17 @@ from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import completion_logprobs, scatter_tokens
 from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.seeding import generator
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 NUM_PROBES = 8  # completions
-PROBE_TOKENS = 32  # per completion; 256 tokens estimate the temperature to 0.3 % in bfloat16
+PROBE_TOKENS = (
+    32  # per completion, as FIRST_TOKENS of an update; 256 tokens estimate the temperature to 0.3 % in bfloat16
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,16 +71,18 @@ class EngineCalibration:
     unverified: frozenset[str]
 
 
-def sample_probes(engine: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int) -> list[Rollout]:
-    """Sample one completion of each of the first ``NUM_PROBES`` prompts.
+def sample_probes(
+    engine: Sampler, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, group_size: int = 1
+) -> list[Rollout]:
+    """Sample ``NUM_PROBES`` completions, ``group_size`` of each of the first prompts; groups cost fewer prompt tokens.
 
     Raises:
         CanaryError: The engine completes none of them.
     """
     short = SamplingParams(
-        temperature=params.temperature, max_new_tokens=min(params.max_new_tokens, PROBE_TOKENS), num_samples=1
+        temperature=params.temperature, max_new_tokens=min(params.max_new_tokens, PROBE_TOKENS), num_samples=group_size
     )
-    made = [item for group in engine.sample(prompts[:NUM_PROBES], short, seed=seed) for item in group]
+    made = [item for group in engine.sample(prompts[: NUM_PROBES // group_size], short, seed=seed) for item in group]
     probes = [item for item in made if isinstance(item, Rollout)]
     if not probes:
         reason = "; ".join(sorted({item.reason for item in made if not isinstance(item, Rollout)}))
@@ -113,17 +123,49 @@ def sync_canary(
     """Check version, weights and log-probabilities after a sync; ``probes`` were sampled after it.
 
     Returns:
-        ``sync/logprob_max_diff``, ``sync/log_odds_mean_diff``, ``sync/temperature_ratio`` and
-        ``sync/unverified_modules``.
+        Metrics ``sync/...``.
 
     Raises:
         StaleSamplerError: Another policy version, or other weights than the learner's.
         CanaryError: Log-probabilities that rounding does not explain, or another temperature.
     """
-    _require_version(expected.policy_version, engine, probes)
     weights_canary(engine, expected.state, calibration, policy_version=expected.policy_version)
     found = _compare(engine, probes, expected)
     check_agreement(found, noise=calibration.noise, dtype=expected.dtype)
+    return _metrics(found, calibration)
+
+
+def rollouts_canary(
+    first_tokens: Float[torch.Tensor, "tokens 4"],
+    calibrations: Sequence[EngineCalibration],
+    *,
+    temperature: float,
+    dtype: torch.dtype,
+    seed: int,
+) -> list[dict[str, float]]:
+    """Check the log-probabilities of rollouts that engines sampled with the learner's weights before its update.
+
+    ``first_tokens`` as in :class:`~rlcore.training.update_stats.UpdateStats`. Of each engine as many random tokens are
+    compared as probes have, so that errors and false alarms are as likely.
+
+    Returns:
+        Metrics ``sync/...`` of each engine that has a token.
+
+    Raises:
+        CanaryError: As in :func:`sync_canary`.
+    """
+    metrics = []
+    for replica, calibration in enumerate(calibrations):
+        own = first_tokens[first_tokens[:, 0] == replica, 1:]
+        order = torch.randperm(len(own), generator=generator(seed, replica))
+        if len(own):
+            found = agreement(*own[order[: NUM_PROBES * PROBE_TOKENS]].unbind(1), temperature=temperature)
+            check_agreement(found, noise=calibration.noise, dtype=dtype)
+            metrics.append(_metrics(found, calibration))
+    return metrics
+
+
+def _metrics(found: LogprobAgreement, calibration: EngineCalibration) -> dict[str, float]:
     return {
         "sync/logprob_max_diff": found.max_abs,
         "sync/log_odds_mean_diff": found.mean_odds,
@@ -135,12 +177,12 @@ def sync_canary(
 def weights_canary(
     engine: Sampler, state: Mapping[str, torch.Tensor], calibration: EngineCalibration, *, policy_version: int
 ) -> None:
-    """Check only version and weights, because the learner has newer weights by now.
+    """Check only version and weights.
 
     Raises:
         StaleSamplerError: Another policy version, or other weights than ``state``.
     """
-    _require_version(policy_version, engine)
+    require_version(policy_version, [engine.policy_version])
     differing = set(engine.differing_parts(state) or ()) - calibration.unverified
     if differing:
         raise StaleSamplerError(
@@ -152,13 +194,18 @@ def weights_canary(
 
 
 def _compare(engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights) -> LogprobAgreement:
-    _require_version(expected.policy_version, engine, probes)
+    require_version(expected.policy_version, [engine.policy_version, *(probe.policy_version for probe in probes)])
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])
     return agreement(reported, *expected.score(probes), temperature=expected.temperature)
 
 
-def _require_version(policy_version: int, engine: Sampler, probes: Sequence[Rollout] = ()) -> None:
-    others = {engine.policy_version, *(probe.policy_version for probe in probes)} - {policy_version}
+def require_version(policy_version: int, served: Iterable[int]) -> None:
+    """Check the versions that an engine and its completions report.
+
+    Raises:
+        StaleSamplerError: Another version.
+    """
+    others = set(served) - {policy_version}
     if others:
         raise StaleSamplerError(
             f"the engine serves policy version {min(others)}, the learner has {policy_version}",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
+from rlcore.config.health import AuditConfig
 from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, update
 from rlcore.metrics import check_names
@@ -60,7 +61,7 @@ def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make
     components, tape = make_components(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
     outcome = train(components, tape)
     for recorded, kept in zip(tape.rows, outcome.history, strict=True):
-        watched = {name: value for name, value in recorded.items() if name.startswith(("health/", "audit/"))}
+        watched = {name: value for name, value in recorded.items() if name.startswith(("health/", "audit/", "checks/"))}
         assert recorded == kept | watched
         check_names({name: value for name, value in recorded.items() if name != "iteration"})
     assert ["eval/accuracy" in row for row in tape.rows] == [False, True, False, True]
@@ -211,6 +212,80 @@ def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(
     engine = ScriptedSampler.from_texts(SCRIPT, components.tokenizer, scorer=scorer)
     with pytest.raises(StaleSamplerError, match="the engine's weights are not the learner's"):
         train(make_components(engine=engine, sampler=engine, config=config), Tape())
+
+
+class TurnsWrong(NativeSampler):
+    """Reports other log-probabilities, or an older version, from some version on."""
+
+    since, shift, lag = 0, 0.0, 0
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        found = super().logprobs(prompt_ids, completion_ids, temperature=temperature)
+        return [value - self.shift * (self.policy_version >= self.since) for value in found]
+
+
+class Lags(ScriptedSampler):
+    def sample(self, *given: Any, **more: Any) -> Any:
+        groups = super().sample(*given, **more)
+        lag = self._scorer.lag * (self.policy_version >= self._scorer.since)  # type: ignore[union-attr]
+        return [[replace(each, policy_version=each.policy_version - lag) for each in group] for group in groups]
+
+
+@pytest.mark.parametrize("answers", [ANSWERS, ("right",)], ids=["signal", "no signal"])
+@pytest.mark.parametrize(("since", "iterations"), [(0, 0), (1, 0), (2, 2), (3, 3)])
+@pytest.mark.parametrize(("shift", "lag", "error"), [(0.01, 0, CanaryError), (0.0, 1, StaleSamplerError)])
+def test_an_engine_that_turns_wrong_ends_the_run_at_its_first_sync_or_with_its_first_rollouts(
+    shift: float,
+    lag: int,
+    error: type[Exception],
+    since: int,
+    iterations: int,
+    answers: Sequence[str],
+    make_components: MakeComponents,
+) -> None:
+    """From the second sync on no probe is sampled: the iteration's own rollouts show it before it is recorded."""
+    components, unaudited = make_components(), HealthConfig(audit=AuditConfig(action="off"))
+    scorer = TurnsWrong(components.learner.learner.policy, components.tokenizer)
+    scorer.since, scorer.shift, scorer.lag = since, shift, lag
+    engine = Lags.from_texts(dict.fromkeys(QUESTIONS, answers), components.tokenizer, scorer=scorer)
+    tape = Tape()
+    with pytest.raises(error, match=r"differ from the learner's by 0\.01|the engine serves policy version"):
+        train(make_components(engine=engine, sampler=engine, health=unaudited), tape)
+    assert len(tape.rows) == iterations
+
+
+def test_probes_are_sampled_at_the_start_after_the_first_sync_and_after_a_resume(
+    make_components: MakeComponents,
+) -> None:
+    class Counts(ScriptedSampler):
+        probes = 0
+
+        def sample(self, prompts: Any, params: Any, **more: Any) -> Any:
+            self.probes += params.num_samples < 3  # a group is of three
+            return super().sample(prompts, params, **more)
+
+    plain = make_components()
+    engine = Counts.from_texts(
+        SCRIPT, plain.tokenizer, scorer=NativeSampler(plain.learner.learner.policy, plain.tokenizer)
+    )
+    tape, config = Tape(), {"num_iterations": 6}
+    with open_run(make_components(engine=engine, sampler=engine, config=config), tape) as run:
+        for expected in (2, 2, 2):
+            iterate(run)
+            assert engine.probes == expected
+    assert all(0.0 <= row["sync/logprob_max_diff"] < 1e-4 for row in tape.rows)
+    again = Counts.from_texts(
+        SCRIPT, plain.tokenizer, scorer=NativeSampler(plain.learner.learner.policy, plain.tokenizer)
+    )
+    train(make_components(engine=again, sampler=again, config=config), tape)
+    assert (again.probes, len(tape.rows)) == (2, 6)
+
+
+def test_the_cost_of_canaries_and_audit_is_a_fraction_of_the_run(make_components: MakeComponents) -> None:
+    tape = Tape()
+    train(make_components(), tape)
+    for row in tape.rows:
+        assert row["audit/time_fraction"] < row["checks/time_fraction"] < 1.0
 
 
 def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_components: MakeComponents) -> None:

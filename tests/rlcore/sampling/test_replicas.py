@@ -17,7 +17,7 @@ from rlcore.checks.canaries import EngineCalibration
 from rlcore.checks.canaries.agreement import Spread
 from rlcore.config import EngineConfig, SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
-from rlcore.loop.weight_sync import calibrate_engines, sync_weights
+from rlcore.loop.weight_sync import calibrate_engines, verify_sync
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams, replicas_of, take_metrics
 from rlcore.sampling.native import NativeSampler
@@ -32,6 +32,7 @@ from tests import strategies
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
 CPU = torch.device("cpu")
+SOUND = EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset())
 
 
 class DeafSampler(NativeSampler):
@@ -110,12 +111,16 @@ def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
     baselines, samples = calibrate_engines(components)
     assert (len(baselines), len(samples)) == (2, 2 * len(prompts))
     learn(components)
-    assert sync_weights(components, baselines)["sync/logprob_max_diff"] < 1e-5
+    load(components)
+    assert verify_sync(components, baselines)["sync/logprob_max_diff"] < 1e-5
+    assert verify_sync(components, baselines, by_probes=False) == {}
     for kinds in ((NativeSampler, DeafSampler), (DeafSampler, NativeSampler)):
         components = components_of(make(checkpoint, tokenizer, *kinds), model, prompts)
         learn(components)
-        with pytest.raises(StaleSamplerError):
-            sync_weights(components, [EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset())] * 2)
+        load(components)
+        for by_probes in (True, False):
+            with pytest.raises(StaleSamplerError):
+                verify_sync(components, [SOUND] * 2, by_probes=by_probes)
 
 
 def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
@@ -130,6 +135,12 @@ def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: li
         config=config,
         engine_dtype=torch.float32,
     )
+
+
+def load(components: Any) -> None:
+    """Send the learner's weights to the engines."""
+    learner = components.learner
+    components.engine.load_weights(learner.weights(), policy_version=learner.policy_version)
 
 
 def learn(components: Any) -> None:

@@ -14,9 +14,11 @@ from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, OptimConfig, RolloutCorrectionConfig, SamplingConfig
+from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
+from rlcore.training import losses as losses_module
 from rlcore.training.learner import Learner
-from rlcore.training.minibatches import split_by_prompt
+from rlcore.training.minibatches import split_by_prompt, token_sequences
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import assert_same, gradients_of, make_learner, update_config, weights_of
@@ -49,6 +51,33 @@ def reference_gradient(policy: LlamaForCausalLM, loss: torch.Tensor) -> torch.Te
     parameters = list(policy.parameters())
     ordered = [p for p in parameters if p.ndim >= 2] + [p for p in parameters if p.ndim < 2]
     return torch.cat([part.flatten() for part in torch.autograd.grad(loss, ordered)])
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "ppo"])
+def test_an_update_returns_the_first_tokens_as_they_were_before_its_first_step(
+    name: str, minibatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(losses_module, "FIRST_TOKENS", 2)
+    learner = make_learner(name, update=update_config(num_epochs=2, num_minibatches=minibatches))
+    drawn = strategies.random_samples(4)
+    samples = [dataclasses.replace(sample, replica=number) for number, sample in enumerate(drawn)]
+    before = score_sequences(learner.policy, token_sequences(samples), tokens_per_microbatch=512)
+    found, seen = learner.update(samples, seed=0).first_tokens, 0
+    for number, (sample, logprobs) in enumerate(zip(samples, before, strict=True)):
+        own = found[found[:, 0] == number]
+        mask = sample.loss_mask & (torch.arange(len(logprobs)) < 2)
+        if len(own):
+            seen += 1
+            assert own[:, 1].tolist() == pytest.approx(sample.sampler_logprobs[mask].tolist(), abs=1e-6)
+            assert own[:, 2].tolist() == pytest.approx(logprobs[mask].tolist(), abs=1e-5)
+            assert bool((own[:, 3] > 0.0).all())
+    assert seen == sum(bool(sample.loss_mask[:2].any()) for sample in samples) if minibatches == 1 else seen > 0
+
+
+def test_an_update_without_a_signal_has_first_tokens_too() -> None:
+    samples = [dataclasses.replace(s, advantages=torch.zeros_like(s.advantages)) for s in strategies.random_samples(4)]
+    assert len(make_learner().update(samples, seed=0).first_tokens) > 0
 
 
 # Weights are float32 by design (1 / number of tokens), so the reference in float64 is met to 1e-6, not to 1e-9.

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
-from rlcore.checks.canaries import EngineCalibration, sample_probes, sync_canary, token_scores
-from rlcore.checks.canaries.agreement import Spread
+from rlcore.checks.canaries import EngineCalibration, rollouts_canary, sample_probes, sync, sync_canary, token_scores
+from rlcore.checks.canaries.agreement import LogprobAgreement, Spread
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.policy import score_sequences
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedCompletion, ScriptedSampler
 from rlcore.text.packing import TokenSequence
+from rlcore.training.update_stats import FIRST_TOKENS
 from rlcore.types import Prompt
 from tests import strategies
 
@@ -143,6 +144,37 @@ def test_the_probes_are_a_function_of_weights_and_seed() -> None:
     assert session.probes() == session.probes()
     assert len(session.probes()) == 8
     assert max(len(probe.completion_ids) for probe in session.probes()) <= PARAMS.max_new_tokens
+
+
+def rows(replica: int, count: int, *, shift: float = 0.0) -> torch.Tensor:
+    """First tokens of an update, whose engine's log-probabilities are off by ``shift``."""
+    learner = torch.rand(count, generator=torch.Generator().manual_seed(replica)).log() - 0.1
+    return torch.stack([torch.full_like(learner, replica), learner + shift, learner, torch.ones(count)], dim=1)
+
+
+def compared(first_tokens: torch.Tensor, *, dtype: torch.dtype = torch.float32) -> list[dict[str, float]]:
+    sound = EngineCalibration(noise=Spread(0.0, 0.0), unverified=frozenset({"head"}))
+    return rollouts_canary(first_tokens, [sound, sound], temperature=1.0, dtype=dtype, seed=0)
+
+
+def test_the_rollouts_of_each_engine_are_compared_alone() -> None:
+    figures = compared(torch.cat([rows(0, 40), rows(1, 40)]))
+    assert [each["sync/unverified_modules"] for each in figures] == [1.0, 1.0]
+    assert max(each["sync/logprob_max_diff"] for each in figures) < 1e-6
+    with pytest.raises(CanaryError, match=r"differ from the learner's by 0\.0"):
+        compared(torch.cat([rows(0, 4000), rows(1, 4, shift=0.01)]))  # one in a thousand of all
+    with pytest.raises(CanaryError, match=r"of log-odds on average|temperature"):
+        compared(torch.cat([rows(0, 4000), rows(1, 40, shift=1.0)]), dtype=torch.bfloat16)
+    assert len(compared(rows(1, 40))) == 1
+    assert compared(torch.empty(0, 4)) == []
+
+
+def test_as_many_tokens_are_compared_as_probes_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[LogprobAgreement] = []
+    monkeypatch.setattr(sync, "check_agreement", lambda found, **_: seen.append(found))
+    compared(torch.cat([rows(0, 40), rows(1, 4000)]))
+    assert [each.num_tokens for each in seen] == [40, 256]
+    assert sync.PROBE_TOKENS == FIRST_TOKENS
 
 
 def test_an_engine_that_completes_nothing_is_stopped() -> None:
