@@ -24,11 +24,12 @@ def rollback(
     ```
     """
     home = open_home(reads=True)
-    from rlcore.flows.rollback import rollback as rollback_flow
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.tracking.registry import read_version
 
     read_version(home, f"{model}/{version}")  # reject unknown versions before anything starts
+    from rlcore.flows.rollback import rollback as rollback_flow
+    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+
     sys.stdout.write(call_flow(rollback_flow, model, version, reason) + "\n")
     return 0
 

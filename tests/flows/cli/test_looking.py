@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -52,6 +54,14 @@ def test_looking_and_failing_create_no_state_directory_and_name_the_one_that_was
     shown = "".join(capsys.readouterr())
     assert list(tmp_path.iterdir()) == []
     assert (str(unmade) in shown) == (command[0] not in OF_PRESETS)
+
+
+@pytest.mark.parametrize("command", [("rollback", "tiny-grpo", "1", "--reason", "worse"), ("reproduce", "tiny-grpo/1")])
+def test_where_nothing_was_run_the_error_is_all_that_is_printed(unmade: Path, command: tuple[str, ...]) -> None:
+    line = [sys.executable, "-m", "rlcore.flows", *command]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("\nerror (") and str(unmade) in done.stderr
 
 
 def test_where_nothing_was_run_a_preset_from_the_registry_is_one_error(
