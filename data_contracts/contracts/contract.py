@@ -8,13 +8,14 @@ by one costs a tenth. If the fast path does not accept the frame, pandera checks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pandera.pandas as pa
+from numpy.typing import NDArray
 from pandera.dtypes import String
 from pandera.engines.pandas_engine import Engine
 
@@ -68,6 +69,46 @@ def violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
         return misfits
     if frame.columns.is_unique and passes_fast_path(frame, contract.model):
         return []
+    return _reported(frame, contract)
+
+
+def row_violations(rows: Sequence[Mapping[str, Any]], contract: Contract) -> list[RowViolation]:
+    """Return :func:`violations` of rows, of which pandera sees only those that the fast path does not accept.
+
+    The contract's rules must be about single rows. Texts stay Python's: a frame's text columns would copy them twice.
+    """
+    columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in contract.columns}
+    kinds = {name: {*map(type, values)} for name, values in columns.items()}
+    texts = {name: pd.Series(columns[name], dtype=object) for name, kind in kinds.items() if kind in ({str}, {list})}
+    # values of one type have one type in every part of the frame
+    is_uniform = all(len(kind) == 1 for kind in kinds.values())
+    is_suspect = _suspects(pd.DataFrame({**columns, **texts}), contract.model) if is_uniform else None
+    places = list(range(len(rows))) if is_suspect is None else np.flatnonzero(is_suspect).tolist()
+    if not places:
+        return []
+    found = _reported(pd.DataFrame([rows[place] for place in places], columns=list(contract.columns)), contract)
+    return [one if one.row == WHOLE_FRAME else replace(one, row=places[one.row]) for one in found]
+
+
+def _suspects(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> NDArray[np.bool_] | None:
+    """Return a mask of the rows that break a rule, or None if types or nulls are wrong, or a check fails."""
+    schema = model.to_schema()
+    if not is_plain(model) or not all(_has_type(frame[name], column) for name, column in schema.columns.items()):
+        return None
+    checks = [(check, frame[name]) for name, column in schema.columns.items() for check in column.checks]
+    found = np.zeros(len(frame), dtype=bool)
+    try:
+        for check, values in [*checks, *((check, frame) for check in schema.checks)]:
+            if check.groupby is not None or check.element_wise:
+                return None
+            found |= ~np.broadcast_to(np.asarray(check._check_fn(values), dtype=bool), len(frame))
+    except Exception:  # noqa: BLE001 - pandera reports a check that fails on a value as a broken rule
+        return None
+    return found
+
+
+def _reported(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
+    """Return what pandera reports."""
     try:
         contract.model.validate(frame, lazy=True)
     except pa.errors.SchemaErrors as error:
@@ -85,15 +126,6 @@ def violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
         for row, field, value, check in cases[["index", "column", "failure_case", "check"]].itertuples(index=False)
     ]
     return sorted(found, key=lambda complaint: complaint.row)
-
-
-def rows_pass(rows: Sequence[Mapping[str, Any]], contract: Contract) -> bool:
-    """Return True only if pandera would accept the rows as a frame, whose text columns would copy each text twice."""
-    columns: dict[str, Any] = {name: [row.get(name) for row in rows] for name in contract.columns}
-    for name, values in columns.items():
-        if {*map(type, values)} in ({str}, {list}):
-            columns[name] = pd.Series(values, dtype=object)
-    return passes_fast_path(pd.DataFrame(columns), contract.model)
 
 
 def passes_fast_path(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> bool:
@@ -120,23 +152,24 @@ def is_plain(model: type[pa.DataFrameModel]) -> bool:
 
 
 def _column_holds(values: pd.Series, column: pa.Column) -> bool:
+    return _has_type(values, column) and all(_holds(check, values) for check in column.checks)
+
+
+def _has_type(values: pd.Series, column: pa.Column) -> bool:
+    """Return True if values have the column's type, and no null where none is allowed."""
+    kind: Any = column.dtype
     if not column.nullable and values.hasnans:
         return False
-    return _is_of_type(values, column) and all(_holds(check, values) for check in column.checks)
+    if kind is None or (isinstance(kind, String) and values.dtype == object and {*map(type, values)} == {str}):
+        return True
+    # one result for the whole column, or one for each value
+    return bool(np.all(np.asarray(kind.check(Engine.dtype(values.dtype), values))))
 
 
 def _holds(check: pa.Check, values: pd.Series | pd.DataFrame) -> bool:
     """Return the result of a check's function. pandera's own call imports what it needs to make up data."""
     is_plain = check.groupby is None and not check.element_wise
     return bool(np.all(check._check_fn(values))) if is_plain else bool(check(values).check_passed)
-
-
-def _is_of_type(values: pd.Series, column: pa.Column) -> bool:
-    kind: Any = column.dtype
-    if kind is None or (isinstance(kind, String) and values.dtype == object and {*map(type, values)} == {str}):
-        return True
-    # one result for the whole column, or one for each value
-    return bool(np.all(np.asarray(kind.check(Engine.dtype(values.dtype), values))))
 
 
 def _column_violations(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowViolation, rows_pass, violations
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, RowViolation, row_violations
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
 from rlcore.data_contracts.gate.stream import Batch
@@ -58,7 +57,7 @@ def check_rows(
     lengths = np.full((len(rows), 1 + len(contract.answers)), UNKNOWN, dtype=np.int32)
     if not rows:
         return CheckedRows(refused={}, lengths=lengths)
-    broken = _violations(rows, contract)
+    broken = row_violations([{"split": "train", **row} for row in rows], contract)
     _require_columns(broken, where)
     left = _left(rows, broken)
     measured = measure([rows[place] for place in left], contract, meter, max_tokens=terms.max_tokens)
@@ -83,15 +82,9 @@ def contract_violations(
     """Return the rows that break their contract, by index. Other rules need a tokenizer, or other rows."""
     if not rows:
         return {}
-    found = [one for one in _violations(rows, contract) if one.row != WHOLE_FRAME]
+    broken = row_violations([{"split": "train", **row} for row in rows], contract)
+    found = [one for one in broken if one.row != WHOLE_FRAME]
     return {row: entry for row, (entry, _) in quarantine(found, origins).items()}
-
-
-def _violations(rows: Sequence[dict[str, Any]], contract: Contract) -> list[RowViolation]:
-    divided = [{"split": "train", **row} for row in rows]
-    if rows_pass(divided, contract):
-        return []
-    return violations(pd.DataFrame(divided, columns=list(contract.columns)), contract)
 
 
 def quarantine(broken: Sequence[RowViolation], origins: Sequence[Origin]) -> dict[int, tuple[Quarantined, bool]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlcore.data_contracts.adapters.table import own_preferences, own_ranked_sets
+from rlcore.data_contracts.drift.comparison import DriftLimits, by_chance
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate import kept_rows, scan, stream
 from rlcore.data_contracts.gate.reading import read_source, source_of
@@ -85,6 +86,13 @@ def test_a_few_rows_of_many_are_sketched_those_of_whole_prompts(monkeypatch: pyt
     assert 0 < some.sketches["source"]["counts"]["t"] < whole["t"] == 10
     assert sum(some.sketches["prompt_tokens"]["counts"]) == some.sketches["source"]["counts"]["t"]
     assert some.digest == gated().report.digest
+
+
+@pytest.mark.parametrize("bins", [27, 1_024])
+def test_as_many_rows_are_sketched_as_make_the_bounds_of_chance_small(bins: int) -> None:
+    counts = np.full(bins, kept_rows.MAX_SKETCHED // bins, dtype=float)
+    chance = by_chance(counts, counts, DriftLimits().chance)
+    assert max(chance.psi - chance.mean_psi, chance.ks) < 0.05 <= DriftLimits().warn_psi / 2
 
 
 class Reads:
