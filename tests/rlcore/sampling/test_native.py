@@ -232,6 +232,20 @@ def test_weights_of_a_learner_give_the_learners_log_probabilities(
         assert rollout.sampler_logprobs == pytest.approx(expected, abs=1e-4)
 
 
+def test_packed_weights_are_those_that_were_loaded_last(
+    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "LEAST_PACKED", 0)
+    sampler = NativeSampler(model, tokenizer)
+    for version in (1, 2):
+        with torch.no_grad():
+            model.model.layers[0].mlp.down_proj.weight.mul_(3.0)
+        sampler.load_weights(model.state_dict(), policy_version=version)
+        for rollout in rollouts_of(sampler, prompts):
+            expected = plain_logprobs(model, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
+            assert rollout.sampler_logprobs == pytest.approx(expected, abs=1e-4)
+
+
 def test_float32_weights_reach_an_engine_in_bfloat16(checkpoint: Path, model: PreTrainedModel) -> None:
     tokenizer = ChatTokenizer.load(checkpoint)
     half = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.bfloat16)
@@ -289,3 +303,40 @@ def test_a_model_that_computes_nan_stops_the_run(
         model.model.norm.weight[0] = float("nan")
     with pytest.raises(SamplingError, match="NaN or infinity"):
         NativeSampler(model, tokenizer).sample(prompts, PARAMS, seed=0)
+
+
+def is_packed(layer: torch.nn.Module) -> bool:
+    return "forward" in vars(layer)
+
+
+def layers_of(dtype: torch.dtype) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(256, 384), torch.nn.Linear(384, 512, bias=False)).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)])
+@pytest.mark.parametrize("shape", [(64, 1), (1, 1), (3, 7)], ids=str)
+def test_products_are_those_of_the_layers(dtype: torch.dtype, tolerance: float, shape: tuple[int, int]) -> None:
+    layers, inputs = layers_of(dtype), torch.randn(*shape, 256).to(dtype)
+    with torch.inference_mode():
+        expected = layers(inputs)
+        with native._packed_weights(layers):
+            torch.testing.assert_close(layers(inputs), expected, atol=tolerance, rtol=0)
+        assert torch.equal(layers(inputs), expected)
+
+
+@pytest.mark.skipif(not torch._C._has_mkldnn, reason="this build of torch has no oneDNN")
+def test_small_layers_and_other_kinds_of_linear_layers_stay_as_they_are() -> None:
+    class Other(torch.nn.Linear):
+        pass
+
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), Other(256, 256), torch.nn.Linear(256, 256))
+    with torch.inference_mode(), native._packed_weights(layers):
+        assert list(map(is_packed, layers)) == [False, False, True]
+
+
+def test_an_error_ends_the_packing_too() -> None:
+    layers = layers_of(torch.float32)
+    with pytest.raises(ZeroDivisionError), torch.inference_mode(), native._packed_weights(layers):
+        1 / 0  # noqa: B018
+    assert not any(map(is_packed, layers))
