@@ -9,12 +9,12 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rlcore.sampling.kv_cache import SharedPromptLayer, cache_argument, group_rows
+from rlcore.sampling.kv_cache import Gaps, SharedPromptLayer, cache_argument, find_gaps, group_rows
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Watch = Callable[[int, int, int], None]
 """Listener of each step: the tokens that it made, the unfinished sequences after it, and its number from 1."""
-_COMPACT_AT = 0.75  # fraction of unfinished rows at which ended rows are dropped: dropping copies the cache
+_COMPACT_AT = 0.9  # fraction of unfinished rows at which ended rows are dropped: dropping moves rows of every layer
 
 
 def unwatched(made: int, live: int, step: int) -> None:
@@ -76,8 +76,9 @@ def decode(
         if num_live == 0 or step + 1 == num_tokens:
             break
         if num_live <= _COMPACT_AT * len(rows):
-            batch.keep(live.nonzero()[:, 0])
-            chosen = chosen[live]
+            gaps = find_gaps(live, num_live)
+            batch.close(gaps)
+            chosen = gaps.close(chosen)
         logits = batch.advance(chosen)
     return Decoded(tokens, logprobs, lengths, stopped)
 
@@ -87,37 +88,38 @@ class _Batch:
 
     Attributes:
         rows: [R], the sequence of each row.
-        mask: bool [G, P + N], False on the left padding of shorter prompts.
-        origin: [R], which of the G prompts each row has.
+        mask: bool [R, P + N], False on the left padding of shorter prompts.
+        lengths: int64 [R, 1], tokens of each row's prompt.
+        sharing: Which of the G prompts each row has.
     """
 
     def __init__(self, model: PreTrainedModel, cache: Cache, mask: torch.Tensor, origin: torch.Tensor) -> None:
-        self.model, self.cache, self.mask = model, cache, mask
+        self.model, self.cache, self.mask = model, cache, mask[origin]
         self.rows = torch.arange(len(origin), device=origin.device)
         self.width = cache.get_seq_length()
+        self.lengths = self.mask[:, : self.width].sum(-1, keepdim=True)
         self.sharing = group_rows(cache, origin, mask[:, : self.width])
 
     def advance(self, tokens: torch.Tensor) -> torch.Tensor:
         """Append one token [R] to each row and return the logits [R, V] of the next."""
         length = self.cache.get_seq_length()
-        seen = self.mask[self.sharing.origin, : length + 1]
         logits: torch.Tensor = self.model(
             input_ids=tokens[:, None],
-            attention_mask=seen,
-            position_ids=seen[:, :length].sum(-1, keepdim=True),
+            attention_mask=self.mask[:, : length + 1],
+            position_ids=self.lengths + (length - self.width),
             **cache_argument(self.model, self.cache),
             use_cache=True,
             sharing=self.sharing,
         ).logits
         return logits[:, -1]
 
-    def keep(self, indices: torch.Tensor) -> None:
-        """Keep only the rows at these indices and their prompts."""
-        prompts, origin = self.sharing.origin[indices].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    def close(self, gaps: Gaps) -> None:
+        """Drop the ended rows, and the prompts that have no others."""
+        prompts, origin = gaps.close(self.sharing.origin).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         for layer in self.cache.layers:
-            layer.select(indices, prompts)
-        self.mask, self.rows = self.mask[prompts], self.rows[indices]
-        self.sharing = group_rows(self.cache, origin, self.mask[:, : self.width])
+            layer.select(gaps, prompts)
+        self.rows, self.mask, self.lengths = map(gaps.close, (self.rows, self.mask, self.lengths))
+        self.sharing = group_rows(self.cache, origin, self.sharing.mask[prompts])
 
 
 def _prefill(

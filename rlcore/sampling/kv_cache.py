@@ -46,7 +46,7 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         if start == 0:
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
         if self.length > self.keys.shape[-2]:
-            self._move(slice(None), start)
+            self.keys, self.values = _grown(self.keys, start), _grown(self.values, start)
         self.keys[:, :, start : self.length] = key_states
         self.values[:, :, start : self.length] = value_states
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
@@ -55,23 +55,39 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         """Return the number of positions of a row, including its prompt."""
         return (self.prompt_keys.shape[-2] if self.is_initialized else 0) + self.length
 
-    def select(self, rows: torch.Tensor, prompts: torch.Tensor) -> None:
-        """Keep these rows and these prompts, in this order."""
+    def select(self, gaps: Gaps, prompts: torch.Tensor) -> None:
+        """Keep the rows that :class:`Gaps` names and these prompts, in this order."""
         if self.length:
-            self._move(rows, self.length)
+            self.keys, self.values = gaps.close(self.keys), gaps.close(self.values)
         if len(prompts) < len(self.prompt_keys):
             self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
-    def _move(self, rows: torch.Tensor | slice, length: int) -> None:
-        self.keys = _moved(self.keys[rows, :, :length], self.length + _GROWTH)
-        self.values = _moved(self.values[rows, :, :length], self.length + _GROWTH)
 
-
-def _moved(states: torch.Tensor, capacity: int) -> torch.Tensor:
-    batch, num_heads, length, width = states.shape
-    buffer = states.new_empty(batch, num_heads, capacity, width)
-    buffer[:, :, :length] = states
+def _grown(states: torch.Tensor, length: int) -> torch.Tensor:
+    """Return a buffer with the first ``length`` positions and room for more."""
+    batch, num_heads, _, width = states.shape
+    buffer = states.new_empty(batch, num_heads, length + _GROWTH, width)
+    buffer[:, :, :length] = states[:, :, :length]
     return buffer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Gaps:
+    """Ended rows among the first ``count`` rows, and the unfinished rows after those, which take their places."""
+
+    count: int
+    ended: torch.Tensor
+    last: torch.Tensor
+
+    def close(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the unfinished rows of [R, ...] in their new order. They are moved in place."""
+        rows[self.ended] = rows[self.last]
+        return rows[: self.count]
+
+
+def find_gaps(live: torch.Tensor, count: int) -> Gaps:
+    """Return where the unfinished rows go, ``count`` of them; ``live`` [R] is False on the ended ones."""
+    return Gaps(count, (~live[:count]).nonzero()[:, 0], live[count:].nonzero()[:, 0] + count)
 
 
 def cache_argument(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
@@ -184,5 +200,13 @@ def _attend(
     return (scores - normaliser[..., None]).exp().to(value.dtype) @ value, normaliser
 
 
+def _grouped_mask(*, q_length: int, local_size: int | None = None, **options: Any) -> torch.Tensor | None:
+    """Return the mask of transformers' ``AttentionMaskInterface``: none for a token that sees all before it."""
+    if q_length == 1 and local_size is None:
+        return None
+    mask: torch.Tensor | None = sdpa_mask(q_length=q_length, local_size=local_size, **options)
+    return mask
+
+
 AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
-AttentionMaskInterface.register(GROUPED_ATTENTION, sdpa_mask)
+AttentionMaskInterface.register(GROUPED_ATTENTION, _grouped_mask)

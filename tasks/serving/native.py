@@ -17,7 +17,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlcore.errors import SamplingError
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.sampling.decoding import argmax_tokens, decode, sample_tokens
-from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION, find_gaps
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.seeding import generator
 from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
@@ -165,7 +165,8 @@ class _Writer:
         if all(row.work.cancelled.is_set() or row.finish for row in self._rows):
             raise _CancelledError
         if len(logits) < len(self._rows):  # finished ones were dropped together
-            self._rows = [row for row in self._rows if row.finish is None]
+            gaps = find_gaps(torch.tensor([row.finish is None for row in self._rows]), len(logits))
+            self._rows = [self._rows[place] for place in gaps.close(torch.arange(len(self._rows))).tolist()]
         tokens, logprobs = self._draw(logits, uniforms)
         if not logprobs.isfinite().all():
             raise SamplingError("the model computes NaN or infinity")

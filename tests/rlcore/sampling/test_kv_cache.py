@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from rlcore.sampling import decoding
 from rlcore.sampling.decoding import decode, sample_tokens
-from rlcore.sampling.kv_cache import cache_argument, group_rows
+from rlcore.sampling.kv_cache import cache_argument, find_gaps, group_rows
 from tests.rlcore.sampling.test_decoding import NO_EOS, llama, ready, uniforms
 
 
@@ -35,6 +35,12 @@ def test_rows_of_one_prompt_stand_side_by_side() -> None:
     assert sharing.slots.tolist() == [1, 3, 0, 0, 2, 4]
     assert sharing.indices.tolist() == [3, 0, 4, 1, 5]
     assert sharing.slots[sharing.indices].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_last_rows_take_the_places_of_ended_ones() -> None:
+    live = torch.tensor([True, False, True, False, True, True])
+    rows = torch.arange(60.0).view(6, 10)
+    assert find_gaps(live, 4).close(rows)[:, 0].tolist() == [0.0, 40.0, 20.0, 50.0]
 
 
 def test_prompts_are_not_copied_for_their_rows_and_leave_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
