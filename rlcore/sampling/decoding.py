@@ -15,6 +15,7 @@ Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 Watch = Callable[[int, int, int], None]
 """Listener of each step: the tokens that it made, the unfinished sequences after it, and its number from 1."""
 _COMPACT_AT = 0.9  # fraction of unfinished rows at which ended rows are dropped: dropping moves rows of every layer
+_CHUNK = 2**19  # logits sampled at once on a CPU: larger buffers leave the processor's cache
 
 
 def unwatched(made: int, live: int, step: int) -> None:
@@ -160,6 +161,19 @@ def sample_tokens(
         Tokens, int64 [R], and their log-probabilities, float32 [R]. Non-finite logits give non-finite
         log-probabilities.
     """
+    if logits.device.type != "cpu" or logits.numel() <= _CHUNK:
+        return _invert(logits, uniforms, temperature)
+    rows = max(1, _CHUNK // logits.shape[-1])
+    chunks = [slice(start, start + rows) for start in range(0, len(logits), rows)]
+    temperatures = [temperature[chunk] if isinstance(temperature, torch.Tensor) else temperature for chunk in chunks]
+    parts = [_invert(logits[chunk], uniforms[chunk], each) for chunk, each in zip(chunks, temperatures, strict=True)]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def _invert(
+    logits: torch.Tensor, uniforms: torch.Tensor, temperature: float | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     above_peak = logits.float() / temperature
     above_peak.sub_(above_peak.amax(-1, keepdim=True))
     # The only other buffer of the vocabulary's width: exponentials, then their sums, in place.

@@ -64,6 +64,17 @@ def test_a_drawn_token_has_the_log_probability_that_is_reported(
     assert float(logprobs[0]) > -104.0  # a token whose probability is 0 in float32 is never drawn
 
 
+@pytest.mark.parametrize("per_row", [False, True])
+def test_sampling_a_few_rows_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch, per_row: bool) -> None:
+    logits, draws = torch.randn(7, 50, generator=torch.Generator().manual_seed(0)), uniforms(7, 1)[:, 0]
+    temperature = torch.linspace(0.5, 2.0, 7)[:, None] if per_row else 0.7
+    whole = sample_tokens(logits, draws, temperature=temperature)
+    for size in (1, 150):
+        monkeypatch.setattr(decoding, "_CHUNK", size)
+        for found, expected in zip(sample_tokens(logits, draws, temperature=temperature), whole, strict=True):
+            assert torch.equal(found, expected)
+
+
 def test_draws_have_the_frequencies_of_the_distribution() -> None:
     probabilities = torch.tensor([0.05, 0.6, 0.001, 0.349])
     uniforms = (torch.arange(100_000) + 0.5) / 100_000
