@@ -36,10 +36,10 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     shutil.copytree(micro_home, home)
     shutil.copytree(micro_home, other)
     # One checkpoint, after the first iteration: from there on the run is done once more, up to where it was sound.
-    rare = ("stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=0", *WRECKED)
+    rare = ("stages.grpo.num_iterations=9", "stages.grpo.checkpoints.every_iterations=0", *WRECKED)
     done = run_flows("run", home, ALONE, *rare)
     assert done.returncode == 0, done.stderr
-    folder = policies(home, 12)[True]
+    folder = policies(home, 9)[True]
     health = json.loads((folder / "health.json").read_text())
     history = json.loads((folder / "history.json").read_text())
     stopped = health["stopped"]
@@ -47,29 +47,29 @@ def test_a_wrecked_run_is_stopped_and_its_result_is_the_last_healthy_checkpoint(
     first_over = next(place for place, pair in enumerate(itertools.pairwise(is_over), start=1) if all(pair))
     # Rollouts of an iteration show the weights after the one before: two iterations back they were seen to be sound.
     assert stopped["result_iteration"] == len(history) == first_over - 2
-    assert stopped["iteration"] == first_over + 1 < 12
+    assert stopped["iteration"] == first_over + 1 < 9
     assert len(history) + len(stopped["dropped"]) == stopped["iteration"]
     assert [finding["level"] for finding in health["findings"] if finding["rule"] == "kl"][-2:] == ["alarm", "stop"]
     assert "stopped after iteration" in done.stderr
     assert "restore iteration=" in done.stderr and "from_checkpoint=1 " in done.stderr
 
     # The clock decides which checkpoints there are, and no number: one after each iteration, and the weights are equal.
-    often = ("stages.grpo.num_iterations=12", "stages.grpo.checkpoints.every_iterations=1", *WRECKED)
+    often = ("stages.grpo.num_iterations=9", "stages.grpo.checkpoints.every_iterations=1", *WRECKED)
     assert plan_of_grpo(home, *often).startswith("cached")
     done = run_flows("run", other, ALONE, *often)
     assert done.returncode == 0, done.stderr
     weights = "model/model.safetensors"
-    assert (policies(other, 12)[True] / weights).read_bytes() == (folder / weights).read_bytes()
+    assert (policies(other, 9)[True] / weights).read_bytes() == (folder / weights).read_bytes()
 
     # Without the rule that run continues from its last checkpoint, and each of the two results serves its own rules.
     weak, newest = (*often, "health.action='warn'"), stopped["iteration"] - 1
     assert plan_of_grpo(other, *weak) == (
-        f"run resumes at iteration {newest + 1} of 12: health.kl stopped the earlier run after iteration {newest + 1}, "
+        f"run resumes at iteration {newest + 1} of 9: health.kl stopped the earlier run after iteration {newest + 1}, "
         "and no longer does"
     )
     done = run_flows("run", other, ALONE, *weak)
-    assert f"resume: after iteration {newest} of 12" in done.stderr, done.stderr
-    assert policies(other, 12).keys() == {True, False}
+    assert f"resume: after iteration {newest} of 9" in done.stderr, done.stderr
+    assert policies(other, 9).keys() == {True, False}
     assert plan_of_grpo(other, *often) == plan_of_grpo(other, *weak) == "cached"
     sooner = plan_of_grpo(other, *often, "health.kl.patience=1")
     assert sooner == f"run restarts: health.kl stops the earlier run after iteration {stopped['iteration'] - 1}"

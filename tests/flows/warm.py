@@ -96,16 +96,23 @@ def _connect() -> TextIO:
     name = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
     folder = Path(tempfile.gettempdir()) / f"rlcore-warm-{name}"
     folder.mkdir(exist_ok=True)
-    connection = socket.socket(socket.AF_UNIX)
-    with FileLock(folder / "lock"):
+    with FileLock(folder / "lock"), socket.socket(socket.AF_UNIX) as connection:
         if connection.connect_ex(str(folder / SOCKET)):
             (folder / SOCKET).unlink(missing_ok=True)
             command = [sys.executable, "-m", "tests.flows.warm", str(folder)]
             quiet = subprocess.DEVNULL
             _STARTED.append(subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, text=True, cwd=ROOT))
-            wait_for_line(_STARTED[0], "ready")
+            atexit.register(_leave, _STARTED[-1])
+            wait_for_line(_STARTED[-1], "ready")
             connection.connect(str(folder / SOCKET))
-    return connection.makefile("rw")
+        return connection.makefile("rw")
+
+
+def _leave(process: subprocess.Popen[str]) -> None:
+    """Forget the warm process, which ends by itself when the last worker has gone."""
+    assert process.stdout is not None
+    process.stdout.close()
+    process.returncode = 0
 
 
 def serve(folder: Path) -> None:

@@ -105,7 +105,7 @@ BOUNDS = {torch.float64: (1e-5, 1e-5), torch.float32: (2e-5, 5e-5)}
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported:UserWarning")  # float64
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 @each_of(RIGHT)
 def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
     architecture: Architecture, dtype: torch.dtype
@@ -114,8 +114,8 @@ def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
     choose_attention(model)
     assert supports_prompt_sharing(model) == architecture.shares
     check_model(model)
-    if dtype is torch.float64 and architecture.model_type == "xglm":
-        pytest.skip("the library's mask of XGLM cannot be made in float64; float32 is tested")
+    if architecture.model_type == "xglm":
+        dtype = torch.float32  # the library's mask of XGLM cannot be made in float64
     model.to(dtype)
     if dtype is torch.float64:
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,17 +75,25 @@ def test_no_answer_that_knows_nothing_is_paid_unless_it_is_right(dataset: str) -
     assert paid == []
 
 
-def paid(
-    make_rollout: Callable[..., Rollout], dataset: str, entry: dict[str, Any], answers: list[str]
-) -> list[float | None]:
+Paid = Callable[[str, dict[str, Any], list[str]], list[float | None]]
+
+
+@pytest.fixture(scope="module")
+def paid(make_rollout: Callable[..., Rollout]) -> Iterator[Paid]:
+    """The reward of answers to an entry of a data set; its processes are started once."""
     reward = ProceduralReward()
-    reference = json.dumps({"dataset": dataset, "entry": entry})
-    values = [score.value for score in reward([make_rollout(f"<answer>{one}</answer>", reference) for one in answers])]
+
+    def of(dataset: str, entry: dict[str, Any], answers: list[str]) -> list[float | None]:
+        reference = json.dumps({"dataset": dataset, "entry": entry})
+        return [
+            score.value for score in reward([make_rollout(f"<answer>{one}</answer>", reference) for one in answers])
+        ]
+
+    yield of
     reward.close()
-    return values
 
 
-def test_countdown_is_four_operations_on_the_given_numbers_each_once(make_rollout: Callable[..., Rollout]) -> None:
+def test_countdown_is_four_operations_on_the_given_numbers_each_once(paid: Paid) -> None:
     entry = {"question": "", "answer": "9*(7 - 2) + 1", "metadata": {"numbers": [1, 2, 7, 9], "target": 46}}
     right = ["9*(7 - 2) + 1", "1+(7-2)*9", "((7-2)*9+1)", "-(2-7)*9+1"]
     wrong = [
@@ -104,23 +112,23 @@ def test_countdown_is_four_operations_on_the_given_numbers_each_once(make_rollou
         "sqrt(9)*(7-2)+1",
         "--" * 5_000 + "9*(7-2)+1",
     ]
-    assert paid(make_rollout, "countdown", entry, right + wrong) == [1.0] * 4 + [0.0] * len(wrong)
+    assert paid("countdown", entry, right + wrong) == [1.0] * 4 + [0.0] * len(wrong)
 
 
-def test_puzzle24_is_of_the_given_numbers(make_rollout: Callable[..., Rollout]) -> None:
+def test_puzzle24_is_of_the_given_numbers(paid: Paid) -> None:
     entry = {"question": "", "answer": "(5 - 1/5)*5", "metadata": {"numbers": [1, 5, 5, 5]}}
     answers = ["(5 - 1/5)*5", "5*(5-1/5)", "6*4*1*1", "5*5-1", "5*5-1-0*5", "5*5 - 5/5 + 1 - 1", "5*5-1**5"]
-    assert paid(make_rollout, "puzzle24", entry, answers) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert paid("puzzle24", entry, answers) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_probability_a_truth_and_a_complex_number_have_to_be_right(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_probability_a_truth_and_a_complex_number_have_to_be_right(paid: Paid) -> None:
     rare = {"question": "", "answer": "0.000030517578125", "metadata": {}}
     half = {"question": "", "answer": "0.5", "metadata": {}}
     halts = {"question": "", "answer": "False", "metadata": {}}
     number = {"question": "", "answer": "7.0 - 3.0i", "metadata": {"result": [7, -3]}}
-    assert paid(make_rollout, "coin_flip", rare, ["1/32768", "3.05e-5", "0", "0.0001"]) == [1.0, 1.0, 0.0, 0.0]
-    assert paid(make_rollout, "coin_flip", half, ["1/2", "0.50", "0", "0.5123", "1"]) == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert paid(make_rollout, "game_of_life_halting", halts, ["False", "false", "True", "no", "x"]) == [
+    assert paid("coin_flip", rare, ["1/32768", "3.05e-5", "0", "0.0001"]) == [1.0, 1.0, 0.0, 0.0]
+    assert paid("coin_flip", half, ["1/2", "0.50", "0", "0.5123", "1"]) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert paid("game_of_life_halting", halts, ["False", "false", "True", "no", "x"]) == [
         1.0,
         1.0,
         0,
@@ -128,12 +136,12 @@ def test_a_probability_a_truth_and_a_complex_number_have_to_be_right(make_rollou
         0,
     ]
     answers = ["7 - 3i", "7.0-3.0j", "nan", "nan+nanj", "7", "inf"]
-    assert paid(make_rollout, "complex_arithmetic", number, answers) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert paid("complex_arithmetic", number, answers) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_an_answer_that_holds_the_right_one_earns_no_part_of_it(make_rollout: Callable[..., Rollout]) -> None:
+def test_an_answer_that_holds_the_right_one_earns_no_part_of_it(paid: Paid) -> None:
     entry = {"question": "What is 40 + 2?", "answer": "42", "metadata": {}}
-    assert paid(make_rollout, "chain_sum", entry, ["42", "42 or 43", "40 41 42 43", "142"]) == [1.0, 0.0, 0.0, 0.0]
+    assert paid("chain_sum", entry, ["42", "42 or 43", "40 41 42 43", "142"]) == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_countdown_of_the_committed_preset_pays_its_answers_and_nothing_that_only_looks_like_them(
