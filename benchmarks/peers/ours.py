@@ -32,7 +32,7 @@ from rlcore.hardware.precision import set_compute_dtype
 from rlcore.loop import iteration
 from rlcore.loop.components import Components
 from rlcore.loop.recorder import LogRecorder
-from rlcore.models.batching import choose_attention
+from rlcore.models.batching import choose_kernels
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.rewards.user_function import function_reward
@@ -81,7 +81,7 @@ def _forced(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, t
 def policy(work: Work, option: str = "") -> Any:
     """Make the policy as a checkpoint is loaded: float32 weights, products in the precision of the work."""
     model = set_compute_dtype(work.make_model(), work.compute_dtype)
-    choose_attention(model)
+    choose_kernels(model)
     return enable_gradient_checkpointing(model) if option == "checkpointing" else model
 
 

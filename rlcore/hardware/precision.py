@@ -1,4 +1,4 @@
-"""Precision of a model's matrix products, stored on the model and not in a surrounding context.
+"""Precision of a model's matrix products, stored on the model and not in a surrounding context, and their kernels.
 
 Trained weights are always float32: in bfloat16 a small learning rate rounds to no update. If such a model computes in
 half precision (:func:`set_compute_dtype`), the backbone casts its weights in every forward pass. Autocast's weight
@@ -10,7 +10,7 @@ Losses, advantages, rewards, scalar heads and statistics are float32.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 _MARK = "_compute_dtype"
+# Below, a call of oneDNN costs more than it gains: numbers of a weight, multiplications of a product.
+_LEAST_WEIGHTS, _LEAST_WORK = 2**15, 2**21
 
 
 def set_compute_dtype(model: Model, dtype: torch.dtype) -> Model:
@@ -77,6 +79,73 @@ def wide_product(
     once to the precision of the operands.
     """
     if left.device.type == "cuda" and left.dtype.itemsize == 2:
-        product: Tensor = torch.mm(left, right, out_dtype=torch.float32)
-        return product
-    return at_least_float32(left @ right)
+        found: Tensor = torch.mm(left, right, out_dtype=torch.float32)
+        return found
+    return at_least_float32(product(left, right))
+
+
+def product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner columns"]) -> Float[Tensor, "rows columns"]:
+    """Return ``left @ right``; a large one in float32 on a CPU, which needs no gradient, by oneDNN.
+
+    PyTorch calls MKL, which uses half of the vector width of AMD's processors.
+    """
+    is_differentiated = torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    if is_differentiated or left.numel() * right.shape[1] < _LEAST_WORK or not (_is_plain(left) and _is_plain(right)):
+        return left @ right
+    return linear_of(left, right.T)
+
+
+def linear_of(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``inputs @ weight.T + bias`` by oneDNN, without gradient; ``weight`` may be in its blocked layout."""
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    return found
+
+
+def has_onednn(weight: Tensor) -> bool:
+    """Return True if a weight is on a CPU with oneDNN, and large enough that a call costs less than its product."""
+    return weight.device.type == "cpu" and torch._C._has_mkldnn and weight.numel() >= _LEAST_WEIGHTS
+
+
+def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Return True for a linear layer that computes nothing else."""
+    return type(module) in (torch.nn.Linear, Linear)
+
+
+def use_onednn(model: Model) -> Model:
+    """Compute the linear layers of a model, and their gradients, by :func:`product`; return the model."""
+    for module in model.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = Linear
+    return model
+
+
+class Linear(torch.nn.Linear):
+    """Linear layer that computes by :func:`product`."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Return the layer's output [..., O] for inputs [..., I]."""
+        if not (has_onednn(self.weight) and _is_plain(self.weight) and _is_plain(input)):
+            return super().forward(input)
+        output: Tensor = _Product.apply(input.reshape(-1, self.in_features), self.weight)  # type: ignore[no-untyped-call]
+        output = output if self.bias is None else output + self.bias
+        return output.view(*input.shape[:-1], self.out_features)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        return product(inputs, weight.T)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (inputs, weight) = gradients, ctx.saved_tensors
+        of_inputs = product(gradient, weight) if ctx.needs_input_grad[0] else None
+        return of_inputs, product(gradient.T, inputs) if ctx.needs_input_grad[1] else None
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return True for float32 on a CPU, neither sharded nor under autocast."""
+    is_whole = type(tensor) in (Tensor, torch.nn.Parameter)
+    is_single = tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    return is_whole and is_single and torch._C._has_mkldnn and not torch.is_autocast_enabled("cpu")

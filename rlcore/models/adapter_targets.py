@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
+from rlcore.hardware.precision import Linear
 from rlcore.models.architectures import backbone
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 _OF_EXPERTS = frozenset(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
 _READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # Mamba kernels read these weights directly
 _SMALL_FRACTION = 0.5
+_FORWARDS = (nn.Linear.forward, Linear.forward)
 
 
 def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
@@ -46,7 +48,11 @@ def linear_names(base: PreTrainedModel) -> set[str]:
     modules = dict(backbone(base).named_modules())  # type: ignore[attr-defined]  # a module, called as a function
     names = set()
     for path, module in modules.items():
-        if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and ".lora_" not in path:
+        if (
+            isinstance(module, nn.Linear)
+            and type(module).forward in (nn.Linear.forward, Linear.forward)
+            and ".lora_" not in path
+        ):
             names.add(path.removesuffix(".base_layer").rpartition(".")[2])
     if any(_holds_experts(module) for module in modules.values()):
         names -= _OF_EXPERTS

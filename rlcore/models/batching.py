@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.distributed.sharded import device_of, ranks_of
+from rlcore.hardware.precision import use_onednn
 from rlcore.models.architectures import is_recurrent, library_attention, supports_prompt_sharing
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
 from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, positions_on, split_across_ranks
@@ -18,8 +19,9 @@ from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, 
 logger = logging.getLogger(__name__)
 
 
-def choose_attention(model: PreTrainedModel) -> None:
-    """Set the fastest attention that is correct for the model; a slow one is logged once."""
+def choose_kernels(model: PreTrainedModel) -> None:
+    """Set the fastest attention and products that are correct for the model; a slow attention is logged once."""
+    use_onednn(model)
     if supports_prompt_sharing(model):
         model.set_attn_implementation(TREE_ATTENTION)
         return

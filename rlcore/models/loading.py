@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rlcore.errors import ModelError
-from rlcore.models.batching import choose_attention
+from rlcore.models.batching import choose_kernels
 from rlcore.models.saving import atomic_folder, cast_like
 
 GENERATION_CONFIG = "generation_config.json"
@@ -34,7 +34,7 @@ def load_policy(folder: Path | str, *, device: torch.device, dtype: torch.dtype)
     with no_progress_bars():
         model = from_pretrained(folder, dtype=dtype, local_files_only=True)
     model.config.use_cache = False
-    choose_attention(model)
+    choose_kernels(model)
     return model.to(device).eval()
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rlcore.hardware.precision import product
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -57,7 +59,7 @@ class _LowRankLinear(torch.autograd.Function):
         with torch.autocast(inputs.device.type, enabled=False):
             adapter_dtype = down.dtype
             rows, weight, down, up = (each.to(dtype) for each in (inputs.flatten(0, -2), weight, down, up))
-            output = functional.linear(rows, weight, None if bias is None else bias.to(dtype))
+            output = product(rows, weight.T) if bias is None else functional.linear(rows, weight, bias.to(dtype))
             narrow = rows @ down.T  # [N, rank]
             output.addmm_(narrow, up.T, alpha=scaling)
         ctx.save_for_backward(rows, weight, down, up, narrow)
@@ -72,6 +74,6 @@ class _LowRankLinear(torch.autograd.Function):
         of_narrow = (up.T.contiguous() @ gradient.T).mul_(ctx.scaling)  # [rank, N]
         of_inputs = None
         if ctx.needs_input_grad[0]:
-            of_inputs = (gradient @ weight).addmm_(of_narrow.T, down).view(ctx.shape).to(ctx.input_dtype)
+            of_inputs = product(gradient, weight).addmm_(of_narrow.T, down).view(ctx.shape).to(ctx.input_dtype)
         of_down, of_up = of_narrow @ rows, (narrow.T @ gradient).mul_(ctx.scaling).T
         return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
+from rlcore.hardware.precision import has_onednn, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
@@ -34,7 +35,6 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 
 logger = logging.getLogger(__name__)
 MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens per forward pass: bounds the activations
-LEAST_PACKED = 2**15  # numbers of a weight; below, a call of oneDNN costs more than its product
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,10 +258,10 @@ def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
     A step of decoding multiplies few rows by all weights. PyTorch's own product brings bfloat16 weights into this
     layout each time, and in float32 it calls MKL, which uses half of the vector width of AMD's processors.
     """
-    layers = [module for module in model.modules() if type(module) is torch.nn.Linear and _gains(module.weight)]
+    layers = [module for module in model.modules() if is_linear(module) and _gains(module.weight)]
     for layer in layers:
         packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
-        layer.forward = partial(_product, weight=packed, bias=layer.bias)  # type: ignore[method-assign]
+        layer.forward = partial(linear_of, weight=packed, bias=layer.bias)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -269,14 +269,9 @@ def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
             del layer.forward
 
 
-def _product(input: torch.Tensor, *, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:  # noqa: A002
-    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
-    return product
-
-
 def _gains(weight: torch.Tensor) -> bool:
     """Return True if products with this weight are faster packed."""
-    if weight.device.type != "cpu" or not torch._C._has_mkldnn or weight.numel() < LEAST_PACKED:
+    if not has_onednn(weight):
         return False
     has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and has_bfloat16)

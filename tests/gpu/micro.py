@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rlcore.config import OptimConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.precision import set_compute_dtype
-from rlcore.models.batching import choose_attention
+from rlcore.models.batching import choose_kernels
 from rlcore.text.packing import TokenSequence
 from rlcore.types import TrainingSample
 
@@ -41,7 +41,7 @@ def make(kind: type[PretrainedConfig], **settings: Any) -> PreTrainedModel:
 def placed(model: PreTrainedModel, device: torch.device, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A copy as a run loads it: on the device, with our attention, its products in ``dtype``."""
     ours = copy.deepcopy(model).to(device)
-    choose_attention(ours)
+    choose_kernels(ours)
     return set_compute_dtype(ours, dtype)
 
 

@@ -15,7 +15,7 @@ from rlcore.errors import ModelError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models import adapter_targets, batching
 from rlcore.models.architectures import positions_of, supports_prompt_sharing
-from rlcore.models.batching import choose_attention, pack_for
+from rlcore.models.batching import choose_kernels, pack_for
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
@@ -111,7 +111,7 @@ def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
     architecture: Architecture, dtype: torch.dtype
 ) -> None:
     model = make(architecture)
-    choose_attention(model)
+    choose_kernels(model)
     assert supports_prompt_sharing(model) == architecture.shares
     check_model(model)
     if architecture.model_type == "xglm":
@@ -132,7 +132,7 @@ def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
 @each_of(RIGHT)
 def test_layers_that_are_computed_again_give_the_same_gradient(architecture: Architecture) -> None:
     model = make(architecture)
-    choose_attention(model)
+    choose_kernels(model)
     expected = gradient(packed(model), model)
     found = gradient(packed(enable_gradient_checkpointing(model)), model)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
@@ -148,7 +148,7 @@ class Tokenizer:
 @each_of(RIGHT)
 def test_native_sampling_equals_the_librarys(architecture: Architecture) -> None:
     model = make(architecture)
-    choose_attention(model)
+    choose_kernels(model)
     generator = torch.Generator().manual_seed(3)
     ids = [tokens(count, generator) for count in (6, 3, 9, 3)]
     prompts = [
@@ -197,7 +197,7 @@ def test_an_adapter_computes_what_its_merged_weights_do(
     architecture: Architecture,
 ) -> None:
     model = make(architecture)
-    choose_attention(model)
+    choose_kernels(model)
     config = LoraConfig(rank=2, alpha=4)
     if architecture.adapter == "no":
         with pytest.raises(ModelError, match="no linear layer that an adapter can change"):
@@ -215,7 +215,7 @@ def test_an_adapter_computes_what_its_merged_weights_do(
     assert [name for name, parameter in policy.named_parameters() if parameter.grad is None] == []
     merged = make(architecture)
     merged.load_state_dict(dict(MergedState(policy)))
-    choose_attention(merged)
+    choose_kernels(merged)
     for one, other in zip(ours, packed(merged), strict=True):
         torch.testing.assert_close(one, other, atol=5e-5, rtol=0)
 
@@ -223,7 +223,7 @@ def test_an_adapter_computes_what_its_merged_weights_do(
 @each_of(REFUSED)
 def test_what_is_not_computed_is_refused_before_a_run(architecture: Architecture) -> None:
     model = make(architecture)
-    choose_attention(model)
+    choose_kernels(model)
     with pytest.raises(ModelError, match=architecture.refused):
         check_model(model)
 
@@ -243,8 +243,8 @@ def test_a_mixtures_experts_keep_their_weights_and_the_log_says_so(caplog: pytes
 def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     (hybrid,) = [each for each in ARCHITECTURES if each.model_type == "lfm2"]
     with caplog.at_level("WARNING", logger=batching.__name__):
-        choose_attention(make(hybrid))
-        choose_attention(make(hybrid))
+        choose_kernels(make(hybrid))
+        choose_kernels(make(hybrid))
     assert caplog.text.count("Lfm2ForCausalLM keeps a state from token to token") == 1
 
 

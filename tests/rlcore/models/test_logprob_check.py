@@ -17,7 +17,7 @@ from transformers import (
 from rlcore.errors import ModelError, TrainingError
 from rlcore.hardware.precision import compute_dtype, set_compute_dtype
 from rlcore.models import batching, policy
-from rlcore.models.batching import choose_attention
+from rlcore.models.batching import choose_kernels
 from rlcore.models.logprob_check import check_model
 from rlcore.models.scratch import make_tokenizer
 from rlcore.models.tree_attention import TREE_ATTENTION
@@ -94,7 +94,7 @@ def test_capped_logits_are_refused() -> None:
 
 def test_attention_with_soft_caps_is_the_librarys() -> None:
     model = gemma2(final_logit_softcapping=None, attn_logit_softcapping=1.0)
-    choose_attention(model)
+    choose_kernels(model)
     assert model.config._attn_implementation == "eager"
     check_model(model)
 
