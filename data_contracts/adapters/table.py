@@ -114,7 +114,7 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
         if not has_visible(item):
             raise RowError(f"completions.{place}", "must not be blank", item)
     for place, item in enumerate(items(row, "ranks")):
-        if type(item) not in (int, float) or not float(item).is_integer():
+        if type(item) is not int and not (type(item) is float and item.is_integer()):
             raise RowError(f"ranks.{place}", "must be a whole number", item)
     pairs = ranked_sets.expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
     return [{**pair, **optional_split(row)} for pair in pairs]

@@ -111,7 +111,7 @@ def test_a_valid_preset_is_planned_with_memory_disk_and_an_estimate_that_says_ho
     said = planned(capsys)
     assert not said.lines
     kinds = [line.partition(":")[0] for line in said.text.splitlines() if ": " in line]
-    assert kinds == ["memory", "disk", "time"]
+    assert [each for each in kinds if each != "precision"] == ["memory", "disk", "time"]  # a processor may have a hint
     assert "by a rough model of the arithmetic" in said.text
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlcore.data_contracts.adapters import convert
@@ -100,6 +100,7 @@ def changed_rows(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @settings(deadline=None, max_examples=150)
 @given(changed_rows())
+@example(("ranked_sets", {**ROWS["ranked_sets"], "ranks": [10**400, 0]}))  # no float is as large
 def test_an_adapter_names_the_fault_of_a_row_or_makes_rows_that_can_be_judged(
     found: tuple[str, dict[str, Any]],
 ) -> None:
