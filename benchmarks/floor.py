@@ -8,6 +8,8 @@ from collections.abc import Mapping
 
 import torch
 
+from rlcore.hardware.precision import product
+
 
 def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, lengths: torch.Tensor) -> float:
     """Return the FLOP of one forward pass of a Llama over P prompts, each once, and G completions of each.
@@ -27,11 +29,11 @@ def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, length
 
 def peak_flops(size: int = 1024, repeats: int = 60) -> float:
     """Return the best of several matrix products, in FLOP per CPU second, so that concurrent work counts little."""
-    left, right = torch.randn(size, size), torch.randn(size, size)
+    left, right = torch.randn(size, size), torch.randn(size, size)  # float32, by the kernels that training uses
     seconds = []
     for _ in range(repeats):
         start = time.process_time()
-        left @ right
+        product(left, right)
         seconds.append(time.process_time() - start)
     return 2 * size**3 / min(seconds)
 
