@@ -55,7 +55,7 @@ def _train(trainer: Any, record: Record, option: str) -> None:
     if option == "hub kernels":
         trainer.model.set_use_kernels(True)
     if option == "padding-free" and not trainer.padding_free:
-        raise NotImplementedError(f"{type(trainer).__name__} switches padding_free off")
+        raise RuntimeError(f"{type(trainer).__name__} switches padding_free off")
     record.watch(trainer.model)
     record.start()
     trainer.train()

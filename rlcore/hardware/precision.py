@@ -96,7 +96,13 @@ def product(left: Float[Tensor, "rows inner"], right: Float[Tensor, "inner colum
 
 
 def linear_of(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``inputs @ weight.T + bias`` by oneDNN, without gradient; ``weight`` may be in its blocked layout."""
+    """Return ``inputs @ weight.T + bias``, [..., O], by oneDNN, without gradient.
+
+    Args:
+        inputs: [..., I].
+        weight: [O, I], possibly in oneDNN's blocked layout.
+        bias: [O].
+    """
     found: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
     return found
 

@@ -30,7 +30,7 @@ def walked(code: str) -> list[ast.AST]:
 RUNNERS = ("rlcore/sandbox/runner.py", "rlcore/sandbox/script.py")  # run programs, inside a box alone
 
 
-def faults(code: Sequence[ast.AST]) -> Iterator[str]:
+def violations(code: Sequence[ast.AST]) -> Iterator[str]:
     """Every forbidden construct of a module, with its line."""
     for name, line in imported(code):
         if name.partition(".")[0] in PICKLERS:
@@ -69,7 +69,7 @@ def test_a_model_that_is_asked_for_its_device_is_found() -> None:
 
 
 def test_no_module_has_a_forbidden_construct() -> None:
-    found = [(path, fault) for path in modules() for fault in faults(nodes(path))]
+    found = [(path, violation) for path in modules() for violation in violations(nodes(path))]
     assert [each for each in found if not (each[0] in RUNNERS and each[1].endswith(": exec()"))] == []
 
 
@@ -91,11 +91,11 @@ def test_no_module_has_a_forbidden_construct() -> None:
     ],
 )
 def test_the_walk_finds_each_forbidden_construct(code: str) -> None:
-    assert len(list(faults(walked(code)))) == 1
+    assert len(list(violations(walked(code)))) == 1
 
 
 @pytest.mark.parametrize(
     "code", ["model.eval()", "run(trust_remote_code=False)", "subprocess.run(['ls'])", "x.load(p)"]
 )
 def test_the_walk_leaves_harmless_code_alone(code: str) -> None:
-    assert list(faults(walked(code))) == []
+    assert list(violations(walked(code))) == []

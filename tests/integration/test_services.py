@@ -24,7 +24,7 @@ from tests.integration.service_runs import ROOT, SMALL, Services, command_of, ru
 
 pytestmark = pytest.mark.services
 
-RECOVERY_SECONDS = 300.0  # from the kill of worker and flow until the run goes on, on a busy machine
+RESUME_SECONDS = 300.0  # from the kill of worker and flow until the run goes on, on a busy machine
 END_SECONDS = 420.0
 # Sums are no procedural problems. Another rate: what is evaluated does not train a finished stage anew.
 WRONG_VERIFIER = ("evaluation.verifiers=[{kind='procedural'}]", "stages.grpo.learning_rate=2e-4")
@@ -187,7 +187,7 @@ def test_worker_and_run_killed_together_are_back_without_a_person(services: Serv
     assert flows
     services.kill("worker")
     seconds = wait_until(
-        lambda: services.flow_run(run)["run_count"] == 2, seconds=RECOVERY_SECONDS, what="back at work after the kill"
+        lambda: services.flow_run(run)["run_count"] == 2, seconds=RESUME_SECONDS, what="back at work after the kill"
     )
     sys.stderr.write(f"back at work {seconds:.0f} s after the kill\n")
     assert not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in flows)

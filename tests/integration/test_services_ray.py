@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.service_runs import SMALL, Services, command_of, wait_until
 from tests.integration.test_services import (
-    RECOVERY_SECONDS,
+    RESUME_SECONDS,
     assert_undisturbed,
     services,
     start_and_wait_for_checkpoint,
@@ -111,7 +111,7 @@ def test_a_cancelled_run_leaves_no_process_and_the_next_goes_on_and_is_killed_an
     run = start_and_wait_for_checkpoint(services, *PLACED)
     assert {kind for kind in KINDS if any(kind in command_of(each) for each in of_ray(services))} == {*KINDS}
     services.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
-    wait_until(lambda: services.flow_run(run)["state_type"] == "CANCELLED", seconds=RECOVERY_SECONDS, what="cancelled")
+    wait_until(lambda: services.flow_run(run)["state_type"] == "CANCELLED", seconds=RESUME_SECONDS, what="cancelled")
     wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
     assert services.flow_run(run)["run_count"] == 1  # a crash would be started again
 
@@ -122,7 +122,7 @@ def test_a_cancelled_run_leaves_no_process_and_the_next_goes_on_and_is_killed_an
     assert killed is not None and killed in services.flow_processes()
     killed.kill()
     wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=60.0, what="rid of the first cluster")
-    wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=RECOVERY_SECONDS, what="back at work")
+    wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=RESUME_SECONDS, what="back at work")
     assert_same(services, run, undisturbed)
     assert services.logged(run).count("resume: after iteration") == 2
 
@@ -143,7 +143,7 @@ def test_a_process_of_the_cluster_that_is_killed_is_replaced(
     max(before, key=lambda each: each.pid).kill()
     wait_until(
         lambda: bool({each for each in of_ray(services) if kind in command_of(each)} - before),
-        seconds=RECOVERY_SECONDS,
+        seconds=RESUME_SECONDS,
         what=f"another {kind}",
     )
     assert_same(services, run, undisturbed)
@@ -157,6 +157,6 @@ def test_a_run_whose_head_is_killed_ends_and_is_back_without_a_person(services: 
     (head,) = [each for each in cluster if HEAD in command_of(each)]
     head.kill()
     wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=120.0, what="rid of the first cluster")
-    wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=RECOVERY_SECONDS, what="back at work")
+    wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=RESUME_SECONDS, what="back at work")
     assert_same(services, run, undisturbed)
     assert "resume: after iteration" in services.logged(run)

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 NUM_PROBES = 8  # completions
-PROBE_TOKENS = (
-    32  # per completion, as FIRST_TOKENS of an update; 256 tokens estimate the temperature to 0.3 % in bfloat16
-)
+# Per completion, as FIRST_TOKENS of an update; 256 tokens estimate the temperature to 0.3 % in bfloat16.
+PROBE_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
