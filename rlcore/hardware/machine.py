@@ -25,6 +25,7 @@ small computation, :attr:`Machine.numerics_digest`, represents them. It differs 
 from __future__ import annotations
 
 import hashlib
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -180,7 +181,7 @@ def _numerics_digest(dtype: torch.dtype) -> str:
         probabilities = (states @ weights).softmax(-1)
         noise = [_rounding_noise(states.to(each), weights.to(each)) for each in (torch.float32, dtype)]
         parts = (states, probabilities, probabilities.log().sum(0), *noise)
-        if torch._C._has_mkldnn:  # as in rlcore.hardware.precision
+        if torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64"):  # as in rlcore.hardware.precision
             parts += (torch.ops.mkldnn._linear_pointwise(states, weights.T, None, "none", [], ""),)
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:_DIGITS]
 

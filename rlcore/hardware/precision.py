@@ -10,6 +10,7 @@ Losses, advantages, rewards, scalar heads and statistics are float32.
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 _MARK = "_compute_dtype"
 # Below, a call of oneDNN costs more than it gains: numbers of a weight, multiplications of a product.
 _LEAST_WEIGHTS, _LEAST_WORK = 2**15, 2**21
+_HAS_ONEDNN = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")  # elsewhere it was never tried
 
 
 def set_compute_dtype(model: Model, dtype: torch.dtype) -> Model:
@@ -109,7 +111,7 @@ def linear_of(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def has_onednn(weight: Tensor) -> bool:
     """Return True if a weight is on a CPU with oneDNN, and large enough that a call costs less than its product."""
-    return weight.device.type == "cpu" and torch._C._has_mkldnn and weight.numel() >= _LEAST_WEIGHTS
+    return weight.device.type == "cpu" and _HAS_ONEDNN and weight.numel() >= _LEAST_WEIGHTS
 
 
 def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
@@ -154,4 +156,4 @@ def _is_plain(tensor: Tensor) -> bool:
     """Return True for float32 on a CPU, neither sharded nor under autocast."""
     is_whole = type(tensor) in (Tensor, torch.nn.Parameter)
     is_single = tensor.device.type == "cpu" and tensor.dtype == torch.float32
-    return is_whole and is_single and torch._C._has_mkldnn and not torch.is_autocast_enabled("cpu")
+    return is_whole and is_single and _HAS_ONEDNN and not torch.is_autocast_enabled("cpu")
