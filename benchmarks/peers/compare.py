@@ -59,18 +59,18 @@ def _supervised(task: str, dtype: str) -> Comparison:
 DTYPES = ("float32", "bfloat16")
 
 
-def _headline(dtype: str) -> Comparison:
+def _smollm2(dtype: str, *, prompts: int) -> Comparison:
     whole = _grpo("smollm2", dtype, tokens=(512, 2048), rows=(4, 8, 16), options=False)
-    return replace(whole, work=replace(whole.work, num_prompts=4))
+    return replace(whole, work=replace(whole.work, num_prompts=prompts))
 
 
 PLANS: dict[str, list[Comparison]] = {
-    "headline": [_headline(dtype) for dtype in DTYPES],
+    "headline": [_smollm2(dtype, prompts=4) for dtype in DTYPES],
     "supervised": [_supervised(task, dtype) for task in ("sft", "rm", "dpo") for dtype in DTYPES],
     "grpo": [
         *(_grpo("tiny", dtype, threads=(1, 2)) for dtype in DTYPES),
-        _grpo("tiny", "float32", longest=384),
-        *(_grpo("smollm2", dtype, threads=(1, 2)) for dtype in DTYPES),
+        _grpo("tiny", "float32", longest=384, options=False),
+        *(_smollm2(dtype, prompts=8) for dtype in DTYPES),
     ],
 }
 

@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "sft": {
         "packing": {"packing": True, "max_length": 1024},
-        "padding-free": _PADDING_FREE,
+        "padding-free": {**_PADDING_FREE, "max_length": None},  # TRL refuses its default, which cuts no such row
         "grouped by length": _BY_LENGTH,
         "torch.compile": _COMPILED,
         "liger": _LIGER,
