@@ -60,10 +60,17 @@ def block(results: Results) -> str:
     """Render the tables of one plan: costs, then every candidate of the searches."""
     versions = f"Commit `{results['commit']}`; {results['machine']}"
     costs = table(_COSTS, [row for measured in results["measured"] for row in _cost_rows(measured)])
-    tried = "\n".join(f"- {each['title']}: {'; '.join(map(_tried, each['search']))}" for each in results["measured"])
-    return (
-        f"**{_claim(results)}**\n\n{versions}\n\n{costs}\n\nSettings tried, each once, on the trial (CPU s):\n\n{tried}"
-    )
+    tried = "\n".join(f"- {each['title']}: {'; '.join(_tried(each['search']))}" for each in results["measured"])
+    parts = [
+        f"**{_claim(results)}**",
+        versions,
+        costs,
+        "Settings tried, each once, on the trial: CPU s (peak MiB).",
+        tried,
+    ]
+    if failed := _failed(results["measured"]):
+        parts.append(f"TRL's options without a figure: {'; '.join(failed)}.")
+    return "\n\n".join(parts)
 
 
 _COSTS = (
@@ -159,10 +166,31 @@ def _side(timings: Sequence[Timing]) -> str:
     return f"{_SIDES[first['side']]}, {first['microbatch']} {_UNITS[first['side']]}{option}"
 
 
-def _tried(timing: Timing) -> str:
-    setting = timing["option"] or f"{timing['microbatch']} {_UNITS[timing['side']]}"
-    cost = timing.get("failed") or f"{timing['cpu_seconds']:.1f} ({timing['peak_mib']:,.0f} MiB)"
-    return f"{_SIDES[timing['side']]}, {setting}: {cost}"
+def _tried(search: Sequence[Timing]) -> Iterator[str]:
+    """Yield the candidates of a side with their costs: its micro-batches, then TRL's options."""
+    ran = [each for each in search if "failed" not in each]
+    for side, name in _SIDES.items():
+        sizes = [f"{each['microbatch']} {_once(each)}" for each in ran if each["side"] == side and not each["option"]]
+        yield f"{name}, {_UNITS[side]}: {', '.join(sizes)}"
+    yield from (f"{each['option']} {_once(each)}" for each in ran if each["option"])
+
+
+def _once(timing: Timing) -> str:
+    return f"{timing['cpu_seconds']:.1f} ({timing['peak_mib']:,.0f})"
+
+
+def _failed(measured: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return options that did not run or did other work, each with its reason and its comparisons."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for each in measured:
+        for timing in each["search"]:
+            if "failed" in timing:
+                where.setdefault((timing["option"], timing["failed"]), []).append(each["title"])
+    every = len(measured)
+    return [
+        f"{option} ({reason.rstrip('.')}{'' if len(titles) == every else ': ' + ', '.join(titles)})"
+        for (option, reason), titles in where.items()
+    ]
 
 
 _INDEX_ROWS = {
