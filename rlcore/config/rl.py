@@ -159,8 +159,9 @@ class RewardTerm:
     """One weighted component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
 
     ``data``: datasets whose rollouts are scored; empty: all. ``stage``, for kind ``reward_model``: the stage that
-    trains it. ``files``: data files that a custom function reads. ``gate``: if the term is below it, the total reward
-    is ``below_gate``, whatever the other terms are.
+    trains it. ``files``: data files that a custom function reads. ``python``: the interpreter that runs it, if it needs
+    packages that cannot be installed next to rlcore. ``gate``: if the term is below it, the total reward is
+    ``below_gate``, whatever the other terms are.
     """
 
     kind: str
@@ -171,6 +172,7 @@ class RewardTerm:
     below_gate: float = 0.0
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    python: str = ""
     timeout_minutes: PositiveFloat = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which scores all rollouts
 
     @property
@@ -181,6 +183,8 @@ class RewardTerm:
     def __post_init__(self) -> None:
         if self.files and not self.module:
             raise ConfigError(f"files is only valid for a custom function (module:function), got kind {self.kind!r}")
+        if self.python and not self.module:
+            raise ConfigError(f"python is only valid for a custom function (module:function), got kind {self.kind!r}")
         if self.timeout_minutes != DEFAULT_TIMEOUT_MINUTES and not self.module:
             raise ConfigError(f"timeout_minutes is only valid for a custom function, got kind {self.kind!r}")
         if self.gate is None and self.below_gate != 0.0:

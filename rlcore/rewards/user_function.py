@@ -5,7 +5,8 @@
 It takes the whole batch and returns one value per rollout, in order; None if it cannot grade. A value may be a list of
 rewards, one per turn of the rollout (``rollout.turns``); their sum is the value. Numbers may be Python's, numpy's or
 torch's, and a boolean is 1 or 0. An exception stops the run, because a reward that fails only for some completions
-would reward failure. A function with TRL's parameters is called as TRL calls it; see ``trl_function.py``.
+would reward failure. A function with TRL's parameters is called as TRL calls it; see ``trl_function.py``. Only such a
+function can run in another interpreter; see ``other_interpreter.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rlcore.config.rl import DEFAULT_TIMEOUT_MINUTES
 from rlcore.errors import ConfigError, RewardError, RlcoreError
 from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
+from rlcore.rewards.other_interpreter import FunctionError, OtherFunction
 from rlcore.rewards.trl_function import is_trl_function, needed_columns, trl_function
 from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout, Score
@@ -40,6 +42,7 @@ class FunctionReward:
     """User's function as a reward. Its term has the function's name.
 
     ``none_is_skipped``: None means that the reward does not apply to a rollout, as in TRL, and not that it failed.
+    ``other``: the function in another interpreter that ``function`` calls, whose process ends with this reward.
     """
 
     def __init__(
@@ -49,8 +52,9 @@ class FunctionReward:
         *,
         timeout_minutes: float = DEFAULT_TIMEOUT_MINUTES,
         none_is_skipped: bool = False,
+        other: OtherFunction | None = None,
     ) -> None:
-        self._function, self.name, self._file = function, name, _file_of(function)
+        self._function, self.name, self._file, self._other = function, name, _file_of(function), other
         self._seconds, self._none_is_skipped = 60.0 * timeout_minutes, none_is_skipped
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -66,6 +70,7 @@ class FunctionReward:
         try:
             values = self._call(rollouts)
         except RlcoreError:
+            self.close()  # a call that timed out is still running
             raise
         except Exception as error:
             raise self._failure(error, rollouts) from error
@@ -75,6 +80,11 @@ class FunctionReward:
         if len(values) != len(rollouts):
             raise RewardError(f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts", fix=_ONE_EACH)
         return [self._score(plain_numbers(value), rollout) for value, rollout in zip(values, rollouts, strict=True)]
+
+    def close(self) -> None:
+        """End the process in another interpreter, if there is one."""
+        if self._other is not None:
+            self._other.close()
 
     def _call(self, rollouts: Sequence[Rollout]) -> Values:
         first = rollouts[0]
@@ -88,15 +98,20 @@ class FunctionReward:
         return values
 
     def _failure(self, error: Exception, rollouts: Sequence[Rollout]) -> RewardError:
+        raised, line = (error.text, error.where) if isinstance(error, FunctionError) else self._described(error)
+        return RewardError(
+            f"the reward function {self.name} raised {raised}",
+            where=f"{line}, {self._failing_rollout(rollouts)}",
+            fix="correct the function; it returns None for a completion that it cannot grade",
+        )
+
+    def _described(self, error: Exception) -> tuple[str, str]:
+        """Return an exception as text, and the last line of the function's file that it passed."""
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1]
         own = next((frame for frame in reversed(frames) if frame.filename == self._file), last)
         inside = "" if own is last else f" (in {last.name}, {last.filename}:{last.lineno})"
-        return RewardError(
-            f"the reward function {self.name} raised {type(error).__name__}: {error}{inside}",
-            where=f"{own.filename}:{own.lineno}, {self._failing_rollout(rollouts)}",
-            fix="correct the function; it returns None for a completion that it cannot grade",
-        )
+        return f"{type(error).__name__}: {error}{inside}", f"{own.filename}:{own.lineno}"
 
     def _failing_rollout(self, rollouts: Sequence[Rollout]) -> str:
         """Return the first rollout on which the function fails alone, because the batch does not identify it."""
@@ -160,7 +175,13 @@ def import_function(term: RewardTerm, path: str) -> FunctionReward:
     function = load_function(term, path, given="rollouts")
     is_of_trl = is_trl_function(function)
     served = trl_function(function, name=_name_of(term), path=path) if is_of_trl else function
-    return FunctionReward(served, _name_of(term), timeout_minutes=term.timeout_minutes, none_is_skipped=is_of_trl)
+    return FunctionReward(
+        served,
+        _name_of(term),
+        timeout_minutes=term.timeout_minutes,
+        none_is_skipped=is_of_trl,
+        other=function.func if isinstance(function.func, OtherFunction) else None,
+    )
 
 
 def columns_needed(term: RewardTerm) -> list[str]:
@@ -182,6 +203,8 @@ def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
     Raises:
         ConfigError: It cannot be imported, is not callable, or does not take these options.
     """
+    if term.python:
+        return _load_other(term, path)
     try:
         function = getattr(importlib.import_module(term.module), _name_of(term))
     except Exception as error:  # a user's module may raise anything
@@ -191,6 +214,30 @@ def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
     if not callable(function):
         raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")
     _check_options(function, term, path, given)
+    return partial(function, **term.options)
+
+
+def _load_other(term: RewardTerm, path: str) -> partial[Any]:
+    """Return the function in another interpreter, with ``term.options`` bound.
+
+    Raises:
+        ConfigError: It cannot be imported there, or does not take TRL's parameters and these options.
+    """
+    function = OtherFunction(term.kind, term.python, path)
+    parameters = inspect.signature(function).parameters
+    if not is_trl_function(function):
+        raise ConfigError(
+            f"{term.kind!r} has no parameter completions, and {term.python} knows no rollouts",
+            where=f"{path}.kind",
+            fix=f"write it with TRL's parameters: def {_name_of(term)}(completions, **columns)",
+        )
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    if unknown := [] if takes_all else [name for name in term.options if name not in parameters]:
+        raise ConfigError(
+            f"{term.kind!r} has no option {unknown[0]!r}",
+            where=f"{path}.options",
+            fix=f"its signature is {_name_of(term)}{inspect.signature(function)}",
+        )
     return partial(function, **term.options)
 
 

@@ -45,13 +45,13 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    """Return the custom modules that the sections name: rewards and environments."""
+    """Return the custom modules that the sections name and this interpreter runs: rewards and environments."""
     stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
     named: list[EpisodeConfig | RewardTerm | None] = [
         sections.declared.get("episodes"),
         sampling.episodes if sampling else None,
     ]
-    named += terms_of(stage).values() if stage else ()
+    named += (term for term in terms_of(stage).values() if not term.python) if stage else ()
     return {each.module for each in named if each is not None} - {""}
 
 

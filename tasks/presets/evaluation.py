@@ -24,7 +24,8 @@ class VerifierConfig:
 
     ``kind``: one of ``math``, ``procedural``, ``code`` and ``environment``, which need a reference answer; any other
     reward, such as ``judge``; ``reward_model``, trained by the stage ``stage``; or a custom function
-    ``module:function``, which reads ``files``. An answer is correct from the score ``correct_from``.
+    ``module:function``, which reads ``files`` and runs in the interpreter ``python``. An answer is correct from the
+    score ``correct_from``.
     """
 
     kind: str = "math"
@@ -32,6 +33,7 @@ class VerifierConfig:
     stage: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    python: str = ""
     timeout_minutes: PositiveFloat = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which grades all answers
     correct_from: float | None = None  # default: 0.99; of a reward model 0, the mean of its reference set
 
@@ -61,6 +63,7 @@ class VerifierConfig:
             stage=self.stage,
             options=self.options,
             files=self.files,
+            python=self.python,
             timeout_minutes=self.timeout_minutes,
         )
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 from rlcore.config import RewardTerm, RlConfig, to_dict
+from rlcore.errors import StorageError
+from rlcore.rewards.other_interpreter import packages
 from rlcore.strict_config import build
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
@@ -41,10 +44,28 @@ def terms_digests(terms: Sequence[RewardTerm]) -> list[tuple[str, str]]:
 
     Raises:
         DataError: a file cannot be read.
+        ConfigError: an interpreter does not start.
     """
-    modules = sorted({term.module for term in terms if term.module})
+    modules = sorted({(term.module, term.python) for term in terms if term.module})
     files = [file_digest(path) for term in terms for path in files_of(term)]
-    return [*(pair for module in modules for pair in source_digests(module)), *files]
+    pythons = sorted({term.python for term in terms if term.python})
+    installed = [(f"packages of {python}", _digest_of(python)) for python in pythons]
+    return [*(pair for module, python in modules for pair in _code_of(module, python)), *installed, *files]
+
+
+def _code_of(module: str, python: str) -> list[tuple[str, str]]:
+    """Return the files and digests of a custom module; none if only another interpreter has it, as a package."""
+    try:
+        return source_digests(module)
+    except StorageError:
+        if not python:
+            raise
+        return []
+
+
+def _digest_of(python: str) -> str:
+    found = packages(python, "a reward")
+    return sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def external_digest(config: Sections) -> Mapping[str, str]:

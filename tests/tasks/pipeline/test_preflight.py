@@ -55,6 +55,10 @@ FAULTS = [
     ),
     ("stages.grpo.rewards=[{kind='broken_reward:f'}]", "stages.grpo.rewards.0.kind: cannot import the function"),
     (
+        "stages.grpo.rewards=[{kind='own_reward:brief',python='no-such-python'}]",
+        "stages.grpo.rewards.0.python: 'no-such-python': no such program",
+    ),
+    (
         "stages.grpo.rewards=[{kind='own_reward:brief',files=['words.txt']}]",
         "stages.grpo.rewards.0.files.0 = 'words.txt': no such file",
     ),
