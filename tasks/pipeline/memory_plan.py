@@ -79,5 +79,9 @@ def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[
 def _advice(need: Need, total: int) -> str:
     if need.peak <= total:
         return ""
-    settings = ("hardware.gradient_checkpointing = true", "a smaller tokens_per_microbatch")
-    return f": this may not fit; set {' or '.join(need.fixes if need.held > total else settings)}"
+    settings = need.fixes
+    if need.held <= total and need.footprint.kv_cache > need.footprint.activations:
+        settings = (f"a smaller stages.{need.stage}.sampling.max_concurrent",)
+    elif need.held <= total:
+        settings = ("hardware.gradient_checkpointing = true", "a smaller tokens_per_microbatch")
+    return f": this may not fit; set {' or '.join(settings)}"

@@ -12,7 +12,7 @@ from huggingface_hub.repocard_data import eval_results_to_model_index
 from rlcore.tasks.store.cache import Record
 
 _HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<revision>[0-9a-f]{40})")
-_METRIC = re.compile(r"eval/(accuracy|pass_at_\d+|data/(?P<data>.+))")
+_METRIC = re.compile(r"eval/(accuracy|pass_at_(?P<k>\d+)|data/(?P<data>.+))")
 
 
 def header_fields(
@@ -51,14 +51,16 @@ def model_index(name: str, evaluation: Record | None, data: Sequence[Mapping[str
 
 def _results(evaluation: Record, data: Sequence[Mapping[str, Any]]) -> Iterator[EvalResult]:
     metrics = evaluation.metrics
-    confidence = evaluation.ingredients["config"].get("evaluation", {}).get("confidence")
+    settings = evaluation.ingredients["config"].get("evaluation", {})
+    problems = int(metrics.get("eval/problems", 0))
     for key, value in sorted(metrics.items()):
         if not (match := _METRIC.fullmatch(key)) or key.endswith(("_low", "_high")):
             continue
         own = [each for each in data if each["stage"] == f"prepare_{match['data']}"] if match["data"] else data
         interval = [metrics[f"{key}_{end}"] for end in ("low", "high") if f"{key}_{end}" in metrics]
-        known = {"interval": interval, "confidence": confidence if interval else None}
-        known |= {"n": None if match["data"] else int(metrics.get("eval/problems", 0))}
+        known = {"interval": interval, "confidence": settings.get("confidence") if interval else None}
+        if not match["data"]:  # pass@k is of fewer problems than accuracy
+            known["n"] = min(problems, settings["num_sampled_problems"]) if match["k"] else problems
         yield EvalResult(
             task_type="text-generation",
             **_dataset(own, match["data"] or "held-out problems"),

@@ -2,7 +2,7 @@
 
 Run as they stand: every Python file of a page, ``rlcore validate``, ``config`` and, over the finished micro run, what
 the first page does with the demo. Planned: every preset of every page. Run with fewer and smaller iterations, marked
-slow: ``rlcore run``. Only parsed (tests/flows/cli/test_app.py): ``rlcore serve``, ``ui``, ``size``. Nothing else of
+slow: ``rlcore run``. Only parsed (tests/flows/cli/test_app.py): ``rlcore serve``, ``ui``, ``estimate``. Nothing else of
 a page is tried: ``make``, ``rsync``, and a GPU.
 """
 
@@ -121,6 +121,8 @@ def test_a_page_is_planned_and_its_data_are_looked_at(
     if command == ("validate", "mine.toml"):
         assert "198 for training, 40 held out, 0 unused, 2 quarantined" in said
         assert "line 18, messages" in said and "line 43, reference" in said
+    elif command[0] == "validate":
+        assert "warning" not in said
     elif command == ("plan", "rlhf.toml"):
         assert "evaluation: no accuracy on prompts, whose rows have no references" in said
     elif command[0] == "plan":

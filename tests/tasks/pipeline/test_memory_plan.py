@@ -111,6 +111,12 @@ def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: N
     assert "this may not fit; set hardware.gradient_checkpointing = true or a smaller tokens_per_microbatch" in line
 
 
+def test_where_the_cache_of_the_engine_is_too_large_the_number_of_sequences_is_named() -> None:
+    config = preset("stages.grpo.sampling.max_new_tokens=20000", "stages.grpo.prompts_per_iteration=64")
+    (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["grpo"]), 80 * GIB, is_cuda=False)
+    assert line.endswith("this may not fit; set a smaller stages.grpo.sampling.max_concurrent")
+
+
 def test_on_a_cpu_nothing_is_refused() -> None:
     (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), 8 * GIB, is_cuda=False)
     assert "of 8.0 GiB free: this may not fit; set stages.sft.optim.kind = 'adamw_8bit'" in line

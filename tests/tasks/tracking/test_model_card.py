@@ -79,25 +79,28 @@ def test_the_header_has_results_data_sets_and_base_as_hubs_read_them(tracker: Tr
     records = read_records(tracked_home)
     rows, sft = (next(each for each in records if each.ref.kind == kind) for kind in ("dataset", "checkpoint"))
     inputs = {"sft": sft.ref.sha256, "rows": rows.ref.sha256}
+    settings = {"confidence": 0.95, "num_sampled_problems": 64}
     evaluated = replace(
         sft,
         ref=replace(sft.ref, kind="evaluation", sha256="e" * 64),
-        ingredients={**sft.ingredients, "inputs": inputs, "config": {"evaluation": {"confidence": 0.95}}},
+        ingredients={**sft.ingredients, "inputs": inputs, "config": {"evaluation": settings}},
         metrics={
             "eval/problems": 200.0,
             "eval/accuracy": 0.5,
             "eval/accuracy_low": 0.43,
             "eval/accuracy_high": 0.57,
+            "eval/pass_at_8": 0.75,
             "completion/length": 9.0,
         },
     )
     written = write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
     card = ModelCard(written.model)
-    (result,) = card.data.eval_results or []
+    result, sampled = card.data.eval_results or []
     assert card.data.model_name == "toy-sft"
     assert (result.dataset_type, result.dataset_revision, result.dataset_split) == ("me/sums", "a" * 40, "held out")
     assert (result.metric_type, result.metric_value) == ("accuracy", 0.5)
     assert result.metric_args == {"n": 200, "interval": [0.43, 0.57], "confidence": 0.95}
+    assert (sampled.metric_type, sampled.metric_args) == ("pass_at_8", {"n": 64})
     assert card.data.datasets == ["me/sums"]
 
 
