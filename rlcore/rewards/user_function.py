@@ -231,28 +231,36 @@ def _load_other(term: RewardTerm, path: str) -> partial[Any]:
             where=f"{path}.kind",
             fix=f"write it with TRL's parameters: def {_name_of(term)}(completions, **columns)",
         )
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    if unknown := [] if takes_all else [name for name in term.options if name not in parameters]:
-        raise ConfigError(
-            f"{term.kind!r} has no option {unknown[0]!r}",
-            where=f"{path}.options",
-            fix=f"its signature is {_name_of(term)}{inspect.signature(function)}",
-        )
+    _require_named(parameters, term, path)
     return partial(function, **term.options)
 
 
 def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, given: str) -> None:
+    if is_trl_function(function):
+        _require_named(inspect.signature(function).parameters, term, path)
+        return
     signature = inspect.signature(function)
     options: Mapping[str, Any] = term.options
     try:
-        if not is_trl_function(function):
-            signature.bind((), **options)
+        signature.bind((), **options)
     except TypeError as error:
         raise ConfigError(
             f"{term.kind!r} cannot be called with these options: {error}",
             where=f"{path}.options",
             fix=f"its signature is {_name_of(term)}{signature}; the first argument is the {given}",
         ) from error
+
+
+def _require_named(parameters: Mapping[str, inspect.Parameter], term: RewardTerm, path: str) -> None:
+    """Require that a function with TRL's parameters, which are passed by name, takes every option."""
+    if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        return
+    if unknown := [name for name in term.options if name not in parameters]:
+        raise ConfigError(
+            f"{term.kind!r} has no option {unknown[0]!r}",
+            where=f"{path}.options",
+            fix=f"its signature is {_name_of(term)}({', '.join(map(str, parameters.values()))})",
+        )
 
 
 async def _finished(outcome: Awaitable[Any]) -> Any:

@@ -96,6 +96,11 @@ def test_an_option_of_the_preset_is_not_replaced_by_a_column_of_its_name(rollout
     assert [score.value for score in reward("level", scale=0.5)(rows)] == [1.0, 1.0]
 
 
+def test_an_option_that_the_function_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'trl_style:level' has no option 'scal'.*level\(prompts, completions, diff"):
+        reward("level", scal=0.5)
+
+
 def test_a_column_that_the_rows_lack_is_named(rollouts: list[Rollout]) -> None:
     bare = [replace(one, prompt=replace(one.prompt, columns='{"answer": 7}')) for one in rollouts]
     with pytest.raises(RewardError, match="no column 'solution', which solved needs; their columns are answer"):
