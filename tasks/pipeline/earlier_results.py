@@ -25,6 +25,8 @@ from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache
 from rlcore.tasks.store.nested import flatten
 
+_HARDWARE = {"precision": "hardware.dtype", "threads": "hardware.num_threads"}  # facts of a machine that a preset sets
+
 
 def find_result(
     stage: Stage, sections: Sections, ingredients: KeyInputs, cache: StageCache, store: ArtifactStore
@@ -103,6 +105,7 @@ def overrides_of_results(
         if stage.name in known or closest is None:
             continue
         old, changed = closest[0].ingredients, closest[1]
+        machine = old.get("machine") or {}
         values = flatten(old["config"])
         names = {name: f"stages.{stage.name}.{name.removeprefix('stage.')}" for name in values if name[:6] == "stage."}
         found |= {
@@ -110,5 +113,7 @@ def overrides_of_results(
             for name in changed.get("config", ())
             if values.get(name) is not None
         }
+        moved = machine.keys() & changed.get("machine", ())
+        found |= {key: json.dumps(machine[fact]) for fact, key in _HARDWARE.items() if fact in moved}
         found |= {"seed": str(old["seed"])} if "seed" in changed else {}
     return [f"{name}={value}" for name, value in found.items()]
