@@ -143,7 +143,8 @@ def _details(folder: Path) -> Iterator[str]:
         yield f"  {count:,} x {reason}"
     for line in (folder / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()[:_EXAMPLES]:
         row = json.loads(line)
-        yield f"    line {row['line']}, {row['field'] or 'row'}: {row['reason']} ({row['excerpt']!r:.200})"
+        found = f" ({row['excerpt']!r:.200})" if row["excerpt"] else ""
+        yield f"    line {row['line']}, {row['field'] or 'row'}: {row['reason']}{found}"
     asked_for_all = report["num_train"] + report["num_eval"] == report["accepted"]
     for rule in report["rules"]:
         is_about_number = rule["name"] == "as_many_rows_as_asked"
