@@ -97,8 +97,9 @@ def test_an_option_of_the_preset_is_not_replaced_by_a_column_of_its_name(rollout
 
 
 def test_an_option_that_the_function_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'trl_style:level' has no option 'scal'.*level\(prompts, completions, diff"):
+    with pytest.raises(ConfigError, match="'trl_style:level' has no option 'scal'") as refused:
         reward("level", scal=0.5)
+    assert refused.value.fix == "its signature is level(prompts, completions, difficulty=None, scale=1.0)"
 
 
 def test_a_column_that_the_rows_lack_is_named(rollouts: list[Rollout]) -> None:
