@@ -21,7 +21,8 @@ import torch
 from rlcore import errors
 from rlcore.checks.audit.features import Features
 from rlcore.checks.audit.shuffle_gap import ShuffleGap
-from rlcore.checks.audit.slow_path import Gradient, SlowPathResult, Trial
+from rlcore.checks.audit.slow_path import SlowPathResult
+from rlcore.checks.audit.trials import Gradient, Trial
 from rlcore.errors import RlcoreError
 from rlcore.hardware.memory import Footprint
 from rlcore.sampling.base import SamplingParams

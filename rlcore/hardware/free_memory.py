@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import torch
@@ -23,6 +25,12 @@ def total_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return free_bytes(device)
+
+
+def release_freed() -> None:
+    """Return freed main memory to the system, where glibc would keep it for smaller tensors."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _of_machine(meminfo: Path) -> int | None:

@@ -24,18 +24,24 @@ CriticArchitecture = Literal["separate", "shared", "lora"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Peak bytes by part. ``activations``: tensors that the update's forward passes keep for backward passes."""
+    """Peak bytes by part.
+
+    Attributes:
+        activations: Tensors that the update's forward passes keep for backward passes.
+        packed: Copies of the native engine's linear layers while it samples on a CPU.
+    """
 
     weights: int
     gradients: int
     optimizer: int
     activations: int
     kv_cache: int
+    packed: int = 0
 
     @property
     def total(self) -> int:
         """Sum of all parts: an upper bound, since sampling and updating alternate."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache
+        return self.weights + self.gradients + self.optimizer + self.activations + self.kv_cache + self.packed
 
     def metrics(self, num_parameters: int) -> dict[str, float]:
         """Return the metrics to log, with the total in multiples of the policy's ``num_parameters``."""

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rlcore.config import DpoConfig, LoraConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
 from rlcore.hardware.memory import FLOAT32, Footprint, MemoryPlan, Recipe, expected
+from rlcore.hardware.precision import is_large
 from rlcore.models.adapter_targets import linear_names
 from rlcore.models.logprobs import CHUNK_SIZE
 
@@ -63,6 +64,11 @@ class ModelSize:
             linear=tuple((path.rpartition(".")[2], m.in_features, m.out_features) for path, m in layers),
             adaptable=frozenset(linear_names(model)),
         )
+
+    def packed_bytes(self, bytes_per_weight: int) -> int:
+        """Return the bytes of packed copies of the linear layers and the head."""
+        layers = (*(inputs * outputs for _, inputs, outputs in self.linear), self.vocabulary * self.hidden)
+        return bytes_per_weight * sum(filter(is_large, layers))
 
     def adapter_parameters(self, adapter: LoraConfig) -> int:
         """Return the number of parameters of an adapter, 0 if its rank is 0."""

@@ -111,7 +111,20 @@ def linear_of(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def has_onednn(weight: Tensor) -> bool:
     """Return True if a weight is on a CPU with oneDNN, and large enough that a call costs less than its product."""
-    return weight.device.type == "cpu" and _HAS_ONEDNN and weight.numel() >= _LEAST_WEIGHTS
+    return weight.device.type == "cpu" and _HAS_ONEDNN and is_large(weight.numel())
+
+
+def is_large(num_weights: int) -> bool:
+    """Return True if a call of oneDNN costs less than a product with so many weights."""
+    return num_weights >= _LEAST_WEIGHTS
+
+
+def gains_packed(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if products with large weights are faster in oneDNN's blocked layout."""
+    if device.type != "cpu" or not _HAS_ONEDNN:
+        return False
+    has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16)
 
 
 def is_linear(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:

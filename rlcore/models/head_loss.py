@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 _BLOCK = 64  # rows of a chunk that are copied while they are exponentiated
+_TOKENS = 8192  # tokens of the vocabulary whose part of the head's gradient is computed, and copied, at once
 
 LossOfChunk = Callable[[slice, Tensor, Tensor], Tensor]
 
@@ -97,7 +98,10 @@ class _FusedLoss(torch.autograd.Function):
                     unit = (
                         pull.abs().amax().clamp(min=torch.finfo(pull.dtype).tiny)
                     )  # small numbers underflow in float16
-                    weight_gradient.sub_(wide_product(below.T, (rows * (pull / unit)).to(dtype)).mul_(unit))
+                    pulled = (rows * (pull / unit)).to(dtype)
+                    for start in range(0, len(cast), _TOKENS):
+                        tokens = slice(start, start + _TOKENS)
+                        weight_gradient[tokens].sub_(wide_product(below[:, tokens].T, pulled).mul_(unit))
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.dtypes = hidden.dtype, head_weight.dtype
         return loss

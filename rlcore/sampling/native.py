@@ -11,7 +11,7 @@ import copy
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +20,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
+from rlcore.hardware.free_memory import release_freed
 from rlcore.hardware.out_of_memory import empty_cache
-from rlcore.hardware.precision import has_onednn, is_linear, linear_of
+from rlcore.hardware.precision import gains_packed, is_large, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
@@ -260,18 +261,20 @@ def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
     """
     layers = [module for module in model.modules() if is_linear(module) and _gains(module.weight)]
     for layer in layers:
-        packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
-        layer.forward = partial(linear_of, weight=packed, bias=layer.bias)  # type: ignore[method-assign]
+        layer.forward = _packed(layer)  # type: ignore[method-assign]
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
+        if layers:
+            release_freed()  # the copies' place is too scattered for the activations of an update
+
+
+def _packed(layer: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
+    return partial(linear_of, weight=packed, bias=layer.bias)
 
 
 def _gains(weight: torch.Tensor) -> bool:
-    """Return True if products with this weight are faster packed."""
-    if not has_onednn(weight):
-        return False
-    has_bfloat16: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and has_bfloat16)
+    return gains_packed(weight.device, weight.dtype) and is_large(weight.numel())

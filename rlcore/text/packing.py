@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -121,8 +122,9 @@ def pack(
 ) -> list[PackedBatch]:
     """Pack sequences into micro-batches of at most ``tokens_per_microbatch`` positions, padding included.
 
-    A single sequence above the budget gets its own micro-batch. Packing changes neither loss nor gradient, because
-    weights are normalized over the whole optimizer step before.
+    As few as the budget allows, and evenly filled, because the largest one decides the memory. A single sequence above
+    the budget gets its own micro-batch. Packing changes neither loss nor gradient, because weights are normalized over
+    the whole optimizer step before.
 
     Args:
         sequences: Sequences in any order.
@@ -139,15 +141,19 @@ def pack(
             raise ValueError(f"sequence {number} has an empty prompt or completion")
     limit = tokens_per_microbatch if share_prompts else 0
     trees = sorted(_trees(sequences, limit), key=len, reverse=True)
-    batches: list[PackedBatch] = []
-    rows: list[_Tree] = []
-    for tree in trees:  # longest first, so the first row of a batch fixes its width
-        if rows and widths.of(len(rows[0])) * (len(rows) + 1) > tokens_per_microbatch:
-            batches.append(_lay_out(rows, pad_id, widths))
-            rows = []
-        rows.append(tree)
-    if rows:
-        batches.append(_lay_out(rows, pad_id, widths))
+    lengths = [widths.of(len(tree)) for tree in trees]
+    count = len(_cut(lengths, tokens_per_microbatch))
+    even = bisect_left(range(tokens_per_microbatch), True, key=lambda budget: len(_cut(lengths, budget)) <= count)
+    return [_lay_out(trees[rows], pad_id, widths) for rows in _cut(lengths, even)]
+
+
+def _cut(widths: Sequence[int], budget: int) -> list[slice]:
+    """Cut rows, the widest first, into consecutive batches of at most ``budget`` positions, and of at least one row."""
+    batches, start = list[slice](), 0
+    for end in range(1, len(widths) + 1):
+        if end == len(widths) or widths[start] * (end + 1 - start) > budget:
+            batches.append(slice(start, end))
+            start = end
     return batches
 
 

@@ -18,6 +18,7 @@ from rlcore.checks.audit.slow_path import SlowPathResult, run_slow_path
 from rlcore.checks.canaries import token_scores
 from rlcore.config import RlConfig
 from rlcore.distributed.sharded import full_state_dict, is_single_process
+from rlcore.hardware.free_memory import release_freed
 from rlcore.hardware.memory import Footprint, measure_peak, num_parameters, optimizer_bytes
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import compute_dtype
@@ -140,6 +141,8 @@ class LocalLearner:
         except torch.OutOfMemoryError:
             if not is_single_process(self.learner.policy):  # other ranks wait for this one
                 raise
+        finally:
+            release_freed()  # before the update, which needs the most
         empty_cache()  # here the error no longer holds the memory
         return None
 

@@ -57,8 +57,8 @@ class Need:
 
     @property
     def peak(self) -> int:
-        """Fixed bytes plus the larger of activations and the engine's cache, which alternate; an estimate."""
-        return self.held + max(self.footprint.activations, self.footprint.kv_cache)
+        """Fixed bytes plus the larger of activations and of what the engine needs to sample; an estimate."""
+        return self.held + max(self.footprint.activations, self.footprint.kv_cache + self.footprint.packed)
 
     def __str__(self) -> str:
         parts = {
@@ -67,6 +67,7 @@ class Need:
             "moments": self.footprint.optimizer,
             "activations": self.footprint.activations,
             "cache": self.footprint.kv_cache,
+            "packed weights": self.footprint.packed,
             "engine": self.engine,
         }
         named = ", ".join(f"{name} {format_bytes(value)}" for name, value in parts.items() if value)

@@ -12,7 +12,8 @@ from torch import Tensor
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.reference_impl import expected, is_trainable
-from rlcore.checks.audit.slow_path import SlowPathResult, Trial
+from rlcore.checks.audit.slow_path import SlowPathResult
+from rlcore.checks.audit.trials import Trial
 from rlcore.checks.canaries.agreement import LIMITS, SLACK
 from rlcore.config import RlConfig
 from rlcore.text.tokenization import ChatTokenizer

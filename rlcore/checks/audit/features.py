@@ -26,6 +26,7 @@ NUCLEI = (0.5, 0.8, 0.9, 0.95, 0.99)
 FLOORS = (0.02, 0.1)
 GROUPS = 64
 _TOP = 128  # largest nucleus, in tokens
+_CHUNK = 2**19  # probabilities at once: on a CPU, larger buffers leave the processor's cache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,15 +114,25 @@ def features_of(
 
     ``before``: for each token the earlier ones of the completion; empty: none.
     """
-    chosen = torch.tensor(list(targets), device=logprobs.device)[:, None]
+    earlier = list(before) or [()] * len(targets)
+    marked = [[set(eos_ids)] * len(targets), list(map(set, earlier)), [{*prompt_ids, *each} for each in earlier]]
+    count = max(1, _CHUNK // logprobs.shape[-1])
+    chunks = [slice(start, start + count) for start in range(0, len(targets), count)] or [slice(0)]
+    parts = [_columns_of(logprobs[rows], targets[rows], [sets[rows] for sets in marked]) for rows in chunks]
+    return Features(**{name: torch.cat([part[name] for part in parts]).double().cpu() for name in parts[0]})
+
+
+def _columns_of(
+    logprobs: Tensor, targets: Sequence[int], marked: Sequence[Sequence[Collection[int]]]
+) -> dict[str, Tensor]:
+    """Return the columns of :class:`Features`; ``marked``: the sets of tokens that are tilted, of each kind and row."""
+    chosen = torch.tensor(list(targets), dtype=torch.int64, device=logprobs.device)[:, None]
     own, masses = logprobs.gather(-1, chosen), logprobs.exp()
     ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
-    earlier = list(before) or [()] * len(chosen)
-    marked = [[set(eos_ids)] * len(chosen), list(map(set, earlier)), [{*prompt_ids, *each} for each in earlier]]
     top = logprobs.topk(min(_TOP, logprobs.shape[-1])).values
     edges = _edges(top)
     padded = nn.functional.pad(masses, (0, -masses.shape[1] % GROUPS))
-    columns = {
+    return {
         "own": own[:, 0],
         "above": (masses * (logprobs > own)).sum(-1),
         "equal": (masses * (logprobs == own)).sum(-1),
@@ -136,7 +147,6 @@ def features_of(
         "group": chosen[:, 0] % GROUPS,
         "groups": padded.reshape(len(padded), padded.shape[1] // GROUPS, GROUPS).sum(1),
     }
-    return Features(**{name: column.double().cpu() for name, column in columns.items()})
 
 
 def _mass_of(masses: Tensor, tokens: Sequence[Collection[int]]) -> Tensor:
@@ -153,6 +163,8 @@ def _kept_mass(logprobs: Tensor, masses: Tensor, top: Tensor, edge: Tensor) -> T
 
     A look at ``top`` suffices if no other token can reach the edge.
     """
+    if bool((edge == -torch.inf).all()):
+        return masses.sum(-1)
     if bool((edge > top[:, -1:]).all()):
         return (top.exp() * (top >= edge)).sum(-1)
     return (masses * (logprobs >= edge)).sum(-1)

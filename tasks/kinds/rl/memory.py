@@ -7,6 +7,7 @@ from dataclasses import replace
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory_plan import ModelSize, rl_footprint
+from rlcore.hardware.precision import gains_packed
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import OFFLOAD, Need, engine_bytes, of_a_rank, per_pass, true_of
@@ -30,6 +31,8 @@ def need(name: str, config: RunConfig, size: ModelSize) -> Need:
         num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
         own_reference=bool(stage.ref_policy),
     )
+    if used.kind == "native" and gains_packed(device, dtype):
+        footprint = replace(footprint, packed=size.packed_bytes(dtype.itemsize))
     footprint = of_a_rank(footprint, config.distributed, device, is_adapted=rl.update.lora.rank > 0)
     engine = engine_bytes(used, size, device)
     lowers = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import platform
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlcore.hardware import free_memory
-from rlcore.hardware.free_memory import free_bytes, total_bytes
+from rlcore.hardware.free_memory import free_bytes, release_freed, total_bytes
 
 CPU = torch.device("cpu")
 
@@ -57,3 +59,18 @@ def test_where_the_kernel_says_nothing_it_is_unknown(machine: Path) -> None:
 
 def test_this_machine_has_some() -> None:
     assert (free_bytes(CPU) or 1) > 0
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="only glibc keeps freed memory of this size")
+def test_freed_memory_between_tensors_that_stay_is_returned() -> None:
+    tensors = [torch.ones(4096) for _ in range(8000)]  # below the size that glibc returns by itself
+    kept = tensors[::100]
+    del tensors
+    before = resident_bytes()
+    release_freed()
+    assert resident_bytes() < before - 8000 * 4096 * 4 // 2
+    assert all(bool((each == 1.0).all()) for each in kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -116,6 +117,12 @@ def test_the_size_of_a_model_is_read_from_its_configuration(name: str) -> None:
     adapted = add_lora(model, adapter, "policy", seed=0)
     assert size.adapter_parameters(adapter) == sum(parameter.numel() for parameter in adapted.parameters())
     assert size.adapter_parameters(LoraConfig()) == 0
+
+
+def test_packed_copies_are_those_of_large_linear_layers_and_of_the_head() -> None:
+    size = dataclasses.replace(SIZE, hidden=256, vocabulary=1000, linear=(("q", 256, 256), ("small", 4, 6)))
+    assert size.packed_bytes(4) == 4 * (256 * 256 + 1000 * 256)
+    assert SIZE.packed_bytes(4) == 0
 
 
 def rl(name: str = "grpo", **settings: Any) -> Any:

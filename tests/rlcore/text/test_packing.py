@@ -110,6 +110,12 @@ def test_a_micro_batch_keeps_the_budget_unless_it_is_a_single_sequence(
         assert batch.token_ids.numel() <= budget or len(batch.sequences) == 1
 
 
+def test_micro_batches_are_as_few_as_the_budget_allows_and_evenly_filled() -> None:
+    sequences = [TokenSequence(prompt_ids=(number, 7), completion_ids=(1, 2, 3)) for number in range(4)]
+    shapes = [tuple(batch.token_ids.shape) for batch in pack(sequences, tokens_per_microbatch=15)]
+    assert shapes == [(2, 5), (2, 5)]  # and not three rows, then one
+
+
 def test_a_family_beyond_the_budget_is_split_into_several_trees() -> None:
     # 3 prompt tokens, then 2 + 3 + 2 + 3 + 2 + 3 completion tokens: pairs of 5 fill a row of 9.
     batches = pack(FAMILY * 3, tokens_per_microbatch=9)

@@ -105,6 +105,16 @@ def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch:
             needs_of(preset(*given, impossible), SEVEN_B, ("grpo",))
 
 
+@pytest.mark.parametrize("gains", [True, False])
+def test_packed_copies_count_where_the_engine_makes_them(monkeypatch: pytest.MonkeyPatch, gains: bool) -> None:
+    monkeypatch.setattr("rlcore.tasks.kinds.rl.memory.gains_packed", lambda device, dtype: gains)
+    (need,) = needs_of(preset("hardware.device=cpu", "hardware.dtype=float32"), SEVEN_B, ("grpo",))
+    packed = ModelSize.of(SEVEN_B).packed_bytes(4) if gains else 0
+    assert need.footprint.packed == packed
+    assert need.peak == need.held + max(need.footprint.activations, need.footprint.kv_cache + packed)
+    assert ("packed weights 26 GiB" in str(need)) == gains
+
+
 def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: None) -> None:
     config = preset("stages.sft.tokens_per_microbatch=900000")
     (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["sft"]), 80 * GIB, is_cuda=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rlcore.checks.audit import features
 from rlcore.checks.audit.features import FLOORS, GROUPS, LIKELIEST, NUCLEI, POWERS, features_of, rollout_features
 from rlcore.checks.audit.passes import plain_logprobs
 from rlcore.text.packing import TokenSequence
@@ -62,13 +63,23 @@ def test_truncated_distributions_keep_every_token_at_their_edge(vocabulary: int,
         assert found.is_kept[row].tolist() == [float(logprobs[row, token] >= edge) for edge in edges]
 
 
+def test_features_of_a_few_rows_at_a_time_are_those_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    logprobs, tokens = distributions(200, 3.0, has_ties=False), list(range(20))
+    before = [tokens[:place] for place in tokens]
+    whole = features_of(logprobs, tokens, EOS, before=before)
+    monkeypatch.setattr(features, "_CHUNK", 3 * 200)
+    chunked = features_of(logprobs, tokens, EOS, before=before)
+    for name in features.Features.__slots__:
+        assert torch.equal(getattr(whole, name), getattr(chunked, name)), name
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_features_of_rollouts_are_those_of_plain_passes(temperature: float) -> None:
     model = strategies.tiny_llama()
     rollouts: list[Rollout] = [item.rollout for group in strategies.random_groups(model, 3) for item in group]
     sampled = [(each, list(range(len(each.completion_ids)))[::2]) for each in rollouts]
     found = rollout_features(model, sampled, EOS, temperature=temperature, budget=64)
-    for (rollout, positions), features in zip(sampled, found, strict=True):
+    for (rollout, positions), own in zip(sampled, found, strict=True):
         sequence = TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
         with torch.no_grad():
             logprobs = plain_logprobs(model, sequence, positions, temperature)
@@ -76,5 +87,5 @@ def test_features_of_rollouts_are_those_of_plain_passes(temperature: float) -> N
         targets = [rollout.completion_ids[position] for position in positions]
         expected = features_of(logprobs, targets, EOS, before=before, prompt_ids=rollout.prompt.token_ids)
         for name in ("own", "above", "powers", "tilted", "kept", "groups"):
-            assert torch.allclose(getattr(features, name), getattr(expected, name), atol=1e-5), name
+            assert torch.allclose(getattr(own, name), getattr(expected, name), atol=1e-5), name
     assert rollout_features(model, [], EOS, temperature=1.0, budget=64) == ()

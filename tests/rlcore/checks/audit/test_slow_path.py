@@ -11,7 +11,9 @@ import torch
 from rlcore.algorithms.kl import KL_LOSSES
 from rlcore.algorithms.resolve import resolve_algorithm, with_constants
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult, Trial, run_slow_path
+from rlcore.checks.audit import trials
+from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult, run_slow_path
+from rlcore.checks.audit.trials import Trial
 from rlcore.config import CriticConfig, KlConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import score_rewards
@@ -107,6 +109,28 @@ def test_looking_moves_nothing_leaves_no_gradient_and_changes_no_update() -> Non
     for each in (learner, alone):
         each.update(samples, seed=0)
     assert torch.equal(weights_of(learner.policy), weights_of(alone.policy))
+
+
+def test_only_compared_tensors_get_gradients_and_all_learn_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learner_of({"name": "ppo"})
+    every = looked_at(learner).trial
+    monkeypatch.setattr(trials, "_MAX_NUMBERS", 600)
+    trial, had, models = Learner.trial, list[int](), [learner.policy, learner.critic]
+
+    def counted(self: Learner, *given: Any, **more: Any) -> dict[str, float]:
+        found = trial(self, *given, **more)
+        had.append(sum(p.grad is not None for module in models if module for p in module.parameters()))
+        return found
+
+    monkeypatch.setattr(Learner, "trial", counted)
+    some = looked_at(learner)
+    assert some.trial is not None and some.random_trial is not None and every is not None
+    assert had == [len(some.trial.gradients), len(some.random_trial.gradients)]
+    assert 0 < had[0] < len(every.gradients)
+    for name, each in some.trial.gradients.items():
+        assert each.actual == pytest.approx(every.gradients[name].actual)
+        assert each.distance <= 1e-5 * each.norm_sum + 1e-9
+    assert all(p.requires_grad for module in models if module for p in module.parameters())
 
 
 def test_a_loss_that_leaves_the_kl_out_shows(monkeypatch: pytest.MonkeyPatch) -> None:
