@@ -88,7 +88,7 @@ def verify_sync(
     expected, found = _expected_weights(components), list[dict[str, float]]()
     for engine, calibration in zip(replicas_of(components.engine), calibrations, strict=True):
         if by_probes:
-            found.append(sync_canary(engine, _probes(components, engine, group_size=4), expected, calibration))
+            found.append(sync_canary(engine, _probes(components, engine, group_size=2), expected, calibration))
         else:
             weights_canary(engine, expected.state, calibration, policy_version=expected.policy_version)
     return _largest(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -151,8 +151,9 @@ def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[Trainin
     logprobs, drawn, is_clear = list[Tensor](), list[TrainingSample](), True
     for number, (sample, each) in enumerate(zip(samples, weights, strict=True)):
         weight = torch.tensor(each)
-        passes = _passes(learner, sample, losses, is_compared=any(chosen))
-        unchanged.add(*_losses_of(learner, row, passes, sample, weight, moved=False), is_last=False)
+        passes = _passes(learner, sample, is_compared=any(chosen))
+        if losses:  # there are none if no sample has an advantage
+            unchanged.add(*_losses_of(learner, row, passes, sample, weight, moved=False), is_last=False)
         made, clear = _draw(learner, row, sample, passes.logprobs, seed=derive_seed(seed, "numbers", number))
         random.add(*_losses_of(learner, row, passes, made, weight, moved=True), is_last=True)
         logprobs.append(passes.logprobs.detach().float().cpu())
@@ -223,20 +224,21 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
     return Tokens(logprobs=logprobs, entropy=entropy, old=old, **columns)
 
 
-def _passes(learner: Learner, sample: TrainingSample, names: Container[str], *, is_compared: bool) -> _Passes:
-    """Run the plain passes of a step whose losses have these names; ``is_compared``: with gradients."""
-    own = own_tokens(sample)
+def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _Passes:
+    """Run the plain passes of a step; ``is_compared``: with gradients."""
+    own, config, critic = own_tokens(sample), learner.config, learner.critic
     sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
-    with torch.set_grad_enabled(is_compared and "loss/policy" in names):
-        found = plain_logprobs(learner.policy, sequence, own, learner.config.sampling.temperature)
+    trains_policy = critic is None or learner.policy_version >= config.critic.warmup_iterations
+    with torch.set_grad_enabled(is_compared and trains_policy):
+        found = plain_logprobs(learner.policy, sequence, own, config.sampling.temperature)
         logprobs = picked(found, sequence, own)
-        learned = found if learner.config.update.entropy_coefficient else found.detach()
+        learned = found if config.update.entropy_coefficient else found.detach()
         entropy = -(learned.exp() * learned).sum(-1)
-    if "loss/value" not in names or learner.critic is None:
+    if critic is None:
         return _Passes(logprobs=logprobs, entropy=entropy, values=None)
-    is_detached = learner.shares_backbone and (learner.config.critic.detach or "loss/policy" not in names)
+    is_detached = learner.shares_backbone and (config.critic.detach or not trains_policy)
     with torch.set_grad_enabled(is_compared and not is_detached):
-        values = plain_values(learner.critic, sequence, own)
+        values = plain_values(critic, sequence, own)
     return _Passes(logprobs=logprobs, entropy=entropy, values=values)
 
 
