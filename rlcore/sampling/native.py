@@ -11,7 +11,7 @@ import copy
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -271,7 +271,7 @@ def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
             release_freed()  # the copies' place is too scattered for the activations of an update
 
 
-def _packed(layer: torch.nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+def _packed(layer: torch.nn.Linear) -> partial[torch.Tensor]:
     packed = torch.ops.mkldnn._reorder_linear_weight(layer.weight)
     return partial(linear_of, weight=packed, bias=layer.bias)
 

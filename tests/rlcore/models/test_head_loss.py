@@ -34,7 +34,7 @@ def both(temperature: float, dtype: torch.dtype) -> tuple[tuple[torch.Tensor, ..
 def test_loss_and_gradients_equal_those_of_the_full_softmax(
     chunk_size: int, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head_loss, "CHUNK_SIZE", chunk_size)
+    monkeypatch.setattr(head_loss, "_ROWS", chunk_size)
     ours, theirs = both(temperature, torch.float64)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
@@ -53,6 +53,7 @@ def test_chunks_hold_whole_sequences() -> None:
 
     hidden, head, targets = problem()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_loss, "_ROWS", 6)
         patch.setattr(head_loss, "CHUNK_SIZE", 6)
         fused_loss(hidden, head, targets, note, lengths=LENGTHS)
         assert fits(LENGTHS)
@@ -69,7 +70,7 @@ def test_a_frozen_head_gets_no_gradient_and_the_states_the_same_one() -> None:
 
 
 def test_one_buffer_of_a_chunk_times_the_vocabulary_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "CHUNK_SIZE", 16)
+    monkeypatch.setattr(head_loss, "_ROWS", 16)
     hidden = torch.randn(512, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     head = torch.randn(1000, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
     with LargestTensor() as largest:
