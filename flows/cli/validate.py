@@ -63,7 +63,7 @@ def validate(
             check = check_data(name, config, seed=seed, folder=folder / name, references=references(name))
             sys.stdout.write("\n".join(check.lines) + "\n")
             passed &= check.passed
-    if is_file and not adapter and not passed:
+    if is_file and not adapter and not passed and Path(source).is_file():
         sys.stdout.write("\n".join(recognize(source).lines) + "\n")
     return 0 if passed else 1
 
