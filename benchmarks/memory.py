@@ -26,17 +26,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, LoraConfig, RlConfig, SamplingConfig, UpdateConfig
-from rlcore.hardware.memory import (
-    BFLOAT16,
-    FLOAT32,
-    Footprint,
-    MemoryPlan,
-    expected,
-    kv_cache_bytes,
-    measure_peak,
-    num_parameters,
-    optimizer_bytes,
-)
+from rlcore.hardware.memory import BFLOAT16, FLOAT32, Footprint, MemoryPlan, expected
+from rlcore.hardware.memory_meter import kv_cache_bytes, measure_peak, num_parameters, optimizer_bytes
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import AdaptedModel, add_lora

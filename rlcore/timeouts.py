@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -11,8 +12,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
-
-import torch
 
 from rlcore.errors import CallTimeoutError
 
@@ -74,10 +73,12 @@ class CallTimeout:
         Raises:
             CallTimeoutError: It timed out.
         """
-        threads, context = torch.get_num_threads(), contextvars.copy_context()
+        torch, context = sys.modules.get("torch"), contextvars.copy_context()
+        threads = torch.get_num_threads() if torch else 0
 
         def work() -> T:
-            torch.set_num_threads(threads)  # the default of a new thread would change the last bits of results
+            if torch:  # the default of a new thread would change the last bits of results
+                torch.set_num_threads(threads)
             return context.run(call)
 
         worker = thread or WorkerThread(f"timeout of {self.name}")

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor
-
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+    from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
 Role = Literal["system", "user", "assistant", "tool"]

@@ -62,9 +62,10 @@ class _Loader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         import jaxtyping
+        from torch import Tensor
 
         names = {name: getattr(jaxtyping, name) for name in DTYPES}  # which the module imports for type checkers alone
-        vars(module).update(names, checked_function=checked_function, checked_fields=checked_fields)
+        vars(module).update(names, Tensor=Tensor, checked_function=checked_function, checked_fields=checked_fields)
         super().exec_module(module)
 
 

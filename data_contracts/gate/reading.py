@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import hashlib
 import re
-import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -25,15 +24,12 @@ from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.documents import csv_rows, json_rows
+from rlcore.data_contracts.gate.files import READERS, require_file
 from rlcore.data_contracts.gate.parquet_rows import read_batches
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
 from rlcore.data_contracts.gate.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
-_READERS = (
-    "a JSONL file (one JSON object a line, ending .jsonl), a JSON array (.json), a Parquet file (.parquet), or a CSV "
-    "table with a header (.csv)"
-)
 Item = SourceRow | Quarantined
 Wanted = NDArray[np.bool_]
 Items = Generator[tuple[int, Item], None, int]
@@ -72,7 +68,7 @@ def read_source(path: Path) -> Source:
             document over several lines in a JSONL file. Later damage in the file is raised while it is read.
     """
     if path.suffix not in ENDINGS:
-        raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {_READERS}")
+        raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {READERS}")
     with _readable(path):
         require_file(path)
         with path.open("rb") as file:
@@ -126,25 +122,13 @@ def joined(train: Source, held_out: Source) -> Source:
     )
 
 
-def require_file(path: Path) -> None:
-    """Reject a file that is not regular: reading a pipe blocks for ever, and a device may never end.
-
-    Raises:
-        ContractError: a pipe, a device or a socket.
-        OSError: the path does not exist, or is not accessible.
-    """
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder raises an error later
-        raise ContractError(f"{path} is not a regular file", where=str(path), fix=f"use {_READERS}")
-
-
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Convert errors of a file to an error that names it."""
     try:
         yield
     except FileNotFoundError as error:
-        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {_READERS}") from error
+        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {READERS}") from error
     except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         if isinstance(error, OSError) and error.strerror:
             what, fix = f"cannot read the file: {error.strerror}", "check its permissions"

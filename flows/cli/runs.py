@@ -100,16 +100,17 @@ def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus =
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
     from rlcore.tasks.pipeline.layouts import layout_lines
-    from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
+    from rlcore.tasks.pipeline.memory_plan import memory_lines
+    from rlcore.tasks.pipeline.model_facts import model_facts
     from rlcore.tasks.pipeline.plan import cached_refs
     from rlcore.tasks.pipeline.sizes import disk_summary
 
     config = open_preset(preset, overrides)
     refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
-    model = model_of(config, home, refs)
-    layouts = layout_lines(config, model, gpu_type, gpus) if gpus else []
-    memory = memory_lines(config, home, refs, names)
-    disk = disk_summary(config, model, names, home.root)
+    size = model_facts(config, home, refs).size
+    layouts = layout_lines(config, size, gpu_type, gpus) if gpus else []
+    memory = memory_lines(config, size, names)
+    disk = disk_summary(config, size, names, home.root)
     sys.stdout.write("\n".join(filter(None, [*memory, disk, *layouts])) + "\n")
     return 0
 

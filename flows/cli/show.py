@@ -33,22 +33,38 @@ def show(
     ```
     """
     home = open_home(reads=True)
-    from rlcore.tasks.report.summary import show_model, show_preset
-
     if not what.endswith(".toml") and ("@" in what or "/" in what):
+        from rlcore.tasks.report.summary import show_model
+
         sys.stdout.write(show_model(home, what))
         return 0
     from rlcore.flows.presets import open_preset
-    from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.plan import look_up
 
     config = open_preset(what, overrides)
+    if not any(home.cache.glob("*/*")):  # to compute keys would take seconds, for nothing
+        sys.stdout.write(_nothing_run(what, overrides, home))
+        return 1
+    from rlcore.flows.stages import stages
+    from rlcore.tasks.pipeline.plan import look_up
+    from rlcore.tasks.report.summary import show_preset
+
     table = stages(config)
     rows, refs = look_up(table, config, [stage.name for stage in table], home=home)
     models = [f"{config.name}-{stage.registered_as}" for stage in table if stage.registered_as]
     sys.stdout.write(show_preset(home, config.name, refs, rows, models))
     sys.stdout.write(_of_other_settings(what, overrides, refs, home))
     return 0 if refs else 1
+
+
+def _nothing_run(what: str, overrides: Sequence[str], home: Home) -> str:
+    """Return what to do in a state directory without any result."""
+    arguments = shlex.join([what, *(word for each in overrides for word in ("--set", each))])
+    return (
+        f"no results in {home.root}: nothing was run\n"
+        f"to see what a run does: rlcore plan {arguments}\n"
+        f"to run it: rlcore run {arguments}\n"
+        "to show results of another folder: set RLCORE_HOME to its .rlcore\n"
+    )
 
 
 def _of_other_settings(what: str, overrides: Sequence[str], refs: Mapping[str, ArtifactRef], home: Home) -> str:

@@ -60,7 +60,7 @@ def import_environment(name: str, options: Mapping[str, Any], *, where: str = "e
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, and end its script
         raise ConfigError(f"cannot import the environment {name!r}: {error}", where=where, fix=_FIX) from error
     return wrap_environment(found, options, name=name, where=where)
 

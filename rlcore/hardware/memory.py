@@ -1,4 +1,4 @@
-"""Memory of online RL by part: computed before a run, and measured in the first update that takes a step.
+"""Memory that a device has, and that online RL takes of it by part. Only what asks a GPU imports torch.
 
 Units are multiples of the policy's parameters P (float32, 4 bytes each). Trained weights are held four times (weights,
 gradients, Adam's two moments). Frozen weights are held once, in the precision that they are loaded in.
@@ -6,18 +6,20 @@ gradients, Adam's two moments). Frozen weights are held once, in the precision t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import ctypes
+import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+if TYPE_CHECKING:
+    import torch
 
-from rlcore.models.lora import AdaptedModel
-
+CHUNK_SIZE = 1024  # rows of logits [chunk, V] in memory at once: 200 MB at a vocabulary of 49,152
+_LEAST_WEIGHTS = 2**15
+_MOST_ON_CPU = 2048  # docs/benchmarks/cost.md has the measurement
 FLOAT32, BFLOAT16 = 4, 2  # bytes
+_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
 CriticArchitecture = Literal["separate", "shared", "lora"]
 
@@ -98,122 +100,67 @@ def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Fo
     )
 
 
-def kv_cache_bytes(config: PretrainedConfig, *, num_sequences: int, num_tokens: int, bytes_per_number: int) -> int:
-    """Return the bytes of keys and values of ``num_sequences`` concurrent sequences of up to ``num_tokens`` each."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * bytes_per_number
-    return int(per_token * num_sequences * num_tokens)
+def is_large(num_weights: int) -> bool:
+    """Return True if a call of oneDNN costs less than a product with so many weights."""
+    return num_weights >= _LEAST_WEIGHTS
 
 
-def num_parameters(policy: PreTrainedModel | AdaptedModel) -> int:
-    """Return P, the number of parameters without any adapter."""
-    base = policy.base if isinstance(policy, AdaptedModel) else policy
-    return sum(parameter.numel() for path, parameter in base.named_parameters() if ".lora_" not in path)
+def positions_on(device: str, tokens_per_microbatch: int) -> int:
+    """Return the budget of a pass: on a CPU at most 2,048, since larger passes leave its caches and are slower."""
+    return min(tokens_per_microbatch, _MOST_ON_CPU) if device == "cpu" else tokens_per_microbatch
 
 
-def weight_bytes(models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None]) -> int:
-    """Return the bytes of all weights and buffers, counting tensors shared by several models once."""
-    sizes: dict[int, int] = {}
-    for model in models:
-        for module in _with_base(model):
-            for tensor in (*module.parameters(), *module.buffers()):
-                storage = tensor.untyped_storage()
-                sizes[storage.data_ptr()] = storage.nbytes()
-    return sum(sizes.values())
+def free_bytes(device: torch.device) -> int | None:
+    """Return free bytes of a CUDA device, or of this machine within kernel and container limits; None if unknown."""
+    if device.type == "cuda":
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    return free_on_machine()
 
 
-def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
-    """Return the bytes of all optimizer state tensors."""
-    return sum(
-        value.untyped_storage().nbytes()
-        for optimizer in optimizers
-        for entry in optimizer.state.values()
-        for value in entry.values()
-        if isinstance(value, torch.Tensor)
-    )
+def total_bytes(device: torch.device) -> int | None:
+    """Return all bytes of a CUDA device; on a CPU the free ones, because other processes use the rest."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return free_bytes(device)
 
 
-class PeakMeter:
-    """Peak bytes of ``activations`` and ``gradients`` during :func:`measure_peak`."""
-
-    def __init__(self, weights: int, pointers: frozenset[int]) -> None:
-        self.weights, self.activations, self.gradients = weights, 0, 0
-        self._weights = pointers
-        self._held: dict[int, tuple[int, int]] = {}  # storage -> (bytes, number of saved tensors)
-        self._now = 0
-
-    def keep(self, tensor: torch.Tensor) -> _Kept:
-        """Count a tensor that autograd saves for the backward pass; each storage once, weights never."""
-        storage = tensor.untyped_storage()
-        pointer = storage.data_ptr()
-        if pointer in self._weights:
-            return _Kept(self, tensor, 0)
-        size, count = self._held.get(pointer, (storage.nbytes(), 0))
-        self._held[pointer] = size, count + 1
-        self._now += size if count == 0 else 0
-        self.activations = max(self.activations, self._now)
-        return _Kept(self, tensor, pointer)
-
-    def release(self, pointer: int) -> None:
-        """Forget a tensor that autograd has released."""
-        size, count = self._held.pop(pointer)
-        if count > 1:
-            self._held[pointer] = size, count - 1
-        else:
-            self._now -= size
-
-    def see_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Record the gradients before an optimizer step."""
-        held = sum(p.grad.untyped_storage().nbytes() for p in parameters if p.grad is not None)
-        self.gradients = max(self.gradients, held)
+def release_freed() -> None:
+    """Return freed main memory to the system, where glibc would keep it for smaller tensors."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
-@contextmanager
-def measure_peak(
-    models: Iterable[PreTrainedModel | AdaptedModel | nn.Module | None], optimizers: Iterable[torch.optim.Optimizer]
-) -> Iterator[PeakMeter]:
-    """Measure an update without changing its results.
+def free_on_machine() -> int | None:
+    """Return free bytes of this machine's own memory within kernel and container limits; None if unknown."""
+    bounds = [bound for bound in (_of_machine(_MEMINFO), _of_container(_CGROUP)) if bound is not None]
+    return min(bounds, default=None)
 
-    Activations that a checkpointed region (the head's chunks) recomputes in its backward pass are not counted.
-    """
-    models, optimizers = list(models), list(optimizers)
-    modules = [module for model in models for module in _with_base(model)]
-    pointers = frozenset(p.untyped_storage().data_ptr() for module in modules for p in module.parameters())
-    meter = PeakMeter(weight_bytes(models), pointers)
-    learning = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
-    def before_step(*_: Any) -> None:
-        meter.see_gradients(learning)
-
-    handles = [optimizer.register_step_pre_hook(before_step) for optimizer in optimizers]
+def _of_machine(meminfo: Path) -> int | None:
     try:
-        with torch.autograd.graph.saved_tensors_hooks(meter.keep, _Kept.tensor_of):
-            yield meter
-    finally:
-        for handle in handles:
-            handle.remove()
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None  # not Linux
+    kib = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return int(kib) * 1024 if kib else None
 
 
-class _Kept:
-    """Tensor saved by autograd; counted until it is deleted."""
-
-    __slots__ = ("_meter", "_pointer", "_tensor")
-
-    def __init__(self, meter: PeakMeter, tensor: torch.Tensor, pointer: int) -> None:
-        self._meter, self._tensor, self._pointer = meter, tensor, pointer
-
-    def __del__(self) -> None:
-        if self._pointer:
-            self._meter.release(self._pointer)
-
-    def tensor_of(self) -> torch.Tensor:
-        """Return the tensor."""
-        return self._tensor
-
-
-def _with_base(model: PreTrainedModel | AdaptedModel | nn.Module | None) -> list[nn.Module]:
-    """Return a model and its frozen base, which is not a submodule."""
-    if model is None:
-        return []
-    bases = [module.base for module in model.modules() if isinstance(module, AdaptedModel)]
-    return [model, *bases]
+def _of_container(cgroup: Path) -> int | None:
+    """Return the bytes within a container's limit (cgroup v2, or v1); cached file pages count as free."""
+    for limit, used, stat in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        try:
+            bound = (cgroup / limit).read_text(encoding="ascii").strip()
+            held = int((cgroup / used).read_text(encoding="ascii"))
+            counters = dict(line.split() for line in (cgroup / stat).read_text(encoding="ascii").splitlines())
+        except OSError:
+            continue
+        return max(0, int(bound) - held + int(counters.get("inactive_file", 0))) if bound.isdigit() else None
+    return None

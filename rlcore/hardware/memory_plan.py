@@ -1,7 +1,7 @@
 """Memory plan of a stage, computed from configuration and model shape before anything is loaded.
 
 Weights, gradients and moments are exact. Activations are an estimate for Llama-like layers, within a quarter of what
-:func:`rlcore.hardware.memory.measure_peak` measures. Bytes per token and layer:
+:func:`rlcore.hardware.memory_meter.measure_peak` measures. Bytes per token and layer:
 
     float32                  32 h + 8 k + 16 i     h, k, i: hidden size, width of keys, of the feed-forward layer
     half                     30 h + 4 k +  8 i     residual stream and norms stay float32
@@ -14,22 +14,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
-
 from rlcore.config import DpoConfig, LoraConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
-from rlcore.hardware.memory import FLOAT32, Footprint, MemoryPlan, Recipe, expected
-from rlcore.hardware.precision import is_large
-from rlcore.models.adapter_targets import linear_names
-from rlcore.models.logprobs import CHUNK_SIZE
+from rlcore.hardware.memory import CHUNK_SIZE, FLOAT32, Footprint, MemoryPlan, Recipe, expected, is_large
 
 _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """Shape of a model.
+    """Shape of a model, as :func:`rlcore.models.size.model_size` finds it.
 
     Attributes:
         linear: (last name, inputs, outputs) of the backbone's linear layers.
@@ -44,26 +37,6 @@ class ModelSize:
     vocabulary: int
     linear: tuple[tuple[str, int, int], ...]
     adaptable: frozenset[str]
-
-    @classmethod
-    def of(cls, config: PretrainedConfig) -> ModelSize:
-        """Return the size of a model from its configuration, without creating weights."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-        config = config.get_text_config()
-        heads = config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        layers = [(path, m) for path, m in model.base_model.named_modules() if isinstance(m, nn.Linear)]
-        return cls(
-            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-            num_layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            keys=width * (getattr(config, "num_key_value_heads", None) or heads),
-            feed_forward=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
-            vocabulary=config.vocab_size,
-            linear=tuple((path.rpartition(".")[2], m.in_features, m.out_features) for path, m in layers),
-            adaptable=frozenset(linear_names(model)),
-        )
 
     def packed_bytes(self, bytes_per_weight: int) -> int:
         """Return the bytes of packed copies of the linear layers and the head."""

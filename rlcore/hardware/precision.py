@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlcore.distributed.sharded import device_of
+from rlcore.hardware.memory import is_large
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=torch.nn.Module)
 _MARK = "_compute_dtype"
 # Below, a call of oneDNN costs more than it gains: numbers of a weight, multiplications of a product.
-_LEAST_WEIGHTS, _LEAST_WORK = 2**15, 2**21
+_LEAST_WORK = 2**21
 _HAS_ONEDNN = torch._C._has_mkldnn and platform.machine() in ("x86_64", "AMD64")  # elsewhere it was never tried
 
 
@@ -112,11 +113,6 @@ def linear_of(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 def has_onednn(weight: Tensor) -> bool:
     """Return True if a weight is on a CPU with oneDNN, and large enough that a call costs less than its product."""
     return weight.device.type == "cpu" and _HAS_ONEDNN and is_large(weight.numel())
-
-
-def is_large(num_weights: int) -> bool:
-    """Return True if a call of oneDNN costs less than a product with so many weights."""
-    return num_weights >= _LEAST_WEIGHTS
 
 
 def gains_packed(device: torch.device, dtype: torch.dtype) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import sample_canary
 from rlcore.errors import NonFiniteError
-from rlcore.hardware.memory import Footprint, kv_cache_bytes
+from rlcore.hardware.memory import Footprint
+from rlcore.hardware.memory_meter import kv_cache_bytes
 from rlcore.loop.components import Components
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.loop.run import Run, counted

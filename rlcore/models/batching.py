@@ -11,10 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.distributed.sharded import device_of, ranks_of
+from rlcore.hardware.memory import positions_on
 from rlcore.hardware.precision import use_onednn
 from rlcore.models.architectures import is_recurrent, library_attention, supports_prompt_sharing
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
-from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, positions_on, split_across_ranks
+from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, split_across_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_micro
     share_prompts = supports_prompt_sharing(model)
     device: torch.device = device_of(model)
     widths = WIDTHS if share_prompts and device.type == "cuda" else EXACT
-    budget = positions_on(device, tokens_per_microbatch)
+    budget = positions_on(device.type, tokens_per_microbatch)
     batches = pack(sequences, tokens_per_microbatch=budget, share_prompts=share_prompts, widths=widths)
     missing = ranks_of(model).max(len(batches)) - len(batches)
     return batches + [empty(widths)] * missing
@@ -53,6 +54,6 @@ def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_micro
 def rank_indices(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int) -> list[int]:
     """Return the indices of the sequences that this rank processes; all of them without other ranks."""
     ranks, share_prompts = ranks_of(model), supports_prompt_sharing(model)
-    budget = positions_on(device_of(model), tokens_per_microbatch)
+    budget = positions_on(device_of(model).type, tokens_per_microbatch)
     assigned = split_across_ranks(sequences, ranks.size, tokens_per_microbatch=budget, share_prompts=share_prompts)
     return assigned[ranks.rank]

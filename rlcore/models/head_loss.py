@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from rlcore.hardware.memory import CHUNK_SIZE
 from rlcore.hardware.precision import at_least_float32, no_autocast, wide_product
-from rlcore.models.logprobs import CHUNK_SIZE
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int

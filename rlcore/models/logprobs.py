@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rlcore.hardware.memory import CHUNK_SIZE
 from rlcore.hardware.precision import no_autocast, wide_product
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-CHUNK_SIZE = 1024  # rows of logits [chunk, V] in memory at once: 200 MB at a vocabulary of 49,152
 
 
 def chunked_logprobs(

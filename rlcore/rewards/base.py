@@ -10,6 +10,8 @@ from rlcore.errors import RewardError
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.types import FailedRollout, Rollout, Score, ScoredRollout
 
+VERIFIERS = ("math", "code", "procedural")
+"""Rewards that compare an answer with a reference."""
 MAX_ERRORS = 0.1
 """A grader that fails on a larger fraction of the rollouts stops a run."""
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from rlcore.config import NonNegativeFloat, PositiveFloat
 from rlcore.errors import RewardError
-from rlcore.models.reward_ensemble import RewardModel
-from rlcore.text.packing import TokenSequence
 from rlcore.types import Rollout, Score
+
+if TYPE_CHECKING:
+    import torch
+
+    from rlcore.models.reward_ensemble import RewardModel
 
 TokenItems = Sequence[tuple[Sequence[int], Sequence[int]]]
 """N pairs of prompt ids and completion ids."""
@@ -29,6 +30,7 @@ class ScoreTokens(Protocol):
 
 def token_scorer(model: RewardModel, tokens_per_microbatch: int) -> ScoreTokens:
     """Return the scoring function of a trained reward model with this micro-batch size."""
+    from rlcore.text.packing import TokenSequence  # brings torch, which checks of a preset do without
 
     def score(items: TokenItems, *, calibrated: bool) -> torch.Tensor:
         sequences = [TokenSequence(prompt_ids=tuple(p), completion_ids=tuple(c)) for p, c in items]

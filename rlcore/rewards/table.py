@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from rlcore.choices import choices
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RlcoreError
@@ -29,6 +27,8 @@ from rlcore.rewards.user_function import import_function
 from rlcore.strict_config import build
 
 if TYPE_CHECKING:
+    import torch
+
     from rlcore.rewards.reward_model import ScoreTokens, TokenItems
 
 

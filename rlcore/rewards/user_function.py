@@ -207,9 +207,10 @@ def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
         return _load_other(term, path)
     try:
         function = getattr(importlib.import_module(term.module), _name_of(term))
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything, and end its script
         fix = "name a function as module:function, of a module in the current folder or on PYTHONPATH"
-        what = f"cannot import the function {term.kind!r}: {error}"
+        said = f"it ends Python with {error}" if isinstance(error, SystemExit) else error
+        what = f"cannot import the function {term.kind!r}: {said}"
         raise ConfigError(what, where=f"{path}.kind", fix=fix) from error
     if not callable(function):
         raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")

@@ -20,9 +20,9 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
-from rlcore.hardware.free_memory import release_freed
+from rlcore.hardware.memory import is_large, release_freed
 from rlcore.hardware.out_of_memory import empty_cache
-from rlcore.hardware.precision import gains_packed, is_large, is_linear, linear_of
+from rlcore.hardware.precision import gains_packed, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams

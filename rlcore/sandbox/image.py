@@ -71,7 +71,7 @@ def box_image() -> Path:
     # sys._base_executable: a virtual environment's python needs its base to start.
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     stamp = f"2 {python} {sys.version} {Path(python).stat().st_mtime_ns}"
-    path = _cache_folder()
+    path = user_cache() / "rlcore-boxes"
     try:
         folder = _private(path)
         pointer = folder / f"{hashlib.sha256(stamp.encode()).hexdigest()[:16]}.json"
@@ -85,10 +85,11 @@ def box_image() -> Path:
         ) from error
 
 
-def _cache_folder() -> Path:
+def user_cache() -> Path:
+    """Return the folder in which programs of this user keep what they can make again."""
     named = os.environ.get("XDG_CACHE_HOME")
     usual = Path("/var/cache") if os.geteuid() == 0 else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - never fails
-    return (Path(named) if named else usual) / "rlcore-boxes"
+    return Path(named) if named else usual
 
 
 def _private(folder: Path) -> Path:

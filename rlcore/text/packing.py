@@ -26,8 +26,6 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
 
-_MOST_ON_CPU = 2048  # docs/benchmarks/cost.md has the measurement
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenSequence:
@@ -105,11 +103,6 @@ class _Tree:
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + sum(len(completion) for _, completion in self.members)
-
-
-def positions_on(device: torch.device, tokens_per_microbatch: int) -> int:
-    """Return the budget of a pass: on a CPU at most 2,048, since larger passes leave its caches and are slower."""
-    return min(tokens_per_microbatch, _MOST_ON_CPU) if device.type == "cpu" else tokens_per_microbatch
 
 
 def pack(

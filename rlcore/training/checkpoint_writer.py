@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rlcore.hardware.free_memory import free_bytes
+from rlcore.hardware.memory import free_bytes
 from rlcore.training.checkpoint import capture_state, write_checkpoint
 from rlcore.training.learner import Learner
 

@@ -21,6 +21,7 @@ from rlcore.checks.audit.integrity import verify_saved
 from rlcore.config import DpoConfig
 from rlcore.distributed.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.errors import DataError
+from rlcore.hardware.memory import positions_on
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.batching import pack_for, rank_indices
@@ -30,7 +31,7 @@ from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
 from rlcore.progress import advance
 from rlcore.seeding import shuffled
-from rlcore.text.packing import PackedBatch, TokenSequence, positions_on
+from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
@@ -56,7 +57,6 @@ class DpoHandle(Protocol):
 
     def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps; the current log-probabilities of ``sequences`` become the reference."""
-        ...
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
         """Take one step; return its loss, both sides' rewards before it, the gradient norm and the next learning rate.
@@ -65,15 +65,12 @@ class DpoHandle(Protocol):
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
             TrainingError: One completion, or the optimizer's state, does not fit into memory.
         """
-        ...
 
     def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
         """Return implicit rewards of completions passed to :meth:`begin`, float64 [S], without gradient."""
-        ...
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-        ...
 
 
 class DpoLearner:
@@ -224,7 +221,7 @@ def accumulate_gradient(
     ranks = ranks_of(model)
     total_weight = sum(one.weight for each in sets for one in each.comparisons)
     loss_sum, sides = 0.0, list[Tensor]()
-    for group in microbatches(sets, positions_on(device_of(model), config.tokens_per_microbatch), ranks):
+    for group in microbatches(sets, positions_on(device_of(model).type, config.tokens_per_microbatch), ranks):
         pull, loss, found = run_forward(model, partial(_pull, model, group, reference, total_weight, config))
         add_gradient(pull, scale=scale, name="the DPO loss", ranks=ranks)
         loss_sum += float(loss)

@@ -18,8 +18,8 @@ from rlcore.checks.audit.slow_path import SlowPathResult, run_slow_path
 from rlcore.checks.canaries import token_scores
 from rlcore.config import RlConfig
 from rlcore.distributed.sharded import full_state_dict, is_single_process
-from rlcore.hardware.free_memory import release_freed
-from rlcore.hardware.memory import Footprint, measure_peak, num_parameters, optimizer_bytes
+from rlcore.hardware.memory import Footprint, release_freed
+from rlcore.hardware.memory_meter import measure_peak, num_parameters, optimizer_bytes
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import compute_dtype
 from rlcore.models.loading import save_model

@@ -110,7 +110,7 @@ class StageKind:
     """Stage kind that presets name.
 
     ``stage`` builds the stage of a name in a preset. ``memory`` names, as ``module:NAME``, the function that returns
-    the memory that it needs on the device: (name, config, size of the model) to
+    the memory that it needs: (name, config, size of the model, device) to
     :class:`rlcore.tasks.steps.memory_need.Need`; empty if it trains nothing. ``checks`` names the function that returns
     errors before a run: (key, its table) to lines; empty if there are none to find.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator
 
 from rlcore.config import RewardTerm
@@ -31,6 +30,6 @@ def _errors(config: RunConfig, path: str, term: RewardTerm, data: Collection[str
     if not needed or not all(name in config.data for name in names):
         return
     rows = [first_prompts(config.data[name]) for name in names]
-    columns = {column for found in rows for row in found for column in json.loads(row.get("columns") or "{}")}
-    if all(rows) and (lacks := lacking(needed, columns, term.kind)):
+    columns = {column for found in rows for column in found.columns}
+    if all(found.count for found in rows) and (lacks := lacking(needed, columns, term.kind)):
         yield f"{path}: {lacks[0]}; {lacks[1]}"

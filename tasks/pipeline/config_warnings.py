@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
-from rlcore.errors import ConfigError
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
+from rlcore.tasks.steps.algorithm_facts import algorithm_facts
 
 # The largest values of published and shipped recipes, with a margin.
 TYPICAL_MAXIMUM = {
@@ -59,11 +58,7 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
     rl = stage.settings
     if not isinstance(rl, RlConfig) or rl.kl.apply_to == "loss" or rl.kl.coefficient == 0.0:
         return
-    try:
-        scale = getattr(resolve_algorithm(rl).advantage, "keywords", {}).get("scale")
-    except ConfigError:  # the preset's graph reports an unknown algorithm
-        return
-    if scale in ("group", "group_sample"):
+    if algorithm_facts(rl).scale in ("group", "group_sample"):
         yield (
             f"warning: {path}.kl.apply_to = 'reward': {rl.algorithm} divides by the group's standard deviation, so a "
             "group of equal scores is trained on its KL alone, scaled up; is 'loss' intended?"

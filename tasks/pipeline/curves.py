@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from rlcore.extras import install_command
 from rlcore.tasks.presets.tracking import TrackingConfig
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.runs import RunTracker
 
 if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
+    from rlcore.tasks.tracking.runs import RunTracker
 
 
 def tool_errors(tracking: TrackingConfig) -> Iterator[str]:

@@ -17,14 +17,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from transformers import PretrainedConfig
-
-from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize, format_bytes, rl_footprint
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rl_of
+from rlcore.tasks.steps.algorithm_facts import uses_critic
 
 _GIB, _NODE = 2**30, 8  # GPUs of one machine, which are joined by the fast link
 _HALF, _SINGLE = 2, 4  # bytes
@@ -115,15 +113,15 @@ class Layout:
         return self.sync + (self.update + self.rollouts if apart else max(self.update, self.rollouts))
 
 
-def layout_lines(config: RunConfig, model: PretrainedConfig | None, name: str, count: int) -> list[str]:
+def layout_lines(config: RunConfig, size: ModelSize | None, name: str, count: int) -> list[str]:
     """Return a line for each RL stage of a preset whose model is available.
 
     Raises:
         ConfigError: the GPU is unknown.
     """
-    if model is None:
+    if size is None:
         return []
-    size, recompute = ModelSize.of(model), config.hardware.gradient_checkpointing
+    recompute = config.hardware.gradient_checkpointing
     lines = []
     for stage, each in config.stages.items():
         if rl := rl_of(each):
@@ -219,7 +217,7 @@ def rank_bytes(work: IterationShape, ranks: int) -> float:
     footprint = rl_footprint(
         size,
         rl,
-        uses_critic=resolve_algorithm(rl).uses_critic,
+        uses_critic=uses_critic(rl),
         reward_model=None,
         compute_bytes=_HALF,
         gradient_checkpointing=work.recompute,
@@ -240,7 +238,7 @@ def update_seconds(work: IterationShape, gpu: Gpu, ranks: int) -> float:
     rl, parameters = work.rl, work.size.num_parameters
     steps = rl.update.num_epochs * rl.update.num_minibatches
     passes = (steps > 1) + (rl.kl.coefficient > 0.0) + sum(term.kind == "reward_model" for term in rl.rewards)
-    critics = 1 if resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate" else 0
+    critics = 1 if uses_critic(rl) and rl.critic.architecture == "separate" else 0
     learning = (8 if work.recompute else 6) * rl.update.num_epochs * (1 + critics) / EFFICIENCY["update"]
     looking = 2 * (passes + critics) / EFFICIENCY["pass"]
     flops = parameters * work.trained_tokens * (learning + looking)

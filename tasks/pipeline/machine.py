@@ -37,12 +37,16 @@ class KnownMachine:
 
     ``facts``: fields of :class:`rlcore.hardware.machine.Machine`. ``resolved``: settings that they replace in keys.
     ``warning``: from :func:`rlcore.hardware.machine.slow_dtype_warning`. ``hint``: from :func:`fast_dtype_hint` there.
+    ``gpu_bytes``: memory of the GPU; 0 on a CPU. ``gains_packed``: from
+    :func:`rlcore.hardware.precision.gains_packed`.
     """
 
     facts: Mapping[str, Any]
     resolved: tuple[str, ...]
     warning: str
     hint: str
+    gpu_bytes: int
+    gains_packed: bool
 
 
 def known_machine(config: HardwareConfig) -> KnownMachine:
@@ -60,11 +64,20 @@ def known_machine(config: HardwareConfig) -> KnownMachine:
 
 
 def _from_torch(config: HardwareConfig) -> KnownMachine:
-    from rlcore.hardware.machine import CHOSEN, fast_dtype_hint, find_machine, slow_dtype_warning
+    from rlcore.hardware import machine
+    from rlcore.hardware.memory import total_bytes
+    from rlcore.hardware.precision import gains_packed
 
-    found = find_machine(config)
-    hint = fast_dtype_hint(found) if config.dtype == "auto" else ""
-    return KnownMachine(facts=to_dict(found), resolved=CHOSEN, warning=slow_dtype_warning(found), hint=hint)
+    found = machine.find_machine(config)
+    device, dtype = machine.choose_device_and_dtype(config)
+    return KnownMachine(
+        facts=to_dict(found),
+        resolved=machine.CHOSEN,
+        warning=machine.slow_dtype_warning(found),
+        hint=machine.fast_dtype_hint(found) if config.dtype == "auto" else "",
+        gains_packed=gains_packed(device, dtype),
+        gpu_bytes=(total_bytes(device) or 0) if device.type == "cuda" else 0,
+    )
 
 
 @remembered

@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 
-from transformers import PretrainedConfig
-
+from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
-from rlcore.hardware.free_memory import total_bytes
-from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.memory import free_on_machine
 from rlcore.hardware.memory_plan import ModelSize, format_bytes
-from rlcore.models.model_validation import read_config, require_files
-from rlcore.models.preview import preview_config
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.kind import kind_of
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.base import MODEL
-from rlcore.tasks.steps.memory_need import Need
-from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.steps.memory_need import Device, Need
 
-_IN_SHARDS = ("weights", "gradients", "optimizer")
-_OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true"
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def needs_of(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> tuple[Need, ...]:
-    """Return the memory that each training stage among ``stages`` needs with this model configuration."""
-    size = ModelSize.of(model)
+def needs_of(config: RunConfig, size: ModelSize, device: Device, stages: Collection[str]) -> tuple[Need, ...]:
+    """Return the memory that each training stage among ``stages`` needs on a device."""
     asked = [(name, kind_of(stage.kind).memory) for name, stage in config.stages.items() if name in stages]
-    return tuple(load(memory)(name, config, size) for name, memory in asked if memory)
+    return tuple(load(memory)(name, config, size, device) for name, memory in asked if memory)
 
 
-def model_of(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> PretrainedConfig | None:
-    """Return the base's configuration; None if it must still be fetched."""
-    if "import_sft" in refs:
-        return _read(home.root / refs["import_sft"].uri / MODEL)
-    return preview_config(config.model)
+def device_of(hardware: HardwareConfig) -> Device:
+    """Return the device on which this process would compute.
+
+    Raises:
+        ConfigError: the configured GPU does not exist.
+    """
+    machine = known_machine(hardware)
+    return Device(
+        type=machine.facts["device"],
+        index=int(hardware.device.partition(":")[2] or 0),
+        compute_bytes=_BYTES[machine.facts["precision"]],
+        total=machine.gpu_bytes or free_on_machine(),
+        gains_packed=machine.gains_packed,
+    )
 
 
-def _read(folder: Path) -> PretrainedConfig:
-    require_files(folder)
-    return read_config(folder, local_files_only=True)
-
-
-def memory_lines(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Collection[str]) -> list[str]:
-    """Return a line for each of ``stages`` that trains.
+def memory_lines(config: RunConfig, size: ModelSize | None, stages: Collection[str]) -> list[str]:
+    """Return a line for each of ``stages`` that trains; ``size``: of the base, None if it must still be fetched.
 
     Raises:
         ConfigError: a stage cannot fit on the GPU.
     """
-    model = model_of(config, home, refs)
-    if model is None:
+    if size is None:
         return ["memory: known when the model is there, after import_sft"]
-    device, _ = choose_device_and_dtype(config.hardware)
-    return checked(needs_of(config, model, stages), total_bytes(device), is_cuda=device.type == "cuda")
+    device = device_of(config.hardware)
+    return checked(needs_of(config, size, device, stages), device.total, is_cuda=device.type == "cuda")
 
 
 def checked(needs: Sequence[Need], total: int | None, *, is_cuda: bool) -> list[str]:

@@ -6,39 +6,33 @@ registered models. It trains and downloads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError
 from itertools import chain
-from pathlib import Path
 
-from transformers import PretrainedConfig
-
-from rlcore.errors import ModelError, RlcoreError, StorageError
-from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.tasks.kinds.data.step import token_view
+from rlcore.errors import RlcoreError, StorageError
+from rlcore.tasks.kinds.kind import IMPORT
 from rlcore.tasks.pipeline.column_checks import column_errors
 from rlcore.tasks.pipeline.config_warnings import unusual_values
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
 from rlcore.tasks.pipeline.machine import known_machine
-from rlcore.tasks.pipeline.memory_plan import memory_lines, model_of
+from rlcore.tasks.pipeline.memory_plan import memory_lines
 from rlcore.tasks.pipeline.model_checks import extras_errors, source_errors, tokenizer_finding
+from rlcore.tasks.pipeline.model_facts import model_facts
 from rlcore.tasks.pipeline.preset_checks import PreflightContext, data_errors, evaluation_errors, stage_errors
 from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors, reference_errors, unmeasured_line
-from rlcore.tasks.pipeline.row_checks import row_findings
+from rlcore.tasks.pipeline.row_findings import row_findings
 from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
 from rlcore.tasks.pipeline.time_plan import time_lines
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.graph import required_by
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.base import MODEL, prepare_stage_name
+from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
-from rlcore.text.tokenization import ChatTokenizer
-
-START = "import_sft"
 
 
 def preflight(
@@ -58,30 +52,42 @@ def preflight(
     Raises:
         ConfigError: with each error on a line, followed by unusual values.
     """
+    with remembering(home.source_facts):
+        return _preflight(config, home, targets, refs, earlier=list(earlier))
+
+
+def _preflight(
+    config: RunConfig,
+    home: Home,
+    targets: Collection[str] | None,
+    refs: Mapping[str, ArtifactRef] | None,
+    *,
+    earlier: Sequence[str],
+) -> list[str]:
     known = refs or {}
     stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else required_by(config, targets)
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
-    base, context = _with_model(PreflightContext(config=config, home=home, refs=known))
-    earlier = list(earlier)
+    model = model_facts(config, home, known)
+    context = PreflightContext(config=config, home=home, refs=known, model=model)
     own = [
         *([] if earlier and _lacks_tables(config, earlier) else config.errors),
         *tool_errors(config.tracking),
         *source_errors(config.model),
-        *extras_errors(config, stages, is_imported=START in known),
-        *collect_error("hardware.device", lambda: choose_device_and_dtype(config.hardware)),
+        *extras_errors(config, stages, is_imported=IMPORT in known),
+        *collect_error("hardware.device", lambda: known_machine(config.hardware)),
         *chain(*(stage_errors(context, name) for name in stages)),
         *chain(*(data_errors(config, name) for name in data)),
         *(evaluation_errors(config) if is_evaluated else ()),
-        *position_errors(config, context.model, stages, data, is_evaluated=is_evaluated),
+        *position_errors(config, model.positions, stages, data, is_evaluated=is_evaluated),
         *chain(reference_errors(config, stages, data), column_errors(config, stages, is_evaluated=is_evaluated)),
         *(promotion_reference_errors(config) if "promote" in (targets or ()) else ()),
     ]
     wrong = {key_of(error) for error in earlier}
     texts = [*earlier, *(text for text in own if key_of(text) not in wrong)]
     new = [name for name in data if prepare_stage_name(name) not in known]
-    tokens = token_view(context.tokenizer) if context.tokenizer else None
-    rows, left_out = row_findings(config, new, tokens)
-    findings = [*(Finding(text=text) for text in texts), *rows, *base]
+    rows, left_out = row_findings(config, new, model.files)
+    unusable = model.error and not any(source_errors(config.model)) and tokenizer_finding(config.model, model.error)
+    findings = [*(Finding(text=text) for text in texts), *rows, *([unusable] if unusable else [])]
     odd = [*unusual_values(config, stages), *left_out]
     lines = [*odd, *(() if findings else unmeasured_line(config, data))]
     if refs is not None:
@@ -91,29 +97,6 @@ def preflight(
     if findings:
         raise refusal(list(dict.fromkeys(findings)), odd, preset=config.name)
     return list(filter(None, lines))
-
-
-def _with_model(context: PreflightContext) -> tuple[list[Finding], PreflightContext]:
-    """Return the errors of the model and its tokenizer, and the context with both, as far as they can be read."""
-    from rlcore.models.preview import preview_tokenizer
-
-    model = context.config.model
-    config: PretrainedConfig | None = None
-    try:
-        if START in context.refs:
-            folder = context.home.root / context.refs[START].uri / MODEL
-            config = model_of(context.config, context.home, context.refs)
-            return [], replace(context, model=config, tokenizer=ChatTokenizer.load(folder))
-        if any(source_errors(model)) and not Path(model.path).exists():
-            return [], context
-        config = model_of(context.config, context.home, context.refs)
-        without = replace(model, chat_template=model.chat_template if Path(model.chat_template).is_file() else "")
-        return [], replace(context, model=config, tokenizer=preview_tokenizer(without))
-    except ModelError as error:
-        found = [] if any(source_errors(model)) else [tokenizer_finding(model, error)]
-        return found, replace(context, model=config)
-    except (RlcoreError, OSError, ValueError):  # a damaged folder of the state directory
-        return [], replace(context, model=config)
 
 
 def _lacks_tables(config: RunConfig, errors: Iterable[str]) -> bool:
@@ -132,8 +115,8 @@ def _sizes(
     lines: list[str] = []
     errors: list[str] = []
     work: dict[str, Callable[[], list[str]]] = {
-        "memory": lambda: memory_lines(config, home, context.refs, new),
-        "disk": lambda: [disk_summary(config, context.model, new, home.root)],
+        "memory": lambda: memory_lines(config, context.model.size, new),
+        "disk": lambda: [disk_summary(config, context.model.size, new, home.root)],
     }
     for key, measure in work.items():
         try:
@@ -147,7 +130,7 @@ def _sizes(
     if not is_valid or errors or not new:
         return lines, errors
     pending = [*new, *(each for each in (targets or ()) if each not in (*config.stages, *context.refs))]
-    lines += time_lines(config, context.model, dict.fromkeys(pending), StageCache(home.cache))
+    lines += time_lines(config, context.model.size, dict.fromkeys(pending), StageCache(home.cache))
     machine = known_machine(config.hardware)
     return [*lines, *(f"precision: {each}" for each in (machine.warning, machine.hint) if each)], []
 

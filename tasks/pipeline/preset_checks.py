@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import filecmp
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
-from transformers import PretrainedConfig
-
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
-from rlcore.data_contracts.adapters.convert import is_generator
 from rlcore.errors import RlcoreError
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
-from rlcore.sampling.vllm.gpu_assignment import is_installed
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
+from rlcore.tasks.pipeline.model_facts import ModelFacts
 from rlcore.tasks.presets import stages as parts_of_stages
 from rlcore.tasks.presets.data import HUB, POLICY
 from rlcore.tasks.presets.error_collection import collect_error
@@ -25,28 +24,23 @@ from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import MODEL
-from rlcore.tasks.steps.data_source import check_options, hub_parts, resolve_adapter
+from rlcore.tasks.steps.data_source import check_options, hub_parts, is_generated, resolve_adapter
 from rlcore.tasks.steps.episodes import environment_errors
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import read_version
-from rlcore.text.tokenization import ChatTokenizer
 
 _SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightContext:
-    """Facts of a run before it starts: its preset, state directory, and existing artifacts of its stages.
-
-    ``model`` and ``tokenizer`` of the base are None if they must be fetched, or cannot be read.
-    """
+    """Facts of a run before it starts: its preset, state directory, existing artifacts of its stages, and its base."""
 
     config: RunConfig
     home: Home
     refs: Mapping[str, ArtifactRef] = field(default_factory=dict)
-    model: PretrainedConfig | None = None
-    tokenizer: ChatTokenizer | None = None
+    model: ModelFacts = field(default_factory=ModelFacts)
 
 
 def _engine_of(config: RunConfig, path: str, section: SamplingConfig | EvaluationConfig) -> Iterator[str]:
@@ -59,7 +53,7 @@ def _engine(path: str, engine: EngineConfig) -> Iterator[str]:
         return
     if engine.python and shutil.which(engine.python) is None:
         yield f"{path}.python = {engine.python!r}: no such program; name the interpreter that has vLLM"
-    elif not engine.python and not is_installed():
+    elif not engine.python and find_spec("vllm") is None:
         yield f"{path}.kind = {engine.kind!r}: vLLM is not installed here; install it, or take engine.kind = 'native'"
 
 
@@ -71,8 +65,7 @@ def stage_errors(context: PreflightContext, name: str) -> Iterator[str]:
         yield from load(checks)(path, stage)
     sampling = parts_of_stages.sampling_of(stage)
     if sampling:
-        prefill = context.tokenizer.prefill if context.tokenizer else ""
-        yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=prefill)
+        yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=context.model.prefill)
         if judge := parts_of_stages.judge_of(stage):
             known = {judge.stage: placeholder_model} if judge.stage else {}
             at = f"{path}.judge"
@@ -118,12 +111,21 @@ def data_errors(config: RunConfig, name: str) -> list[str]:
     adapter = resolve_adapter(data)
     if adapter == POLICY:
         return list(_engine("engine", config.engine))
-    if is_generator(adapter):
+    if is_generated(adapter):
         return []
     found = _source(f"{path}.path", data.path, adapter, "set fallback")
     if data.eval_path:
         found += _source(f"{path}.eval_path", data.eval_path, adapter, "leave it out, to hold out rows of path")
+        if not found and _are_equal(data.path, data.eval_path):
+            found.append(f"{path}.eval_path = {data.eval_path!r}: has the rows of path; leave it out, to hold out some")
     return found
+
+
+def _are_equal(one: str, other: str) -> bool:
+    """Return True if two files or hub datasets have the same rows."""
+    if one == other or HUB in (one[: len(HUB)], other[: len(HUB)]):
+        return one == other
+    return filecmp.cmp(one, other, shallow=False)
 
 
 def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
@@ -166,7 +168,11 @@ def _registered(context: PreflightContext, key: str, uri: str) -> Iterator[str]:
     folders = list(
         context.home.artifacts.glob(f"*/{tags.get('sha256') or '-'}/{MODEL}")
     )  # None if another state directory made it
-    if folders and context.tokenizer and not ChatTokenizer.load(folders[0]).is_same_as(context.tokenizer):
+    if not folders or not context.model.files:
+        return
+    from rlcore.text.tokenization import ChatTokenizer  # brings transformers
+
+    if not ChatTokenizer.load(folders[0]).is_same_as(context.model.files.tokenizer()):
         yield (
             f"{key}: this model has another tokenizer than the run's; take a model of the same family, or make "
             "it the base: model.source = 'registry'"

@@ -5,19 +5,25 @@ A reward model, a judge or a format reward needs none. A verifier does, and so d
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.checks.canaries.rewards import VERIFIERS
-from rlcore.data_contracts.adapters.convert import first_rows, is_generator
+from rlcore.config import to_dict
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.reading import read_source
-from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.rewards.base import VERIFIERS
+from rlcore.strict_config import build
+from rlcore.tasks.pipeline.model_facts import code_state
+from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rewards_of
+from rlcore.tasks.steps.data_source import adapter_code, is_generated
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.remembered import remembered
 
 ROWS_LOOKED_AT = 200
 _PROMOTING = ("promote", "reward_gate", "drift")
@@ -64,19 +70,42 @@ def _ungraded(config: RunConfig, names: Sequence[str]) -> list[str]:
 def without_references(config: RunConfig, names: Collection[str]) -> set[str]:
     """Return the datasets whose first rows can be read and have no reference answer."""
     found = {name: first_prompts(config.data[name]) for name in names if config.data[name].has_prompts}
-    return {name for name, rows in found.items() if rows and not any(row["reference"].strip() for row in rows)}
+    return {name for name, rows in found.items() if rows.count and not rows.have_reference}
 
 
-def first_prompts(data: DatasetConfig) -> list[dict[str, Any]]:
-    """Return the first prompts of a file in contract columns; empty if it does not exist or none can be read."""
+@dataclass(frozen=True, kw_only=True)
+class FirstPrompts:
+    """First prompts of a file: their number, True if one has a reference answer, and the columns of their rows."""
+
+    count: int = 0
+    have_reference: bool = False
+    columns: tuple[str, ...] = ()
+
+
+def first_prompts(data: DatasetConfig) -> FirstPrompts:
+    """Return what the first prompts of a file have; none if it does not exist or cannot be read."""
     path = Path(data.path)
-    if not data.path or data.path.startswith("hub:") or not path.is_file():
-        return []
+    if not data.path or data.path.startswith(HUB) or not path.is_file():
+        return FirstPrompts()
     try:
-        if is_generator(data.reader):
-            return []
-        source, columns = read_source(path), data.mapping.columns
-        found = first_rows(source, "prompts", adapter=data.reader, columns=columns, limit=ROWS_LOOKED_AT)
-    except ContractError:  # the gate reports the details
-        return []
-    return found.rows
+        if is_generated(data.reader):
+            return FirstPrompts()
+        spelled = json.dumps(to_dict(replace(data, eval_path="", num_train=1, num_eval=1, max_tokens=1)))
+        found = _first_prompts(spelled, file_sha256(path), adapter_code(data.reader), code_state())
+    except (ContractError, OSError):  # the gate reports the details
+        return FirstPrompts()
+    return FirstPrompts(**{**found, "columns": tuple(found["columns"])})
+
+
+@remembered
+def _first_prompts(spelled: str, digest: str, adapter: str, code: str) -> dict[str, Any]:
+    """Return :class:`FirstPrompts` as JSON. ``digest``, ``adapter``, ``code``: all that decides on them besides."""
+    from rlcore.data_contracts.adapters.convert import first_rows  # brings pandera
+    from rlcore.data_contracts.gate.reading import read_source
+
+    data = build(DatasetConfig, json.loads(spelled))
+    source, columns = read_source(Path(data.path)), data.mapping.columns
+    rows = first_rows(source, "prompts", adapter=data.reader, columns=columns, limit=ROWS_LOOKED_AT).rows
+    names = {column for row in rows for column in json.loads(row.get("columns") or "{}")}
+    has_reference = any(row["reference"].strip() for row in rows)
+    return {"count": len(rows), "have_reference": has_reference, "columns": sorted(names)}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
 from rlcore.data_contracts.gate.reading import Items, Source, Wanted
 from rlcore.data_contracts.gate.records import Quarantined
@@ -17,11 +17,8 @@ from rlcore.data_contracts.gate.stream import RowFn, RowStream
 from rlcore.errors import RlcoreError
 from rlcore.rewards.references import plain_error
 from rlcore.tasks.pipeline.data_check import ANY_LENGTH, NO_TOKENIZER
-from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.presets.data import HUB, DatasetConfig
-from rlcore.tasks.presets.graph import math_data
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.data import TokenView, is_exact, open_stream, token_meter
+from rlcore.tasks.steps.data import TokenView, cached_hub_source, is_exact, open_stream, token_meter
 from rlcore.tasks.steps.references import is_compared
 
 SAMPLE = 300
@@ -44,39 +41,35 @@ class Trial:
         return f"{self.num_lines} lines" if self.is_all else f"the first {self.num_lines} lines, a sample"
 
 
-def row_findings(
-    config: RunConfig, names: Collection[str], tokens: TokenView | None
-) -> tuple[list[Finding], list[str]]:
-    """Return the errors of the first rows of datasets, and sentences about rows that a run will quarantine.
-
-    Without ``tokens`` no length is checked. Hub datasets, and rows that are generated or sampled, are left to the run.
-    """
-    findings: list[Finding] = []
-    notes: list[str] = []
-    for name in names:
-        data = config.data[name]
-        is_graded = name in math_data(config) and data.contract == "prompts"
-        system = data.system_prompt or config.model.system_prompt
-        for key in ("path", "eval_path"):
-            path = getattr(data, key)
-            if not path or path.startswith(HUB) or not Path(path).is_file():
-                continue
-            own = replace(data, path=path, eval_path="", system_prompt=system)
-            try:
-                texts, said = _tried(f"data.{name}", key, own, tokens, is_graded=is_graded)
-            except (ContractError, RlcoreError) as error:
-                setting = "adapter" if error.what.startswith("the adapter") else key
-                texts, said = [f"data.{name}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], []
-            findings += [Finding(file=path, text=text) for text in texts]
-            notes += said
-    return findings, notes
-
-
-def _tried(
+def tried(
     key: str, which: str, data: DatasetConfig, tokens: TokenView | None, *, is_graded: bool
 ) -> tuple[list[str], list[str]]:
-    """Return errors and notes of one file; ``data`` has it as ``path``."""
-    stream, contract = open_stream(data.kind, data, seed=0)
+    """Return errors of the first rows of a file, and sentences about rows that a run will quarantine.
+
+    ``data`` has the file as ``path``; ``which`` is its key in the section ``key``. Without ``tokens`` no length is
+    checked. Of a hub dataset, the files in the hub's cache on this machine are tried.
+    """
+    is_hub = data.path.startswith(HUB)
+    if is_hub and (source := cached_hub_source(data.path, limit=SAMPLE + 1)) is None:
+        return [], [f"{key}.{which}: not checked: the run fetches these rows, the hub's cache on this machine has none"]
+    try:
+        stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None)
+        trial = _trial(stream, contract, data, tokens, is_graded=is_graded)
+    except (ContractError, RlcoreError) as error:
+        setting = "adapter" if error.what.startswith("the adapter") else which
+        return [f"{key}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], []
+    if not trial.num_lines:
+        return [f"{key}.{which}: the file has no rows"], []
+    lines = list(_reasons(key, trial, stream))
+    share = len({one.origin.line for one, _ in trial.refused}) / trial.num_lines
+    if any(is_fatal for _, is_fatal in trial.refused) or share > (data.max_quarantined if trial.is_all else 0.5):
+        return lines, []
+    return [], [f"warning: {line}; a run leaves such rows out" for line in lines]
+
+
+def _trial(
+    stream: RowStream, contract: Contract, data: DatasetConfig, tokens: TokenView | None, *, is_graded: bool
+) -> Trial:
     source, counted = _head(stream.source)
     terms = RowCheckConfig(
         max_tokens=data.max_tokens if tokens else ANY_LENGTH,
@@ -88,14 +81,7 @@ def _tried(
         refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
         meter = token_meter(tokens or NO_TOKENIZER)
         refused += check_rows(batch, contract, terms, meter=meter, where=data.path).refused.values()
-    trial = Trial(num_lines=counted["lines"], refused=refused, is_all=not counted["more"])
-    if not trial.num_lines:
-        return [f"{key}.{which}: the file has no rows"], []
-    lines = list(_reasons(key, trial, stream))
-    share = len({one.origin.line for one, _ in refused}) / trial.num_lines
-    if any(is_fatal for _, is_fatal in refused) or share > (data.max_quarantined if trial.is_all else 0.5):
-        return lines, []
-    return [], [f"warning: {line}; a run leaves such rows out" for line in lines]
+    return Trial(num_lines=counted["lines"], refused=refused, is_all=not counted["more"])
 
 
 def _reasons(key: str, trial: Trial, stream: RowStream) -> Iterator[str]:

@@ -90,9 +90,10 @@ def _machine(config: RunConfig) -> str:
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
     if not stages:
         return
-    from rlcore.tasks.pipeline.memory_plan import memory_lines  # brings torch
+    from rlcore.tasks.pipeline.memory_plan import memory_lines
+    from rlcore.tasks.pipeline.model_facts import model_facts
 
-    for line in memory_lines(config, home, refs, stages):
+    for line in memory_lines(config, model_facts(config, home, refs).size, stages):
         logger.info("%s", line)
 
 

@@ -6,16 +6,13 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from transformers import PretrainedConfig
-
-from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import StorageError
 from rlcore.hardware.memory_plan import ModelSize, format_bytes
-from rlcore.models.architectures import max_positions
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rl_of, sampling_of
+from rlcore.tasks.steps.algorithm_facts import uses_critic
 
 _COPIES = 2  # copies of each checkpoint: the artifact and the registered model
 _CHECKPOINTS = 3  # of a running RL stage: the newest two, and one being written
@@ -26,14 +23,13 @@ _ROLLOUT_BYTES = 24  # bytes per token in a table: id, log-probability, mask, te
 
 def position_errors(
     config: RunConfig,
-    model: PretrainedConfig | None,
+    positions: int | None,
     stages: Collection[str],
     data: Collection[str],
     *,
     is_evaluated: bool,
 ) -> Iterator[str]:
-    """Yield the settings that allow a row and its completion to exceed the model's positions."""
-    positions = max_positions(model) if model else None
+    """Yield the settings that allow a row and its completion to exceed the model's positions, if these are known."""
     if positions is None:
         return
     for name in data:
@@ -56,9 +52,9 @@ def position_errors(
             )
 
 
-def disk_need(config: RunConfig, model: PretrainedConfig, stages: Collection[str]) -> int:
+def disk_need(config: RunConfig, size: ModelSize, stages: Collection[str]) -> int:
     """Estimate the bytes that a run writes: checkpoints with copies, those that RL keeps, and all rollouts."""
-    parameters: int = ModelSize.of(model).num_parameters
+    parameters = size.num_parameters
     own = [config.stages[name] for name in stages]
     made: int = 1 + sum(stage.produces in ("checkpoint", "reward_model") for stage in own)
     rl = [found for stage in own if (found := rl_of(stage))]
@@ -71,19 +67,19 @@ def _working(rl: RlConfig, parameters: int) -> int:
     """Estimate the bytes of the checkpoints that an RL stage keeps; those of LoRA are negligible."""
     if rl.update.lora.rank:
         return 0
-    has_backbone = resolve_algorithm(rl).uses_critic and rl.critic.architecture == "separate"
+    has_backbone = uses_critic(rl) and rl.critic.architecture == "separate"
     return _CHECKPOINTS * _LEARNER_BYTES * parameters * (1 + has_backbone)
 
 
-def disk_summary(config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], folder: Path) -> str:
+def disk_summary(config: RunConfig, size: ModelSize | None, stages: Collection[str], folder: Path) -> str:
     """Compare the bytes that ``stages`` write with the free disk of ``folder``; empty if unknown.
 
     Raises:
         StorageError: they exceed the free disk.
     """
-    if model is None or not stages:
+    if size is None or not stages:
         return ""
-    need, free = disk_need(config, model, stages), free_bytes(folder)
+    need, free = disk_need(config, size, stages), free_bytes(folder)
     if need > free:
         raise StorageError(
             f"the run writes about {format_bytes(need)}, and {format_bytes(free)} are free",

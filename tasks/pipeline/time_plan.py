@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PretrainedConfig
-
 from rlcore.config import to_dict
-from rlcore.hardware.machine import find_machine
 from rlcore.hardware.memory_plan import ModelSize
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
@@ -39,11 +37,9 @@ class Estimate:
     is_known: bool
 
 
-def time_lines(
-    config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], cache: StageCache
-) -> list[str]:
+def time_lines(config: RunConfig, size: ModelSize | None, stages: Collection[str], cache: StageCache) -> list[str]:
     """Return a line on the time that the stages of a pipeline take, with the longest; no line if nothing is known."""
-    found = list(_estimates(config, model, stages, cache))
+    found = list(_estimates(config, size, stages, cache))
     if not found:
         return []
     total = sum(each.seconds for each in found)
@@ -61,9 +57,9 @@ def time_lines(
 
 
 def _estimates(
-    config: RunConfig, model: PretrainedConfig | None, stages: Collection[str], cache: StageCache
+    config: RunConfig, size: ModelSize | None, stages: Collection[str], cache: StageCache
 ) -> Iterator[Estimate]:
-    machine = to_dict(find_machine(config.hardware))
+    machine = known_machine(config.hardware).facts
     speed = _OPERATIONS[machine["device"]] * max(machine["threads"], 1)
     for name in stages:
         settings = _settings(config, name)
@@ -72,8 +68,8 @@ def _estimates(
         if alike:
             last = max(alike, key=lambda each: each.created)
             yield Estimate(stage=name, seconds=last.seconds * _ratio(settings, last), is_known=True)
-        elif model is not None and (name in config.stages or name.startswith("evaluate_")):
-            operations = ModelSize.of(model).num_parameters * _tokens(config, name, settings)
+        elif size is not None and (name in config.stages or name.startswith("evaluate_")):
+            operations = size.num_parameters * _tokens(config, name, settings)
             yield Estimate(stage=name, seconds=_OVERHEAD + operations / speed, is_known=False)
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +25,7 @@ from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
-from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, resolve_adapter
+from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, hub_snapshot, resolve_adapter
 from rlcore.tasks.steps.screens import SCREENS
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
 from rlcore.types import Message
@@ -98,15 +99,19 @@ def prepare_dataset(
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
-def open_stream(kind: Kind, config: DatasetConfig, *, seed: int) -> tuple[RowStream, Contract]:
+def open_stream(
+    kind: Kind, config: DatasetConfig, *, seed: int, source: Source | None = None
+) -> tuple[RowStream, Contract]:
     """Open the rows of a dataset as contract rows, with their contract. Nothing is read but what names the format.
+
+    ``source``: rows that are already open.
 
     Raises:
         ContractError: an unreadable source, or an adapter of other rows.
         ConfigError: unknown adapter, malformed hub path.
     """
     adapter, mapping = resolve_adapter(config), config.mapping
-    source = _source(kind, adapter, config, seed)
+    source = source or _source(kind, adapter, config, seed)
     contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
     stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
     return replace(stream, system=config.system_prompt), contract
@@ -194,6 +199,25 @@ def _read_hub(path: str) -> Source:
             fix="check the name, the revision and the network, or download it and set path to the file",
         ) from error
     return source_of(path, loaded)  # rows are read lazily from disk
+
+
+def cached_hub_source(path: str, *, limit: int) -> Source | None:
+    """Return the first rows of a hub dataset whose files are in the hub's cache on this machine; None if they are not.
+
+    Raises:
+        ConfigError: malformed hub path.
+    """
+    folder, parts = hub_snapshot(path), hub_parts(path)
+    if folder is None:
+        return None
+    import datasets
+
+    try:
+        split = parts["split"] or "train"
+        rows = datasets.load_dataset(str(folder), parts["subset"], split=split, streaming=True)
+        return source_of(path, list(islice(rows, limit)))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError):  # only other splits are there, or a part
+        return None
 
 
 def token_meter(tokens: TokenView) -> TokenMeter:

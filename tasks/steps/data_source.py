@@ -11,6 +11,7 @@ from pathlib import Path
 from rlcore.config.data import tried
 from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.files import require_file
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
 from rlcore.tasks.steps.files import by_name
@@ -35,12 +36,12 @@ def resolve_adapter(config: DatasetConfig) -> str:
     adapter = config.fallback if is_missing and config.fallback else config.reader
     for name in {config.reader, config.fallback, adapter} - {"", POLICY}:
         with contract_errors(ConfigError):
-            _is_generator(name)
+            is_generated(name)
     return adapter
 
 
-def _is_generator(adapter: str) -> bool:
-    """Return :func:`convert.is_generator`, remembered as long as the adapter's code is the same.
+def is_generated(adapter: str) -> bool:
+    """Return True if an adapter generates its rows, remembered as long as its code is the same.
 
     Raises:
         ContractError: unknown adapter.
@@ -49,11 +50,15 @@ def _is_generator(adapter: str) -> bool:
         from rlcore.data_contracts.adapters import convert
 
         return convert.is_generator(adapter)
+    return _makes_rows(adapter, adapter_code(adapter))
+
+
+def adapter_code(adapter: str) -> str:
+    """Return a digest of an adapter's code."""
     try:
-        code = closure_digest(adapter.partition(":")[0] if ":" in adapter else _TABLE)
+        return closure_digest(adapter.partition(":")[0] if ":" in adapter else _TABLE)
     except StorageError:  # no such module, as its import will say
-        code = ""
-    return _makes_rows(adapter, code)
+        return ""
 
 
 @remembered
@@ -73,11 +78,9 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
     names = [name for name in (config.reader, config.fallback) if name]
     if POLICY in names:  # its options belong to the stage that samples
         return
-    from rlcore.data_contracts.adapters import convert
-
     with contract_errors(ConfigError):
-        known = [convert.known_options(name, kind) for name in names]
-    allowed = frozenset[str]().union(*(options for options, _ in known))
+        known = [_known_options(name, kind, adapter_code(name)) for name in names]
+    allowed = set[str]().union(*(options for options, _ in known))
     takes_settings = any(settings for _, settings in known)
     unknown = [name for name in config.options if name not in allowed and not (takes_settings and "." in name)]
     if unknown:
@@ -86,6 +89,15 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
             where=f"{kind}.options",
             fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
         )
+
+
+@remembered
+def _known_options(adapter: str, kind: Kind, code: str) -> tuple[list[str], bool]:
+    """Return :func:`convert.known_options`. ``code``: digest of the adapter's code."""
+    from rlcore.data_contracts.adapters import convert
+
+    options, takes_settings = convert.known_options(adapter, kind)
+    return sorted(options), takes_settings
 
 
 def source_digest(config: DatasetConfig) -> Mapping[str, str]:
@@ -101,15 +113,13 @@ def source_digest(config: DatasetConfig) -> Mapping[str, str]:
     if adapter == POLICY:
         return {}
     paths = [path for path in (config.path, config.eval_path) if path or not config.path]
-    found = [] if _is_generator(adapter) else [_digest_of(path, adapter) for path in paths]
+    found = [] if is_generated(adapter) else [_digest_of(path, adapter) for path in paths]
     return by_name([*found, *(source_digests(adapter.partition(":")[0]) if ":" in adapter else [])])
 
 
 def _digest_of(path: str, adapter: str) -> tuple[str, str]:
     if path.startswith(HUB):
         return path, hub_parts(path)["revision"]
-    from rlcore.data_contracts.gate.reading import require_file  # brings pyarrow
-
     try:
         with contract_errors():
             require_file(Path(path))
@@ -137,6 +147,20 @@ def hub_parts(path: str) -> dict[str, str]:
             "hexadecimal digits",
         )
     return match.groupdict()
+
+
+def hub_snapshot(path: str) -> Path | None:
+    """Return the folder of a dataset's revision in the hub's cache on this machine; None if it has none.
+
+    Raises:
+        ConfigError: the hub path is malformed.
+    """
+    parts = hub_parts(path)
+    from huggingface_hub import constants
+
+    name = "--".join(("datasets", *parts["name"].split("/")))
+    folder = Path(constants.HF_HUB_CACHE) / name / "snapshots" / parts["revision"]
+    return folder if folder.is_dir() else None
 
 
 @contextmanager

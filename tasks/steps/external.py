@@ -6,18 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from rlcore.config import RewardTerm, RlConfig, to_dict
+from rlcore.config import RewardTerm, RlConfig
 from rlcore.errors import StorageError
 from rlcore.rewards.other_interpreter import packages
-from rlcore.strict_config import build
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
+from rlcore.tasks.steps.algorithm_facts import uses_critic
 from rlcore.tasks.steps.episodes import episodes_digests
 from rlcore.tasks.steps.files import by_name, file_digest, files_of
-from rlcore.tasks.store.code_hash import closure_digest, source_digests
-from rlcore.tasks.store.remembered import remembered
-
-_ALGORITHMS = "rlcore.algorithms.resolve"
+from rlcore.tasks.store.code_hash import source_digests
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
@@ -27,16 +24,8 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
         ConfigError: as :func:`rlcore.algorithms.resolve.resolve_algorithm`, before any work.
     """
     in_rewards = [term.stage for term in rl.rewards if term.kind == "reward_model"]
-    in_critic = _uses_critic(json.dumps(to_dict(rl)), closure_digest(_ALGORITHMS)) and rl.critic.init_from != "policy"
+    in_critic = uses_critic(rl) and rl.critic.init_from != "policy"
     return tuple(dict.fromkeys([*in_rewards, *([rl.critic.init_from] if in_critic else [])]))
-
-
-@remembered
-def _uses_critic(rl: str, code: str) -> bool:
-    """Return True if an algorithm trains a critic. ``code``: digest of the algorithms."""
-    from rlcore.algorithms.resolve import resolve_algorithm  # brings torch
-
-    return resolve_algorithm(build(RlConfig, json.loads(rl))).uses_critic
 
 
 def terms_digests(terms: Sequence[RewardTerm]) -> list[tuple[str, str]]:

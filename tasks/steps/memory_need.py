@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-import torch
-
 from rlcore.config import (
     DistributedConfig,
     DpoConfig,
@@ -17,14 +15,9 @@ from rlcore.config import (
     SftConfig,
     UpdateConfig,
 )
-from rlcore.hardware.free_memory import total_bytes
-from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.hardware.memory import Footprint
+from rlcore.hardware.memory import Footprint, positions_on
 from rlcore.hardware.memory_plan import ModelSize, format_bytes
-from rlcore.sampling.vllm.gpu_assignment import VisibleGpus, is_installed
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.vllm_engine import place
-from rlcore.text.packing import positions_on
 
 _IN_SHARDS = ("weights", "gradients", "optimizer")
 OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true"
@@ -33,9 +26,24 @@ OFFLOAD = "distributed.backend = 'processes' with distributed.cpu_offload = true
 Passes = TypeVar("Passes", SftConfig, DpoConfig, RewardModelConfig, UpdateConfig)
 
 
-def per_pass(settings: Passes, device: torch.device) -> Passes:
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Device of a run: ``cpu`` or ``cuda``, its index, the bytes of a number in products, and its memory.
+
+    ``total``: all bytes of a GPU, the free ones of a CPU; None if unknown. ``gains_packed``: as
+    :func:`rlcore.hardware.precision.gains_packed` finds it.
+    """
+
+    type: str
+    index: int = 0
+    compute_bytes: int
+    total: int | None
+    gains_packed: bool = False
+
+
+def per_pass(settings: Passes, device: Device) -> Passes:
     """Return settings with the tokens that a pass has on this device."""
-    return replace(settings, tokens_per_microbatch=positions_on(device, settings.tokens_per_microbatch))
+    return replace(settings, tokens_per_microbatch=positions_on(device.type, settings.tokens_per_microbatch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +82,13 @@ class Need:
         return f"{self.stage} needs {format_bytes(self.peak)} ({named})"
 
 
-def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: str = "", rank: int = 0) -> Need:
+def supervised_need(
+    name: str, config: RunConfig, device: Device, found: Footprint, *, adapter: str = "", rank: int = 0
+) -> Need:
     """Return the memory of a supervised stage with the footprint ``found`` on one device.
 
     ``adapter``: the key of its LoRA rank within the stage, empty if it cannot have one; ``rank``: its value.
     """
-    device, _ = choose_device_and_dtype(config.hardware)
     optim: OptimConfig = config.stages[name].settings.optim
     lowers = {
         f"stages.{name}.{adapter} = 16": bool(adapter) and not rank,
@@ -90,7 +99,7 @@ def supervised_need(name: str, config: RunConfig, found: Footprint, *, adapter: 
     return Need(stage=name, footprint=footprint, engine=0, fixes=true_of(lowers))
 
 
-def of_a_rank(found: Footprint, placement: DistributedConfig, device: torch.device, *, is_adapted: bool) -> Footprint:
+def of_a_rank(found: Footprint, placement: DistributedConfig, device: Device, *, is_adapted: bool) -> Footprint:
     """Return the footprint on a rank's device: its part of the shards, or none of them if they are offloaded.
 
     Copies for an engine or a reward model are whole, but counted as shards: the estimate rejects nothing that would
@@ -103,7 +112,7 @@ def of_a_rank(found: Footprint, placement: DistributedConfig, device: torch.devi
     return replace(found, **shares)
 
 
-def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) -> int:
+def engine_bytes(engine: EngineConfig, size: ModelSize, device: Device) -> int:
     """Return the bytes of vLLM servers on the trainer's device; 0 for in-process vLLM, which sleeps during updates.
 
     Raises:
@@ -111,11 +120,16 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: torch.device) ->
     """
     if engine.kind != "vllm":
         return 0
+    import torch
+
+    from rlcore.sampling.vllm.gpu_assignment import VisibleGpus, is_installed
+    from rlcore.tasks.steps.vllm_engine import place
+
     is_cuda, count = device.type == "cuda", torch.cuda.device_count()
-    cards = VisibleGpus(count=max(int(is_cuda), count), trainer=device.index or 0 if is_cuda else None, learns=True)
+    cards = VisibleGpus(count=max(int(is_cuda), count), trainer=device.index if is_cuda else None, learns=True)
     weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
-    placed = place(engine, cards, device, num_bytes=weights, can_send=is_installed())
-    total = (total_bytes(device) or 0) if is_cuda else 0
+    placed = place(engine, cards, torch.device(device.type), num_bytes=weights, can_send=is_installed())
+    total = (device.total or 0) if is_cuda else 0
     with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
     here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
     return sum(with_cache or int(part * total) for part in here)

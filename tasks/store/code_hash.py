@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -98,6 +98,17 @@ def closure_digest(module: str, *, root: Path | None = None) -> str:
     return hashlib.sha256(pairs.encode()).hexdigest()
 
 
+@cache
+def package_digest() -> str:
+    """Return one SHA-256 over all source files of rlcore, for facts that any of them may decide on."""
+    digest = hashlib.sha256()
+    for folder, folders, names in os.walk(_ROOT / OWN, followlinks=True):
+        folders[:] = sorted(each for each in folders if each != "__pycache__")
+        for name in sorted(each for each in names if each.endswith(".py")):
+            digest.update(f"{name}\0".encode() + Path(folder, name).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 @lru_cache(maxsize=1)
 def code_version() -> str:
     """Return the commit of this checkout (``+dirty`` with changes), else ``RLCORE_CODE_VERSION``, else the version.
@@ -141,7 +152,11 @@ def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
         if path is None:
             continue
         source = path.read_text(encoding="utf-8")
-        if name == module or _digest(source) != _digest(""):  # a package without code is ignored
+        try:
+            has_code = _digest(source) != _digest("")
+        except (SyntaxError, ValueError) as error:  # of a custom module
+            raise StorageError(f"this is no Python: {error}", where=str(path), fix="correct the file") from error
+        if name == module or has_code:  # a package without code is ignored
             found[name] = path
         # A package's __init__ runs first. The library's only maps names, for importers of the package itself.
         parents = [parent] if (parent := name.rpartition(".")[0]) not in ("", OWN) else []

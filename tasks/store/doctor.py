@@ -132,7 +132,7 @@ def memory() -> DoctorCheck:
     """Report the free memory, as far as kernel and container allow."""
     import torch
 
-    from rlcore.hardware.free_memory import free_bytes
+    from rlcore.hardware.memory import free_bytes
 
     free = free_bytes(torch.device("cpu"))
     if free is None:

@@ -1,13 +1,14 @@
 """Memo of pure functions of texts, kept in a file of the state directory.
 
 A key of a stage needs facts of some 200 source files. Parsing them takes 3 s of processor time, reading the memo 10 ms.
-Others, of tables and of the machine, need libraries whose import takes longer than a whole plan.
+Others, of tables, models, rows and the machine, need libraries whose import takes longer than a whole plan.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,21 +52,22 @@ def _sha256(*texts: str) -> str:
 
 @cache
 def _kept(path: Path) -> dict[str, Any]:
-    """Return the values of earlier processes; a damaged file has none."""
-    with suppress(StorageError):
-        found = read_json(path)
+    """Return the values of earlier processes; a damaged file has none, and another user's is not believed."""
+    with suppress(StorageError, OSError):
+        found = read_json(path) if path.stat().st_uid in (os.geteuid(), 0) else {}
         return found if isinstance(found, dict) else {}
     return {}
 
 
 @contextmanager
 def remembering(path: Path) -> Iterator[None]:
-    """Add the new values to ``path`` at the end. Without its folder nothing is written."""
+    """Add the new values to ``path`` at the end, if its folder can be made."""
     try:
         yield
     finally:
         kept = _kept(path)
-        if not _USED.keys() <= kept.keys() and path.parent.is_dir():
-            with suppress(StorageError):
+        if not _USED.keys() <= kept.keys():
+            with suppress(StorageError, OSError):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_json(_USED if len(kept) >= _MOST else kept | _USED, path)
             _kept.cache_clear()

@@ -98,8 +98,12 @@ class Home:
 
     @property
     def source_facts(self) -> Path:
-        """Memo of facts of source files, which keys count (:mod:`rlcore.tasks.store.remembered`)."""
-        return self.cache / "sources.json"
+        """Memo of facts of files (:mod:`rlcore.tasks.store.remembered`), before the first run in the user's cache."""
+        if self.is_made:
+            return self.cache / "sources.json"
+        from rlcore.sandbox.image import user_cache
+
+        return user_cache() / "rlcore" / "sources.json"
 
     @property
     def tracking_uri(self) -> str:

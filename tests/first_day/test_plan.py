@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -200,6 +200,57 @@ def test_a_model_without_chat_template_or_end_of_sequence_is_refused_before_its_
     assert "no EOS id" in said.text
 
 
+def config_with(**changes: Any) -> None:
+    found = json.loads(Path("model/config.json").read_text())
+    Path("model/config.json").write_text(json.dumps(found | changes))
+
+
+MODELS = [  # what is done to the folder of the model, and what plan says then
+    (lambda: Path("model/model.safetensors").unlink(), "'model': this folder has no weights in safetensors"),
+    (
+        lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n"),
+        "'model': model.safetensors names weights that were not fetched; run git lfs pull",
+    ),
+    (lambda: config_with(model_type="clip"), "config.json describes no causal language model (clip)"),
+    (lambda: config_with(model_type="t5"), "config.json describes no causal language model (t5)"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), MODELS, ids=["none", "pointer", "pictures", "encoder"])
+def test_a_folder_without_weights_or_of_another_kind_of_model_is_refused_before_its_import(
+    project: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[], object], words: str
+) -> None:
+    damage()
+    (error,) = planned(capsys).all
+    assert error.startswith("model.path") and words in error
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "copy.jsonl"])
+def test_held_out_rows_that_are_the_training_rows_are_an_error_of_the_plan(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write("copy.jsonl", rows())
+    said = planned(capsys, f"data.prompts.eval_path={name}")
+    assert said.all == [f"data.prompts.eval_path = {name!r}: has the rows of path; leave it out, to hold out some"]
+
+
+MODULES = {
+    "no_python": ("def f(rollouts) return", "cannot import the function 'no_python:f': expected ':'"),
+    "a_script": ("raise SystemExit(3)", "cannot import the function 'a_script:f': it ends Python with 3"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_reward_module_that_is_no_python_or_ends_the_process_is_an_error_of_its_key(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    text, error = MODULES[name]
+    monkeypatch.syspath_prepend(str(project))
+    Path(f"{name}.py").write_text(f"{text}\n")
+    said = planned(capsys, f"stages.grpo.rewards=[{{kind='{name}:f'}}]")
+    assert said.all[0].startswith(f"stages.grpo.rewards.0.kind: {error}")
+
+
 TRL = "def graded(prompts, completions, solution, level=1, **kwargs):\n    return [0.0] * len(completions)\n"
 
 
@@ -220,6 +271,50 @@ def test_a_reward_function_that_names_a_column_which_the_rows_lack_is_refused_wi
     assert not planned(capsys, reward, verifier).lines
     write("rows.jsonl", rows())
     assert not planned(capsys, reward.replace("'}", "',options={solution=1}}")).lines
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a dataset's commit in the hub's cache of this machine, which the hub's library reads."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "datasets--org--name" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("place", ["", "/default", "/default:train"])
+def test_rows_of_the_hub_are_tried_where_its_cache_has_them(
+    project: Path, hub: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    blobs = hub.parents[1] / "blobs"
+    blobs.mkdir()
+    address = f"data.prompts.path=hub:org/name@{COMMIT}{place}"
+    for name, values, errors in (("good", rows(), []), ("bad", rows(reference=4), ["data.prompts: reference: must"])):
+        write(str(blobs / name), values)
+        (hub / "train.jsonl").unlink(missing_ok=True)
+        (hub / "train.jsonl").symlink_to(blobs / name)
+        said = planned(capsys, address)
+        assert [line[:29] for line in said.all] == errors, said.text
+        assert "not checked" not in said.text
+    assert list(said.lines) == [address.partition("=")[2]]
+
+
+def test_rows_that_only_the_run_fetches_are_said_to_be_unchecked_and_a_malformed_address_is_an_error(
+    project: Path, hub: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "data.prompts.path: not checked: the run fetches these rows, the hub's cache on this machine has none"
+    elsewhere = f"hub:org/other@{COMMIT}"
+    for address in (elsewhere, f"hub:org/name@{COMMIT}:test"):  # which has no files at all
+        said = planned(capsys, f"data.prompts.path={address}")
+        assert (said.lines, note in said.text) == ({}, True), said.text
+    for address in ("hub:org/name", "hub:org/name@main", f"hub:name@{COMMIT}", f"hub:org/name@{COMMIT}/a/b"):
+        (error,) = planned(capsys, f"data.prompts.path={address}").all
+        assert error.startswith("data.prompts.path: the hub path is malformed (hub:") and "write hub:org/name@" in error
 
 
 class Disk(NamedTuple):

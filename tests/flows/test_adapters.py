@@ -12,7 +12,7 @@ import torch
 
 from rlcore.config import HardwareConfig
 from rlcore.flows.presets import open_preset
-from rlcore.hardware.memory import weight_bytes
+from rlcore.hardware.memory_meter import weight_bytes
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.models.importing import import_model
+from rlcore.models.size import model_size
 from rlcore.tasks.pipeline.layouts import layout_lines
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
@@ -58,7 +59,7 @@ def test_what_its_first_lines_say_of_the_cost_is_the_arithmetic_of_its_layout(na
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     said = re.search(r"^# Estimated: (\d+) (h\d00), an iteration takes ([\d.]+) s and", text, re.MULTILINE)
     assert said
-    (line,) = layout_lines(open_preset(name), SHAPES[name], said[2], int(said[1]))
+    (line,) = layout_lines(open_preset(name), model_size(SHAPES[name]), said[2], int(said[1]))
     assert f"an iteration takes {said[3]} s (" in line
 
 

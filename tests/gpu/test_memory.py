@@ -11,9 +11,10 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import EngineConfig, SamplingConfig, UpdateConfig
-from rlcore.hardware.memory_plan import ModelSize, rl_footprint
+from rlcore.hardware.memory_plan import rl_footprint
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.models.policy import score_sequences
+from rlcore.models.size import model_size
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 from tests.small_memory import room_for
@@ -97,7 +98,7 @@ def test_the_plan_is_what_the_card_then_holds(card: torch.device, dtype: torch.d
     learner.update(micro.samples(SEQUENCES), seed=0)
     found = torch.cuda.max_memory_allocated(card) - before
     plan = rl_footprint(
-        ModelSize.of(learner.policy.config),
+        model_size(learner.policy.config),
         learner.config,
         uses_critic=False,
         reward_model=None,

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from rlcore.checks.canaries.known_answers import prompts_for
-from rlcore.checks.canaries.rewards import VERIFIERS
-from rlcore.rewards.base import RewardFn
+from rlcore.rewards.base import VERIFIERS, RewardFn
 from rlcore.rewards.mix import WeightedReward, WeightedTerm, scores_of
 from rlcore.rewards.reward_model import RewardModelReward
 from rlcore.rewards.user_function import FunctionReward

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from rlcore.checks.canaries.known_answers import known_answer, prompts_for
 from rlcore.errors import CanaryError, ConfigError, RlcoreError
 from rlcore.rewards.answers import required_prefix
-from rlcore.rewards.base import RewardFn, unwrap_reward
+from rlcore.rewards.base import VERIFIERS, RewardFn, unwrap_reward
 from rlcore.rewards.environment import EnvironmentReward
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
@@ -21,7 +21,6 @@ from rlcore.types import Prompt, Rollout, Score, is_correct
 
 WRONG_UP_TO = 0.5
 NUM_SAMPLES = 4  # completions for the order check; few, because a term may be a paid service
-VERIFIERS = ("math", "code", "procedural")
 _NO_ANSWER = "this is no answer"
 # Scores that do not depend on the batch must be equal. A reward model's depend on it by rounding, which is far below a
 # tenth of the standard deviation of its scores.

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.memory_plan import ModelSize, reward_model_footprint
 from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.memory_need import Need, per_pass, supervised_need
+from rlcore.tasks.steps.memory_need import Device, Need, per_pass, supervised_need
 
 
-def need(name: str, config: RunConfig, size: ModelSize) -> Need:
+def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
     """Return the memory of the stage ``name`` for a model of this size."""
-    device, dtype = choose_device_and_dtype(config.hardware)
     own = per_pass(config.stage(name, RewardModelStage).settings, device)
     found = reward_model_footprint(
-        size, own, compute_bytes=dtype.itemsize, gradient_checkpointing=config.hardware.gradient_checkpointing
+        size, own, compute_bytes=device.compute_bytes, gradient_checkpointing=config.hardware.gradient_checkpointing
     )
-    return supervised_need(name, config, found, adapter="backbone.lora.rank", rank=own.backbone.lora.rank)
+    return supervised_need(name, config, device, found, adapter="backbone.lora.rank", rank=own.backbone.lora.rank)

@@ -95,7 +95,8 @@ def test_a_stage_that_runs_now_and_versions_with_their_aliases_are_named(micro_h
 def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:
     done = shown(tmp_path, "tiny")
     assert done.returncode == 1
-    assert "not run yet, or after a changed stage: import_sft, " in done.stdout
+    assert f"no results in {tmp_path}: nothing was run" in done.stdout
+    assert "rlcore run tiny\n" in done.stdout
 
 
 def test_a_model_is_shown_with_how_it_was_made_and_measured(micro_home: Path) -> None:

@@ -1,157 +1,76 @@
-"""Memory by part: worked numbers, what is shared counted once, and a measurement that agrees with them."""
+"""Free memory as the kernel and a container's limit state it."""
 
 from __future__ import annotations
 
-from typing import Any
+import platform
+import resource
+from pathlib import Path
 
 import pytest
 import torch
 
-from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, LoraConfig, UpdateConfig
-from rlcore.hardware.memory import (
-    Footprint,
-    MemoryPlan,
-    expected,
-    kv_cache_bytes,
-    measure_peak,
-    num_parameters,
-    optimizer_bytes,
-    weight_bytes,
-)
-from rlcore.models.heads import ScalarHeadModel
-from rlcore.models.lora import AdaptedModel, add_lora
-from rlcore.training.learner import Learner
-from tests import strategies
-from tests.learners import weights_of
+from rlcore.hardware import memory
+from rlcore.hardware.memory import free_bytes, release_freed, total_bytes
 
-SAMPLES = strategies.random_samples(0, dtype=torch.float32)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with 4 KiB available, and a folder for its container's limits."""
+    (tmp_path / "meminfo").write_text("MemTotal:  9 kB\nMemAvailable:       4 kB\n", encoding="ascii")
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    return tmp_path
+
+
+def limit(folder: Path, maximum: str, current: int, inactive_file: int = 0) -> None:
+    """Write the files of a container's limit."""
+    (folder / "memory.max").write_text(f"{maximum}\n", encoding="ascii")
+    (folder / "memory.current").write_text(f"{current}\n", encoding="ascii")
+    (folder / "memory.stat").write_text(f"anon 7\ninactive_file {inactive_file}\n", encoding="ascii")
+
+
+def test_without_a_container_it_is_what_the_machine_has_available(machine: Path) -> None:
+    assert free_bytes(CPU) == total_bytes(CPU) == 4096
 
 
 @pytest.mark.parametrize(
-    ("plan", "multiple"),
-    [
-        # Learning: 4 each (weights, gradients, two moments). Frozen: 1 each, and 1 for the engine's copy.
-        ({"recipe": "ppo"}, 4 + 4 + 1 + 1 + 1),  # policy, critic, reference, reward model, engine
-        ({"recipe": "ppo", "critic_architecture": "shared"}, 4 + 1 + 1 + 1),
-        ({"recipe": "rlvr_ppo"}, 4 + 4 + 1 + 1),
-        ({"recipe": "grpo"}, 4 + 1 + 1 + 1),
-        ({"recipe": "rlvr_grpo"}, 4 + 1 + 1),
-        ({"recipe": "rlvr_grpo", "reference": False}, 4 + 1),
-        # Adapters of 1 % on a frozen base, which is the reference as well: base and engine.
-        ({"recipe": "rlvr_grpo", "num_adapter": 1}, 1 + 1 + 4 * 0.01),
-        ({"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
-        # A teacher is a model of its own beside the base; where all weights learn it stands in place of the start.
-        ({"recipe": "rlvr_grpo", "num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
-        ({"recipe": "rlvr_grpo", "own_reference": True}, 4 + 1 + 1),
-        (
-            {"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora", "reward_model_is_adapter": True},
-            1 + 1 + 2 * 4 * 0.01 + 0.01,
-        ),
-    ],
+    ("maximum", "current", "cached", "free"),
+    [("3000", 2000, 0, 1000), ("3000", 2000, 500, 1500), ("max", 2000, 0, 4096), ("9000", 100, 0, 4096)],
 )
-def test_a_plan_in_multiples_of_the_policys_parameters(plan: dict[str, Any], multiple: float) -> None:
-    footprint = expected(MemoryPlan(num_parameters=100, **plan))
-    assert footprint.metrics(100)["memory/total_multiple"] == pytest.approx(multiple)
-    assert footprint.metrics(100)["memory/total_multiple_bf16"] == pytest.approx(2 * multiple)
+def test_a_container_lowers_it(machine: Path, maximum: str, current: int, cached: int, free: int) -> None:
+    limit(machine, maximum, current, cached)
+    assert free_bytes(CPU) == free
 
 
-def test_a_base_in_half_precision_weighs_half() -> None:
-    plan = MemoryPlan(recipe="ppo", num_parameters=100, num_adapter=1, critic_architecture="lora", frozen_bytes=2)
-    # Base, engine and reward model at 2 bytes, two adapters of one parameter at 16.
-    assert expected(plan).total == 3 * 200 + 2 * 16
+def test_the_older_files_of_a_container_are_read_too(machine: Path) -> None:
+    (machine / "memory").mkdir()
+    (machine / "memory" / "memory.limit_in_bytes").write_text("3000\n", encoding="ascii")
+    (machine / "memory" / "memory.usage_in_bytes").write_text("2900\n", encoding="ascii")
+    (machine / "memory" / "memory.stat").write_text("inactive_file 0\n", encoding="ascii")
+    assert free_bytes(CPU) == 100
 
 
-def test_keys_and_values_of_a_worked_shape() -> None:
-    # 2 (keys, values) * 2 layers * 2 key-value heads * width 24 / 4 = 6: 48 numbers a token; 3 sequences of 5.
-    config = strategies.tiny_llama().config
-    assert kv_cache_bytes(config, num_sequences=3, num_tokens=5, bytes_per_number=4) == 48 * 3 * 5 * 4
+def test_where_the_kernel_says_nothing_it_is_unknown(machine: Path) -> None:
+    (machine / "meminfo").unlink()
+    assert free_bytes(CPU) is None
 
 
-def test_the_total_is_the_sum_of_the_parts() -> None:
-    assert Footprint(weights=1, gradients=2, optimizer=3, activations=4, kv_cache=5).total == 15
+def test_this_machine_has_some() -> None:
+    assert (free_bytes(CPU) or 1) > 0
 
 
-def learner_of(placement: str, rank: int) -> Learner:
-    """A GRPO learner, or PPO's with the critic somewhere."""
-    policy: Any = strategies.tiny_llama()
-    adapter = LoraConfig(rank=rank)
-    if rank:
-        policy = add_lora(policy, adapter, "policy", seed=0)
-    critic = None
-    if placement:
-        backbones = {"separate": strategies.tiny_llama, "shared": lambda: policy}
-        backbones["lora"] = lambda: add_lora(policy, adapter, "critic", seed=0)
-        critic = ScalarHeadModel.on_backbone(backbones[placement]())
-    name = "ppo" if placement else "grpo"
-    settings = {"critic": CriticConfig(architecture=placement)} if placement else {}
-    config = strategies.rl_config(name, update=UpdateConfig(lora=adapter), **settings)
-    return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize(("placement", "rank"), [("", 0), ("", 2), ("separate", 0), ("shared", 0), ("lora", 2)])
-def test_a_measured_update_holds_what_the_plan_says(placement: str, rank: int) -> None:
-    learner = learner_of(placement, rank)
-    with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
-        learner.update(SAMPLES, seed=0)
-    size = num_parameters(learner.policy)
-    plan = MemoryPlan(
-        recipe="rlvr_ppo" if placement else "rlvr_grpo",
-        num_parameters=size,
-        num_adapter=sum(p.numel() for p in learner.policy.parameters()) if rank else 0,
-        critic_architecture=placement or "separate",
-        reference=False,
-    )
-    wanted = expected(plan)
-    heads = 24 * 4 if placement else 0
-    buffers = weight_bytes([learner.policy, learner.critic]) - (wanted.weights - 4 * size) - heads
-    assert 0 <= buffers < 1000  # the inverse frequencies of the rotary positions
-    assert meter.weights == weight_bytes([learner.policy, learner.critic])
-    # A gradient that is zero, as that of a backbone below a zero head, is there all the same.
-    assert meter.gradients == wanted.gradients + heads
-    steps = 4 * sum(len(group["params"]) for optimizer in learner.optimizers for group in optimizer.param_groups)
-    assert optimizer_bytes(learner.optimizers) == wanted.optimizer + 2 * heads + steps
-    assert meter.activations > 0
-
-
-def test_measuring_changes_nothing_that_is_computed() -> None:
-    plain, measured = learner_of("shared", 0), learner_of("shared", 0)
-    plain.update(SAMPLES, seed=0)
-    with measure_peak([measured.policy], measured.optimizers):
-        measured.update(SAMPLES, seed=0)
-    assert torch.equal(weights_of(plain.policy), weights_of(measured.policy))
-
-
-def test_activations_grow_with_the_micro_batch_and_end_with_the_update() -> None:
-    peaks = []
-    for samples in (SAMPLES[:3], SAMPLES):
-        learner = learner_of("", 0)
-        with measure_peak([learner.policy], learner.optimizers) as meter:
-            learner.update(samples, seed=0)
-        peaks.append(meter.activations)
-        assert not meter._held
-    assert peaks[1] > 1.5 * peaks[0]
-
-
-def test_what_autograd_keeps_is_counted_once_and_a_weight_never() -> None:
-    # exp keeps its result (4 bytes * 8); the product keeps x twice over (32 bytes once); the weight is no activation.
-    layer = torch.nn.Linear(8, 8, bias=False)
-    x = torch.ones(8, requires_grad=True)
-    with measure_peak([layer], []) as meter:
-        y = x * x
-        kept = meter.activations
-        z = y.exp()
-        assert (kept, meter.activations) == (32, 64)
-        layer(z)
-        assert meter.activations == 64  # z is there already
-    del y, z
-
-
-def test_a_shared_base_is_counted_once() -> None:
-    base = strategies.tiny_llama()
-    before = weight_bytes([base])
-    policy, critic = (add_lora(base, LoraConfig(rank=2), name, seed=0) for name in ("policy", "critic"))
-    judge = ScalarHeadModel.on_backbone(critic)
-    added = sum(p.numel() * 4 for model in (policy, judge) for p in model.parameters())
-    assert weight_bytes([policy, judge, AdaptedModel(base, ""), None]) == before + added
-    assert num_parameters(policy) == num_parameters(strategies.tiny_llama())
+@pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="only glibc keeps freed memory of this size")
+def test_freed_memory_between_tensors_that_stay_is_returned() -> None:
+    tensors = [torch.ones(4096) for _ in range(8000)]  # below the size that glibc returns by itself
+    kept = tensors[::100]
+    del tensors
+    before = resident_bytes()
+    release_freed()
+    assert resident_bytes() < before - 8000 * 4096 * 4 // 2
+    assert all(bool((each == 1.0).all()) for each in kept)

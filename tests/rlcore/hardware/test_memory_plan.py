@@ -23,7 +23,7 @@ from rlcore.config import (
     SftConfig,
     UpdateConfig,
 )
-from rlcore.hardware.memory import measure_peak, num_parameters, optimizer_bytes
+from rlcore.hardware.memory_meter import measure_peak, num_parameters, optimizer_bytes
 from rlcore.hardware.memory_plan import (
     Conditions,
     ModelSize,
@@ -38,6 +38,7 @@ from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import completion_loss, completion_states
+from rlcore.models.size import model_size
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.learner import Learner
@@ -99,7 +100,7 @@ def measured_activations(model: Any, tokens: int) -> int:
 def test_activations_are_within_a_quarter_of_what_autograd_keeps(
     name: str, dtype: torch.dtype, gradient_checkpointing: bool
 ) -> None:
-    size, tokens = ModelSize.of(SHAPES[name]), 512
+    size, tokens = model_size(SHAPES[name]), 512
     conditions = Conditions(compute_bytes=dtype.itemsize, gradient_checkpointing=gradient_checkpointing, tokens=tokens)
     head = conditions.activations(size) - conditions.backbone(size)
     found = measured_activations(made(name, gradient_checkpointing=gradient_checkpointing, dtype=dtype), tokens)
@@ -111,7 +112,7 @@ def test_activations_are_within_a_quarter_of_what_autograd_keeps(
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_size_of_a_model_is_read_from_its_configuration(name: str) -> None:
-    size, model = ModelSize.of(SHAPES[name]), made(name)
+    size, model = model_size(SHAPES[name]), made(name)
     assert size.num_parameters == num_parameters(model)
     adapter = LoraConfig(rank=3, targets=("q_proj", "down_proj"))
     adapted = add_lora(model, adapter, "policy", seed=0)
@@ -208,7 +209,7 @@ def test_the_plan_of_a_run_is_what_a_learner_then_holds() -> None:
     config = rl("ppo", kl=KlConfig())
     policy, critic = strategies.tiny_llama(), strategies.tiny_llama(seed=1)
     learner = Learner(policy, ScalarHeadModel.on_backbone(critic), algorithm=ALGORITHMS["ppo"], config=config)
-    size = ModelSize.of(policy.config)
+    size = model_size(policy.config)
     plan = rl_footprint(
         size, config, uses_critic=True, reward_model=None, compute_bytes=4, gradient_checkpointing=False, num_tokens=16
     )

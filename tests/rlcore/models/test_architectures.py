@@ -12,7 +12,6 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
-from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models import adapter_targets, batching
 from rlcore.models.architectures import positions_of, supports_prompt_sharing
 from rlcore.models.batching import choose_kernels, pack_for
@@ -21,6 +20,7 @@ from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import MergedState, add_lora
 from rlcore.models.policy import completion_logprobs
+from rlcore.models.size import model_size
 from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -204,7 +204,7 @@ def test_an_adapter_computes_what_its_merged_weights_do(
             add_lora(model, config, "policy", seed=0)
         return
     policy = add_lora(model, config, "policy", seed=0)
-    planned = ModelSize.of(model.config).adapter_parameters(config)
+    planned = model_size(model.config).adapter_parameters(config)
     assert planned == sum(parameter.numel() for parameter in policy.parameters())
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaForCaus
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
-from rlcore.hardware.memory import measure_peak
+from rlcore.hardware.memory_meter import measure_peak
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.lora import AdaptedModel, active_name, add_lora
 from rlcore.models.policy import completion_logprobs

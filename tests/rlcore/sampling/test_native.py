@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.errors import SamplingError
-from rlcore.hardware import precision
+from rlcore.hardware import memory
 from rlcore.models.loading import load_policy
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.sampling import native
@@ -236,7 +236,7 @@ def test_weights_of_a_learner_give_the_learners_log_probabilities(
 def test_packed_weights_are_those_that_were_loaded_last(
     model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(memory, "_LEAST_WEIGHTS", 0)
     sampler = NativeSampler(model, tokenizer)
     for version in (1, 2):
         with torch.no_grad():

@@ -188,7 +188,7 @@ def test_a_past_turn_without_the_prefilled_thought_needs_a_generation_block(tmp_
 def test_a_template_that_drops_past_thoughts_is_refused(tmp_path: Path) -> None:
     dropping = THINKING.replace("message['content']", "message['content'].split('</think>')[-1]")
     messages = conversation("1+1", "<think>\nHm.</think>2", "+1")
-    with pytest.raises(ModelError, match="rewrites message"):
+    with pytest.raises(ModelError, match=r"rewrites message 2 \(assistant\)"):
         render_conversation(load(tmp_path, dropping), messages, "<think>\n</think>3")
 
 

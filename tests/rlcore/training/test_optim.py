@@ -12,7 +12,7 @@ import torch
 
 from rlcore.config import OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
-from rlcore.hardware.memory import optimizer_bytes
+from rlcore.hardware.memory_meter import optimizer_bytes
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import clip_gradient, guarded_step, make_optimizer, make_scheduler
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from transformers import LlamaConfig
 from rlcore.errors import ConfigError
 from rlcore.flows.plan import plan_run
 from rlcore.flows.presets import open_preset
-from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.tasks.pipeline import memory_plan
-from rlcore.tasks.pipeline.memory_plan import checked, memory_lines, model_of, needs_of
+from rlcore.models.size import model_size
+from rlcore.tasks.pipeline.memory_plan import checked, memory_lines, needs_of
+from rlcore.tasks.pipeline.model_facts import model_facts
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps import memory_need
+from rlcore.tasks.steps.memory_need import Device
 from rlcore.tasks.store.settings import Home
 
 GIB = 2**30
@@ -30,17 +30,9 @@ SEVEN_B = LlamaConfig(
     num_key_value_heads=4,
     tie_word_embeddings=False,
 )
-
-
-@pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU of 80 GiB that computes in bfloat16."""
-    kinds = (f"kinds.{kind}.memory" for kind in ("sft", "dpo", "reward_model", "rl"))
-    for name in ("steps.memory_need", "pipeline.memory_plan", *kinds):
-        chooser = f"rlcore.tasks.{name}.choose_device_and_dtype"
-        monkeypatch.setattr(chooser, lambda _: (torch.device("cuda"), torch.bfloat16))
-    for module in (memory_need, memory_plan):
-        monkeypatch.setattr(module, "total_bytes", lambda _: 80 * GIB)
+SIZE = model_size(SEVEN_B)
+CARD = Device(type="cuda", compute_bytes=2, total=80 * GIB)  # computes in bfloat16
+CPU = Device(type="cpu", compute_bytes=4, total=8 * GIB)
 
 
 def preset(*overrides: str) -> RunConfig:
@@ -50,13 +42,13 @@ def preset(*overrides: str) -> RunConfig:
 def refused(*overrides: str, stages: tuple[str, ...] = ("sft", "reward_model", "grpo", "ppo")) -> str:
     """The message with which a model of 7 B parameters is refused; empty where it is not."""
     try:
-        checked(needs_of(preset(*overrides), SEVEN_B, stages), 80 * GIB, is_cuda=True)
+        checked(needs_of(preset(*overrides), SIZE, CARD, stages), CARD.total, is_cuda=True)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_what_does(card: None) -> None:
+def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_what_does() -> None:
     message = refused(stages=("grpo",))
     # 7.6 B x 16 bytes that learn, the reference and the engine's copy in bfloat16; 71 GiB of a micro-batch
     assert "grpo needs 213 GiB" in message and "of 80 GiB on the GPU" in message
@@ -66,28 +58,28 @@ def test_all_weights_of_a_7b_model_do_not_fit_on_one_card_and_the_message_says_w
     assert "sft needs" in refused()
 
 
-def test_on_eight_ranks_they_do(card: None) -> None:
+def test_on_eight_ranks_they_do() -> None:
     ranks = ("distributed.backend=processes", "distributed.learner_ranks=8")
     assert refused(*ranks, stages=("grpo",)) == ""
-    (need,) = needs_of(preset(*ranks), SEVEN_B, ("grpo",))
+    (need,) = needs_of(preset(*ranks), SIZE, CARD, ("grpo",))
     assert need.held < 20 * GIB  # 142 GiB of weights, gradients and moments in eight parts
     assert refused(*ranks) == ""  # SFT, reward model and a critic's backbone are in shards too
     assert "sft needs" in refused(*ranks, "distributed.shard=replicate")
 
 
-def test_on_one_card_they_do_where_shards_rest_in_the_machines_memory(card: None) -> None:
+def test_on_one_card_they_do_where_shards_rest_in_the_machines_memory() -> None:
     assert "distributed.cpu_offload = true" in refused(stages=("grpo",))
     beside = ("distributed.backend=processes", "distributed.cpu_offload=true")
     assert refused(*beside) == ""
-    (need,) = needs_of(preset(*beside), SEVEN_B, ("sft",))
+    (need,) = needs_of(preset(*beside), SIZE, CARD, ("sft",))
     assert need.held == 0 and need.footprint.activations > 0
 
 
-def test_an_adapter_of_it_fits(card: None) -> None:
+def test_an_adapter_of_it_fits() -> None:
     assert refused("stages.grpo.update.lora.rank=16", stages=("grpo",)) == ""
 
 
-def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_an_engine_on_the_same_card_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     given = ["stages.grpo.update.lora.rank=16", "engine.kind=vllm", "stages.grpo.kl.coefficient=0.0"]
     large = "engine.gpus.gpu_memory_utilization=0.85"
@@ -102,55 +94,55 @@ def test_the_share_of_an_engine_on_the_same_card_counts(card: None, monkeypatch:
         ("engine.weight_transfer=nccl", "nccl needs vLLM in the trainer's environment too"),
     ):
         with pytest.raises(ConfigError, match=message):
-            needs_of(preset(*given, impossible), SEVEN_B, ("grpo",))
+            needs_of(preset(*given, impossible), SIZE, CARD, ("grpo",))
 
 
 @pytest.mark.parametrize("gains", [True, False])
-def test_packed_copies_count_where_the_engine_makes_them(monkeypatch: pytest.MonkeyPatch, gains: bool) -> None:
-    monkeypatch.setattr("rlcore.tasks.kinds.rl.memory.gains_packed", lambda device, dtype: gains)
-    (need,) = needs_of(preset("hardware.device=cpu", "hardware.dtype=float32"), SEVEN_B, ("grpo",))
-    packed = ModelSize.of(SEVEN_B).packed_bytes(4) if gains else 0
+def test_packed_copies_count_where_the_engine_makes_them(gains: bool) -> None:
+    (need,) = needs_of(preset(), SIZE, replace(CPU, gains_packed=gains), ("grpo",))
+    packed = SIZE.packed_bytes(4) if gains else 0
     assert need.footprint.packed == packed
     assert need.peak == need.held + max(need.footprint.activations, need.footprint.kv_cache + packed)
     assert ("packed weights 26 GiB" in str(need)) == gains
 
 
-def test_where_activations_alone_are_too_many_it_is_said_and_not_refused(card: None) -> None:
+def test_where_activations_alone_are_too_many_it_is_said_and_not_refused() -> None:
     config = preset("stages.sft.tokens_per_microbatch=900000")
-    (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["sft"]), 80 * GIB, is_cuda=True)
+    (line,) = checked(
+        needs_of(config, model_size(LlamaConfig(num_hidden_layers=2)), CARD, ["sft"]), CARD.total, is_cuda=True
+    )
     assert "this may not fit; set hardware.gradient_checkpointing = true or a smaller tokens_per_microbatch" in line
 
 
 def test_where_the_cache_of_the_engine_is_too_large_the_number_of_sequences_is_named() -> None:
     config = preset("stages.grpo.sampling.max_new_tokens=20000", "stages.grpo.prompts_per_iteration=64")
-    (line,) = checked(needs_of(config, LlamaConfig(num_hidden_layers=2), ["grpo"]), 80 * GIB, is_cuda=False)
+    needs = needs_of(config, model_size(LlamaConfig(num_hidden_layers=2)), CPU, ["grpo"])
+    (line,) = checked(needs, 80 * GIB, is_cuda=False)
     assert line.endswith("this may not fit; set a smaller stages.grpo.sampling.max_concurrent")
 
 
 def test_on_a_cpu_nothing_is_refused() -> None:
-    (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), 8 * GIB, is_cuda=False)
+    (line,) = checked(needs_of(preset(), SIZE, CPU, ["sft"]), CPU.total, is_cuda=False)
     assert "of 8.0 GiB free: this may not fit; set stages.sft.optim.kind = 'adamw_8bit'" in line
-    (line,) = checked(needs_of(preset(), SEVEN_B, ["sft"]), None, is_cuda=False)
+    (line,) = checked(needs_of(preset(), SIZE, CPU, ["sft"]), None, is_cuda=False)
     assert "free" not in line
 
 
 def test_a_model_from_scratch_is_known_before_it_is_made_and_one_from_a_hub_is_not(home: Home) -> None:
     config = preset()
-    model = model_of(config, home, {})
-    assert model is not None
-    shape = config.model.shape
+    shape, size = config.model.shape, model_facts(config, home, {}).size
     made = make_model(shape, make_tokenizer(max_positions=shape.max_positions), seed=0)
-    assert ModelSize.of(model).num_parameters == sum(p.numel() for p in made.parameters())
+    assert size is not None and size == model_size(made.config)
+    assert size.num_parameters == sum(p.numel() for p in made.parameters())
     commit = "0" * 40
     unknown = preset("model.source=hub", "model.path=org/name", f"model.revision={commit}")
-    assert model_of(unknown, home, {}) is None
-    assert memory_lines(unknown, home, {}, ["sft"]) == ["memory: known when the model is there, after import_sft"]
+    assert model_facts(unknown, home, {}).size is None
+    assert memory_lines(unknown, None, ["sft"]) == ["memory: known when the model is there, after import_sft"]
 
 
 def test_a_folder_is_read_where_it_lies(home: Home, tmp_path: Path) -> None:
     SEVEN_B.save_pretrained(tmp_path)
-    found: Any = model_of(preset("model.source=folder", f"model.path={tmp_path}"), home, {})
-    assert found.hidden_size == 3584
+    assert model_facts(preset("model.source=folder", f"model.path={tmp_path}"), home, {}).size == SIZE
 
 
 def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
@@ -162,7 +154,8 @@ def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
     assert time.startswith("time: about ")
 
 
-def test_a_plan_that_cannot_fit_is_refused(home: Home, card: None) -> None:
+def test_a_plan_that_cannot_fit_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.tasks.pipeline.memory_plan.device_of", lambda _: CARD)
     huge = ["model.shape.hidden_size=12288", "model.shape.intermediate_size=49152", "model.shape.num_layers=30"]
     with pytest.raises(ConfigError, match="of 80 GiB on the GPU"):
         plan_run("tiny", huge, ["sft"])

@@ -11,7 +11,7 @@ import torch
 from rlcore.config import BackboneConfig, HardwareConfig, LoraConfig
 from rlcore.distributed import build
 from rlcore.distributed.build import LearnerPlan, make_policy
-from rlcore.hardware.memory import measure_peak
+from rlcore.hardware.memory_meter import measure_peak
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel

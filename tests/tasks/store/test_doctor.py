@@ -98,7 +98,7 @@ def test_a_card_that_is_not_there_is_a_fault_and_a_cpu_is_none() -> None:
 
 def test_too_little_memory_or_disk_is_a_fault(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for free, state in ((GIB // 2, "missing"), (8 * GIB, "ok")):
-        monkeypatch.setattr("rlcore.hardware.free_memory.free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr("rlcore.hardware.memory.free_bytes", lambda _, free=free: free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert (doctor.memory().state, doctor.disk(home).state) == (state, state)
 

@@ -97,7 +97,12 @@ def test_facts_of_another_version_are_not_taken(ask: Callable[[str], list[str]],
     assert ask("a") == ["computed", "A"]
 
 
-def test_a_home_that_was_never_made_stays_unmade(ask: Callable[[str], list[str]], home: Home) -> None:
+def test_before_the_first_run_they_are_in_the_users_cache_and_the_home_stays_unmade(
+    ask: Callable[[str], list[str]], home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home.cache.rmdir()
-    assert ask("a") == ask("a") == ["computed", "A"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    assert [ask("a"), ask("a")] == [["computed", "A"], ["A"]]
     assert list(home.root.iterdir()) == []
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # where nobody can write
+    assert ask("a") == ask("a") == ["computed", "A"]

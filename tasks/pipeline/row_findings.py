@@ -1,0 +1,77 @@
+"""Findings of a trial of each data file, remembered as long as file, settings, tokenizer and code are the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from rlcore.config import to_dict
+from rlcore.strict_config import build
+from rlcore.tasks.pipeline.findings import Finding
+from rlcore.tasks.pipeline.model_facts import ModelFiles, code_state
+from rlcore.tasks.presets.data import HUB, DatasetConfig
+from rlcore.tasks.presets.error_collection import collect_error
+from rlcore.tasks.presets.graph import math_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.data_source import adapter_code, hub_parts, hub_snapshot
+from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.remembered import remembered
+
+
+def row_findings(
+    config: RunConfig, names: Collection[str], files: ModelFiles | None
+) -> tuple[list[Finding], list[str]]:
+    """Return the errors of the first rows of datasets, and sentences about rows that a run will quarantine.
+
+    ``files``: those of the tokenizer; without them no length is checked. Rows that are generated, sampled or still to
+    be fetched are left to the run.
+    """
+    findings: list[Finding] = []
+    notes: list[str] = []
+    for name in names:
+        data = config.data[name]
+        is_graded = name in math_data(config) and data.contract == "prompts"
+        system = data.system_prompt or config.model.system_prompt
+        for key, path in (("path", data.path), ("eval_path", data.eval_path)):
+            digest = _digest(path)
+            if digest is None:
+                continue
+            # How many rows a run takes changes nothing about the first ones.
+            own = replace(data, path=path, eval_path="", system_prompt=system, num_train=1, num_eval=1)
+            tokenizer = files.source if files else ""
+            asked = {"key": f"data.{name}", "which": key, "data": to_dict(own), "graded": is_graded, "files": tokenizer}
+            state = (digest, files.digest if files else "", adapter_code(data.reader), code_state())
+            texts, said = _findings(json.dumps(asked), "\n".join(state))
+            findings += [Finding(file=path, text=text) for text in texts]
+            notes += said
+    return findings, notes
+
+
+def _digest(path: str) -> str | None:
+    """Return a digest of a file's rows; None if there is no such file, as other checks say."""
+    if path.startswith(HUB):
+        if collect_error("", lambda: hub_parts(path)):
+            return None
+        found = hub_snapshot(path)
+        files = sorted(found.rglob("*")) if found else []
+        return "\n".join(f"{file} {file.resolve().name}" for file in files)  # named by their content
+    if not Path(path).is_file():
+        return None
+    try:
+        return file_sha256(Path(path))
+    except OSError as error:  # the trial says so too
+        return str(error)
+
+
+@remembered
+def _findings(asked: str, state: str) -> tuple[list[str], list[str]]:
+    """Return errors and notes. ``state``: digests of rows, tokenizer and code, which decide besides the settings."""
+    from rlcore.tasks.kinds.data.step import token_view  # brings pandas and transformers
+    from rlcore.tasks.pipeline.row_checks import tried
+
+    found = json.loads(asked)
+    tokens = token_view(ModelFiles(source=found["files"]).tokenizer()) if found["files"] else None
+    data = build(DatasetConfig, found["data"])
+    return tried(found["key"], found["which"], data, tokens, is_graded=found["graded"])

@@ -1,0 +1,164 @@
+"""A plan after another one: cheap if nothing has changed that decides on a finding, and right if something has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.flows.cli.app import main
+from rlcore.models.importing import import_model
+from rlcore.tasks.store.settings import Home
+
+SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=256)
+PRESET = """extends = "chat"
+name = "mine"
+[model]
+source = "folder"
+path = "model"
+license = "MIT"
+chat_template = "own.jinja"
+[data.prompts]
+adapter = "prompts"
+path = "rows.jsonl"
+eval_path = "held_out.jsonl"
+num_train = 40
+num_eval = 10
+max_tokens = 128
+[stages.grpo]
+rewards = [{ kind = "math" }, { kind = "own_rewards:brief", weight = 0.1 }]
+sampling.max_new_tokens = 32
+[evaluation]
+max_new_tokens = 32
+"""
+REWARDS = "def brief(rollouts):\n    return [1.0 for rollout in rollouts]\n"
+HEAVY = ("torch", "transformers", "numpy", "pandas", "pyarrow", "pandera", "mlflow", "prefect", "datasets")
+COMMAND = f"""
+import json, sys
+from rlcore.flows.cli.app import main
+code = main()
+print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
+"""
+
+
+class Done(NamedTuple):
+    code: int
+    imported: list[str]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return folder
+
+
+@pytest.fixture
+def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a preset, a model, rows and a reward that are all valid."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
+    shutil.copytree(model, "model")
+    shutil.move("model/chat_template.jinja", "own.jinja")
+    Path("mine.toml").write_text(PRESET)
+    Path("own_rewards.py").write_text(REWARDS)
+    write_rows("rows.jsonl", 0)
+    write_rows("held_out.jsonl", 100)
+    return folder
+
+
+def write_rows(path: str, start: int, **changes: Any) -> None:
+    rows = (
+        {
+            "prompt_id": f"q{number}",
+            "messages": [{"role": "user", "content": f"What is {number} + 4?"}],
+            "reference": f"{number + 4}",
+            "task": "sums",
+            **changes,
+        }
+        for number in range(start, start + 60)
+    )
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def planned(project: Path, *arguments: str) -> Done:
+    """Plan in a process of its own, in a folder without a state directory."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("RLCORE_", "MLFLOW_"))}
+    variables |= {"XDG_CACHE_HOME": str(project.parent / "cache"), "PYTHONPATH": str(project)}
+    command = [sys.executable, "-c", COMMAND, "plan", "mine.toml", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=project, check=False)
+    text, _, last = done.stdout.rstrip().rpartition("\n")
+    code, imported = json.loads(last)
+    return Done(code, imported, text + done.stderr)
+
+
+def test_an_edited_preset_of_the_same_model_and_rows_is_planned_without_a_library_and_before_any_run(
+    project: Path,
+) -> None:
+    first = planned(project)
+    assert first.code == 0, first.text
+    assert first.imported
+    edits = ("learning_rate=2e-6", "num_iterations=7", "prompts_per_iteration=3", "sampling.temperature=0.9")
+    second = planned(project, *(word for edit in edits for word in ("--set", f"stages.grpo.{edit}")))
+    assert (second.code, second.imported) == (0, []), second.text
+    assert [line.partition(" ")[0] for line in first.text.splitlines() if ": " in line] == [
+        line.partition(" ")[0] for line in second.text.splitlines() if ": " in line
+    ]
+    assert not (project / ".rlcore").exists()
+    wrong = planned(project, "--set", "stages.grpo.learning_rat=1", "--set", "data.prompts.path=none.jsonl")
+    assert (wrong.code, wrong.imported) == (2, [])
+    assert "did you mean stages.grpo.learning_rate?" in wrong.text and "'none.jsonl': no such file" in wrong.text
+
+
+def edit_json(path: str, **changes: Any) -> None:
+    Path(path).write_text(json.dumps(json.loads(Path(path).read_text()) | changes))
+
+
+BREAKS: dict[str, tuple[Callable[[], object], str]] = {
+    "a row": (lambda: write_rows("rows.jsonl", 0, reference=4), "data.prompts: reference: must be a text"),
+    "a held-out row": (lambda: write_rows("held_out.jsonl", 100, messages=[]), "data.prompts: messages"),
+    "no file of rows": (lambda: Path("rows.jsonl").unlink(), "data.prompts.path = 'rows.jsonl': no such file"),
+    "a row without a reference": (lambda: write_rows("rows.jsonl", 0, reference=""), "stages.grpo.rewards.0: 'math'"),
+    "the template": (lambda: Path("own.jinja").write_text("{{ messages }}"), "model.path: the chat template"),
+    "positions": (lambda: edit_json("model/config.json", max_position_embeddings=100), "data.prompts.max_tokens = 128"),
+    "an architecture": (lambda: edit_json("model/config.json", model_type="none"), "model.path: the model cannot be"),
+    "the vocabulary": (lambda: Path("model/tokenizer.json").unlink(), "model.path: "),
+    "a setting": (
+        lambda: Path("mine.toml").write_text(PRESET.replace("128", "8")),
+        "data.prompts.max_tokens: ",
+    ),
+    "the algorithm": (
+        lambda: Path("mine.toml").write_text(PRESET.replace("[stages.grpo]", '[stages.grpo]\nalgorithm = "grop"')),
+        "stages.grpo.algorithm",
+    ),
+    "a reward": (lambda: Path("own_rewards.py").write_text("import none\n"), "stages.grpo.rewards.1.kind: cannot"),
+}
+
+
+@pytest.mark.parametrize(("damage", "error"), BREAKS.values(), ids=BREAKS)
+def test_what_is_broken_after_a_good_plan_is_named_by_the_next_one(
+    project: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[], object], error: str
+) -> None:
+    assert main(["plan", "mine.toml"]) == 0
+    kept = {path: path.read_bytes() for path in project.rglob("*") if path.is_file()}
+    damage()
+    sys.modules.pop("own_rewards", None)
+    assert main(["plan", "mine.toml"]) == 2
+    said = capsys.readouterr().err
+    assert [line for line in said.splitlines() if line.strip().startswith(error)], said
+    for path, content in kept.items():
+        path.write_bytes(content)
+    sys.modules.pop("own_rewards", None)
+    assert main(["plan", "mine.toml"]) == 0
