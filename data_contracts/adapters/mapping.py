@@ -79,10 +79,12 @@ def reference_text(value: Any, path: str) -> str:
         RowError: it is nothing of this, or says that there is no answer.
     """
     if isinstance(value, list) and value:
-        accepted = list(dict.fromkeys(reference_text(each, path) for each in value))
+        accepted = list(dict.fromkeys(_answer_text(each, path) for each in value))
         return accepted[0] if len(accepted) == 1 else json.dumps(accepted, ensure_ascii=False)
-    if isinstance(value, Mapping):
-        return canonical_json(value).decode()
+    return canonical_json(value).decode() if isinstance(value, Mapping) else _answer_text(value, path)
+
+
+def _answer_text(value: Any, path: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowError(path, f"must be a text, a number or a list of them, not {kind_of(value)}", value)
     if isinstance(value, float) and not math.isfinite(value):
