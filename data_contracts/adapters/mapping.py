@@ -96,20 +96,18 @@ def _answer_text(value: Any, path: str) -> str:
 
 
 def _prompt_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
-    path = _path(spec, "prompt")
-    question = _with_system(spec, row, question_of(_asked(spec, row), path))
+    question = _with_system(spec, row, question_of(_asked(spec, row), _path(spec, "prompt")))
     made: dict[str, Any] = {"messages": question, **_answered(spec, name, row), **_split(spec, row)}
     return [{"prompt_id": _id(spec, row) or row_id(made["task"], question), **made}]
 
 
 def _demonstration_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
-    path = _path(spec, "prompt")
     turns = _asked(spec, row)
     if "completion" in spec:
         own, completion = answer_of(spec["completion"].read(row), _path(spec, "completion"))
         turns = continued(turns, own)
     else:
-        turns, completion = answered(turns, path)
+        turns, completion = answered(turns, _path(spec, "prompt"))
     question = _with_system(spec, row, turns)
     answer: dict[str, Any] = {"completion": completion, **_answered(spec, name, row)}
     made = {"messages": question, **answer, **_split(spec, row)}
