@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHUNK_SIZE = 1024  # rows of logits [chunk, V] in memory at once: 200 MB at a vocabulary of 49,152
 _LEAST_WEIGHTS = 2**15
-_MOST_ON_CPU = 2048  # docs/benchmarks/cost.md has the measurement
+_MOST_ON_CPU, _FILLED_ON_CPU = 2048, 1024  # docs/benchmarks/cost.md has the measurements
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
@@ -108,6 +108,11 @@ def is_large(num_weights: int) -> bool:
 def positions_on(device: str, tokens_per_microbatch: int) -> int:
     """Return the budget of a pass: on a CPU at most 2,048, since larger passes leave its caches and are slower."""
     return min(tokens_per_microbatch, _MOST_ON_CPU) if device == "cpu" else tokens_per_microbatch
+
+
+def filled_on(device: str, tokens_per_microbatch: int) -> int:
+    """Return the positions up to which a pass takes several trees: on a CPU half, which is as fast with less memory."""
+    return min(tokens_per_microbatch, _FILLED_ON_CPU) if device == "cpu" else tokens_per_microbatch
 
 
 def free_bytes(device: torch.device) -> int | None:

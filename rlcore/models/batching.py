@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.distributed.sharded import device_of, ranks_of
-from rlcore.hardware.memory import positions_on
+from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.precision import use_onednn
 from rlcore.models.architectures import is_recurrent, library_attention, supports_prompt_sharing
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
@@ -45,8 +45,13 @@ def pack_for(model: Any, sequences: Sequence[TokenSequence], *, tokens_per_micro
     share_prompts = supports_prompt_sharing(model)
     device: torch.device = device_of(model)
     widths = WIDTHS if share_prompts and device.type == "cuda" else EXACT
-    budget = positions_on(device.type, tokens_per_microbatch)
-    batches = pack(sequences, tokens_per_microbatch=budget, share_prompts=share_prompts, widths=widths)
+    batches = pack(
+        sequences,
+        tokens_per_microbatch=positions_on(device.type, tokens_per_microbatch),
+        filled=filled_on(device.type, tokens_per_microbatch),
+        share_prompts=share_prompts,
+        widths=widths,
+    )
     missing = ranks_of(model).max(len(batches)) - len(batches)
     return batches + [empty(widths)] * missing
 

@@ -109,6 +109,7 @@ def pack(
     sequences: Sequence[TokenSequence],
     *,
     tokens_per_microbatch: int,
+    filled: int | None = None,
     pad_id: int = 0,
     share_prompts: bool = True,
     widths: Widths = EXACT,
@@ -121,7 +122,8 @@ def pack(
 
     Args:
         sequences: Sequences in any order.
-        tokens_per_microbatch: Budget in positions.
+        tokens_per_microbatch: Budget in positions. Completions of a prompt that exceed it together are separated.
+        filled: Smaller budget of a micro-batch of several rows.
         pad_id: Token id of padding positions.
         share_prompts: If False, every completion gets its own row, for models that do not support trees.
         widths: Allowed row widths.
@@ -135,8 +137,9 @@ def pack(
     limit = tokens_per_microbatch if share_prompts else 0
     trees = sorted(_trees(sequences, limit), key=len, reverse=True)
     lengths = [widths.of(len(tree)) for tree in trees]
-    count = len(_cut(lengths, tokens_per_microbatch))
-    even = bisect_left(range(tokens_per_microbatch), True, key=lambda budget: len(_cut(lengths, budget)) <= count)
+    most = min(filled or tokens_per_microbatch, tokens_per_microbatch)
+    count = len(_cut(lengths, most))
+    even = bisect_left(range(most), True, key=lambda budget: len(_cut(lengths, budget)) <= count)
     return [_lay_out(trees[rows], pad_id, widths) for rows in _cut(lengths, even)]
 
 

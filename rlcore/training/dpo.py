@@ -21,7 +21,7 @@ from rlcore.checks.audit.integrity import verify_saved
 from rlcore.config import DpoConfig
 from rlcore.distributed.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.errors import DataError
-from rlcore.hardware.memory import positions_on
+from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.batching import pack_for, rank_indices
@@ -221,7 +221,8 @@ def accumulate_gradient(
     ranks = ranks_of(model)
     total_weight = sum(one.weight for each in sets for one in each.comparisons)
     loss_sum, sides = 0.0, list[Tensor]()
-    for group in microbatches(sets, positions_on(device_of(model).type, config.tokens_per_microbatch), ranks):
+    device, budget = device_of(model).type, config.tokens_per_microbatch
+    for group in microbatches(sets, positions_on(device, budget), ranks, filled=filled_on(device, budget)):
         pull, loss, found = run_forward(model, partial(_pull, model, group, reference, total_weight, config))
         add_gradient(pull, scale=scale, name="the DPO loss", ranks=ranks)
         loss_sum += float(loss)

@@ -111,18 +111,21 @@ def side_indices(sets: Sequence[PreferenceSet]) -> tuple[list[int], list[int]]:
     return [start + one.better for start, one in placed], [start + one.worse for start, one in placed]
 
 
-def microbatches(sets: Sequence[PreferenceSet], budget: int, ranks: Ranks = ONE) -> list[list[PreferenceSet]]:
+def microbatches(
+    sets: Sequence[PreferenceSet], budget: int, ranks: Ranks = ONE, *, filled: int | None = None
+) -> list[list[PreferenceSet]]:
     """Split a minibatch by the token budget, padding included, the longest set first, which fixes the width.
 
     A set above the budget is split into smaller sets with the same comparisons, and completions may be repeated: the
     graph of one micro-batch must fit into memory. Each rank gets equally many micro-batches; its last may be empty.
+    ``filled``: smaller budget of a micro-batch of several sets.
     """
     pieces = [piece for one in sets for piece in _cut(one, budget)]
     mine = balance([piece.num_tokens for piece in pieces], ranks.size)[ranks.rank]
     ordered = sorted((pieces[index] for index in mine), key=lambda piece: piece.num_tokens, reverse=True)
     cut: list[list[PreferenceSet]] = []
     for piece in ordered:
-        if cut and cut[-1][0].num_tokens * (len(cut[-1]) + 1) <= budget:
+        if cut and cut[-1][0].num_tokens * (len(cut[-1]) + 1) <= (filled or budget):
             cut[-1].append(piece)
         else:
             cut.append([piece])

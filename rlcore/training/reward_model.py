@@ -11,7 +11,7 @@ import torch
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
 from rlcore.distributed.sharded import device_of, ranks_of, run_forward
-from rlcore.hardware.memory import positions_on
+from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarHeadModel
@@ -101,8 +101,8 @@ def _accumulate(
     ranks, comparisons = ranks_of(model), [one for group in sets for one in group.comparisons]
     total_weight = sum(one.weight for one in comparisons)
     loss_sum, num_right = 0.0, 0
-    budget = positions_on(device_of(model).type, config.tokens_per_microbatch)
-    for group in microbatches(sets, budget, ranks):
+    device, budget = device_of(model).type, config.tokens_per_microbatch
+    for group in microbatches(sets, positions_on(device, budget), ranks, filled=filled_on(device, budget)):
         loss, right = run_forward(model, partial(_loss, model, group, config, total_weight))
         add_gradient(loss, scale=scale, name="the reward model's loss", ranks=ranks)
         loss_sum += float(loss.detach())

@@ -32,10 +32,16 @@ def test_trees_have_few_widths_on_a_gpu(shares: bool, shape: tuple[int, int], mo
     assert [WIDTHS.of(length) for length in (1, 256, 257, 1000)] == [256, 256, 384, 1024]
 
 
-def test_a_pass_has_at_most_2048_positions_on_a_cpu_and_on_a_gpu_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_takes_trees_up_to_1024_positions_on_a_cpu_and_on_a_gpu_up_to_what_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sequences = [TokenSequence(prompt_ids=(number,), completion_ids=(3,) * 499) for number in range(10)]
     on_cpu = pack_for(strategies.tiny_llama(), sequences, tokens_per_microbatch=8192)
-    assert [batch.token_ids.numel() for batch in on_cpu] == [2000, 2000, 1000]
+    assert [batch.token_ids.numel() for batch in on_cpu] == [1000] * 5
+    group = [TokenSequence(prompt_ids=(1,), completion_ids=(3,) * 499) for _ in range(5)]
+    assert [
+        batch.token_ids.numel() for batch in pack_for(strategies.tiny_llama(), group, tokens_per_microbatch=8192)
+    ] == [1997, 500]
     monkeypatch.setattr(batching, "supports_prompt_sharing", lambda model: True)
     (on_gpu,) = pack_for(OnAGpu(), sequences, tokens_per_microbatch=8192)
     assert on_gpu.token_ids.numel() == 5120
