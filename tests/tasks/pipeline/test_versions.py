@@ -64,7 +64,7 @@ def changed(before: dict[str, KeyInputs], after: dict[str, KeyInputs]) -> dict[s
 @pytest.mark.parametrize(
     ("library", "overrides", "stages_of_it"),
     [
-        ("torch", (), COMPUTING),
+        ("torch", (), COMPUTING - PREPARING),
         ("tokenizers", (), COMPUTING),
         ("sympy", (), {*GRADED, "prepare_prompts"}),  # references are tried before they are learned from
         ("mpmath", (), {*GRADED, "prepare_prompts"}),
