@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping
 
@@ -27,9 +28,9 @@ def forward_flops(shape: Mapping[str, int], prompt_lengths: torch.Tensor, length
     return backbone + 2 * shape["vocab_size"] * hidden * float(own.sum())
 
 
-def peak_flops(size: int = 1024, repeats: int = 60) -> float:
+def peak_flops(dtype: torch.dtype = torch.float32, size: int = 1024, repeats: int = 60) -> float:
     """Return the best of several matrix products, in FLOP per CPU second, so that concurrent work counts little."""
-    left, right = torch.randn(size, size), torch.randn(size, size)  # float32, by the kernels that training uses
+    left, right = torch.randn(2, size, size).to(dtype)  # by the kernels that training uses
     seconds = []
     for _ in range(repeats):
         start = time.process_time()
@@ -39,4 +40,4 @@ def peak_flops(size: int = 1024, repeats: int = 60) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"gflops": peak_flops() / 1e9}))
+    print(json.dumps({"gflops": peak_flops(getattr(torch, sys.argv[1])) / 1e9}))

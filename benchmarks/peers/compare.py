@@ -88,7 +88,7 @@ def run_plan(name: str, comparisons: Sequence[Comparison], *, out: Path) -> dict
         rounds, peaks = list[Timing](), list[float]()
         for number in range(comparison.rounds):
             for threads in comparison.threads:
-                peaks.append(arena.run_arm("floor", ("benchmarks.floor",), threads)["gflops"])
+                peaks.append(arena.run_arm("floor", ("benchmarks.floor", comparison.work.dtype), threads)["gflops"])
                 pair = [measure(comparison.work, best[side], threads) for side in SIDES]
                 require_same_work(pair[0]["work"], pair[1]["work"], names=SIDES)
                 rounds += [_summary(each) | {"threads": threads, "round": number} for each in pair]

@@ -32,6 +32,7 @@ from rlcore.hardware.precision import set_compute_dtype
 from rlcore.loop import iteration
 from rlcore.loop.components import Components
 from rlcore.loop.recorder import LogRecorder
+from rlcore.loop.weight_sync import verify_sync
 from rlcore.models.batching import choose_kernels
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
@@ -174,6 +175,10 @@ def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
         record.start()
         for _ in range(work.steps):
             iteration.iterate(run)
+        record.stop()
+        with record.part("later_canaries"):
+            for _ in range(work.steps):
+                verify_sync(components, run.calibrations, by_probes=False)
         print(record.report())
 
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.arena import Timing, table
+from benchmarks.peers.work import Work
 from rlcore.config.health import AuditConfig
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
-PAGE, INDEX, README = "docs/benchmarks/speed-against-trl.md", "docs/benchmarks.md", "README.md"
+PAGE, METHODS = "docs/benchmarks/speed-against-trl.md", "docs/benchmarks/speed-by-method.md"
+INDEX, README = "docs/benchmarks.md", "README.md"
 Results = Mapping[str, Any]
 _SIDES = {"ours": "rlcore", "trl": "TRL"}
 _UNITS = {"ours": "tokens", "trl": "rows"}
@@ -37,9 +39,10 @@ def pages(results: Sequence[Results], root: Path = ROOT) -> dict[str, str]:
     Raises:
         ValueError: A page has no place for one of them.
     """
-    texts = {name: (root / name).read_text(encoding="utf-8") for name in (PAGE, INDEX, README)}
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in (PAGE, METHODS, INDEX, README)}
     for each in results:
-        texts[PAGE] = _between(texts[PAGE], each["plan"], block(each))
+        page = PAGE if each["plan"] == "headline" else METHODS
+        texts[page] = _between(page, texts[page], each["plan"], block(each))
         for measured in each["measured"]:
             work = measured["work"]
             is_headline = each["plan"] == "headline"
@@ -60,14 +63,12 @@ def block(results: Results) -> str:
     """Render the tables of one plan: costs, then every candidate of the searches."""
     versions = f"Commit `{results['commit']}`; {results['machine']}"
     costs = table(_COSTS, [row for measured in results["measured"] for row in _cost_rows(measured)])
+    phases = [row for measured in results["measured"] for row in _phase_rows(measured)]
     tried = "\n".join(f"- {each['title']}: {'; '.join(_tried(each['search']))}" for each in results["measured"])
-    parts = [
-        f"**{_claim(results)}**",
-        versions,
-        costs,
-        "Settings tried, each once, on the trial: CPU s (peak MiB).",
-        tried,
-    ]
+    parts = [f"**{_claim(results)}**", versions, costs]
+    if phases:
+        parts += ["rlcore's phases beside their floor, the exact FLOP at the best product:", table(_PHASES, phases)]
+    parts += ["Settings tried, each once, on the trial: CPU s (peak MiB).", tried]
     if failed := _failed(results["measured"]):
         parts.append(f"TRL's options without a figure: {'; '.join(failed)}.")
     return "\n\n".join(parts)
@@ -87,17 +88,15 @@ _COSTS = (
 
 
 def seconds(timing: Timing, *, checked: bool = True) -> float:
-    """Return the CPU seconds of a run without checks, or with canaries and audit as they are on average.
+    """Return the CPU seconds of a run without checks, or with canaries and audit as they are in a long run.
 
-    Each run has only first iterations, which are always audited; later ones keep the audit below its fraction of time.
-    A reward model's labels are audited once, whatever its number of steps.
+    Each run begins with a first iteration, which has probes and is always audited. Later ones compare weights, and keep
+    the audit below its fraction of time. A reward model's labels are audited once, whatever its number of steps.
     """
-    audit = _CHECKS["audit, once"](timing)
-    if not checked:
-        return timing["cpu_seconds"] - _CHECKS["canaries"](timing) - audit
     if "sync_cpu_seconds" not in timing:
-        return timing["cpu_seconds"]
-    return min(timing["cpu_seconds"], (timing["cpu_seconds"] - audit) / (1.0 - AuditConfig().max_time_fraction))
+        return timing["cpu_seconds"] - (0.0 if checked else _CHECKS["audit"](timing))
+    without = timing["cpu_seconds"] - sum(part(timing) for part in _CHECKS.values())
+    return (without + _part(timing, "later_canaries")) / (1.0 - AuditConfig().max_time_fraction) if checked else without
 
 
 def ratio(measured: Mapping[str, Any]) -> float:
@@ -112,7 +111,7 @@ def _part(timing: Timing, name: str) -> float:
 
 _CHECKS: Mapping[str, Callable[[Timing], float]] = {
     "canaries": lambda timing: _part(timing, "sync") - _part(timing, "load"),
-    "audit, once": lambda timing: _part(timing, "audit"),
+    "audit": lambda timing: _part(timing, "audit"),
 }
 
 
@@ -138,13 +137,34 @@ def _cost_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for threads in dict.fromkeys(each["threads"] for each in measured["rounds"]):
         ours, theirs = (_rounds(measured, side, threads) for side in _SIDES)
         start, least = (measured["title"], str(threads)), _median(theirs, seconds)
-        if any(map(_CHECKS["audit, once"], ours)):
+        if any(map(_CHECKS["audit"], ours)):
             yield (*start, "rlcore without checks", *_cost(ours, partial(seconds, checked=False), least))
+            when = " of the first iteration" if measured["work"]["task"] == "grpo" else ""
             for name, part in _CHECKS.items():
                 if any(map(part, ours)):
-                    yield (*start, name, str(len(ours)), "–", _spread(ours, part), "–", "–", "–")
+                    yield (*start, name + when, str(len(ours)), "–", _spread(ours, part), "–", "–", "–")
         yield (*start, _side(ours), *_cost(ours, seconds, least))
         yield (*start, _side(theirs), *_cost(theirs, seconds, least))
+
+
+_PHASES = ("work", "GFLOP per CPU s", "phase", "CPU s", "floor s", "multiple")
+
+
+def _phase_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield generation and update of rlcore at one thread; of four passes over the tokens, sampling is one."""
+    work, ours = Work(**measured["work"]), _rounds(measured, "ours", 1)
+    if work.task != "grpo":
+        return
+    generation = _median(ours, lambda each: _part(each, "generation"))
+    whole = _median(ours, partial(seconds, checked=False))
+    passes = work.floor_flops / (measured["gflops"] * 1e9) / 4
+    for name, spent, floor in (
+        ("generation", generation, passes),
+        ("update", whole - generation, 3 * passes),
+        ("whole step, without checks", whole, 4 * passes),
+    ):
+        cells = (name, f"{spent:.1f}", f"{floor:.1f}", f"{spent / floor:.2f}×")
+        yield (measured["title"], f"{measured['gflops']:.0f}", *cells)
 
 
 def _cost(timings: Sequence[Timing], value: Callable[[Timing], float], least: float) -> tuple[str, ...]:
@@ -205,7 +225,8 @@ def _index_row(measured: Mapping[str, Any], version: str) -> str:
     ours, theirs = (_rounds(measured, side, 1) for side in _SIDES)
     start, speed = _INDEX_ROWS[measured["work"]["task"]], ratio(measured)
     cells = [_spread(each, seconds) for each in (ours, theirs)]
-    link = f"[Against TRL](benchmarks/{Path(PAGE).name})"
+    page = PAGE if measured["work"]["task"] == "grpo" else METHODS
+    link = f"[Against TRL](benchmarks/{Path(page).name})"
     return f"| {start} (n = {len(ours)}) | {cells[0]} | TRL {version}: {cells[1]}, {speed:.2f}× | {link} |"
 
 
@@ -223,10 +244,10 @@ def _replace_row(text: str, start: str, row: str) -> str:
     return found
 
 
-def _between(text: str, name: str, inner: str) -> str:
+def _between(page: str, text: str, name: str, inner: str) -> str:
     """Replace what is between the markers of a plan."""
     begin, end = f"<!-- peers: {name} -->", f"<!-- end of peers: {name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise ValueError(f"{PAGE} needs the lines {begin} and {end} once each")
+        raise ValueError(f"{page} needs the lines {begin} and {end} once each")
     before, _, rest = text.partition(begin)
     return f"{before}{begin}\n{inner}\n{end}{rest.partition(end)[2]}"

@@ -25,7 +25,7 @@ class Record:
     """Record of a side; made before its model, so that memory is measured above the bare process."""
 
     def __init__(self, work: Work) -> None:
-        self._work, self._bare = work, _peak_mib("cpu")
+        self._work, self._bare, self._is_stopped = work, _peak_mib("cpu"), False
         self._sequences: list[tuple[tuple[int, ...], int, float]] = []
         self._gradients: list[list[float]] = []
         self._weights, self._products = set[torch.dtype](), defaultdict[str, set[torch.dtype]](set)
@@ -48,6 +48,15 @@ class Record:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
         self._marks.append(_now(self._work.device))
 
+    def stop(self) -> None:
+        """Stop the clock and the observation. A second call does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        self._wall, self._cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        self._peak = _peak_mib(self._work.device)
+        self._hook.remove()
+
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """Time a part of the work, which contains no other part."""
@@ -56,16 +65,15 @@ class Record:
         self._parts[name] += time.process_time() - start
 
     def report(self) -> str:
-        """Return timings and observed work as a line of JSON. CPU seconds are of all threads."""
-        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
-        self._hook.remove()
+        """Stop, and return timings and observed work as a line of JSON. CPU seconds are of all threads."""
+        self.stop()
         rows = sorted(self._sequences)
         return json.dumps({
-            "wall_seconds": wall,
-            "cpu_seconds": cpu,
+            "wall_seconds": self._wall,
+            "cpu_seconds": self._cpu,
             **{f"{name}_cpu_seconds": seconds for name, seconds in self._parts.items()},
             "step_seconds": [end - start for start, end in zip(self._marks, self._marks[1:], strict=False)],
-            "peak_mib": _peak_mib(self._work.device) - (self._bare if self._work.device == "cpu" else 0.0),
+            "peak_mib": self._peak - (self._bare if self._work.device == "cpu" else 0.0),
             "positions": self._positions,
             "work": {
                 "sequences": len(rows),

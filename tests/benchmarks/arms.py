@@ -38,7 +38,7 @@ def runner(sides: Mapping[str, str], planted: Mapping[str, Any]) -> Callable[...
     """A stand-in for ``arena.run_arm``; ``planted`` are fields of the work that only the side ``trl`` gets."""
 
     def run(name: str, arguments: Sequence[str], threads: int, *, timeout: float | None = None) -> Mapping[str, Any]:
-        if arguments == ("benchmarks.floor",):
+        if arguments[0] == "benchmarks.floor":
             return {"gflops": 1.0}
         _, side, work, setting = arguments
         given = json.loads(work) | (planted if side == "trl" else {})

@@ -38,7 +38,7 @@ def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_pat
     assert all(each["work"]["updates"] == 2 and each["cpu_seconds"] > 0 for each in measured["rounds"])
     assert len(measured["search"]) == 4
     assert f"| {task} | 1 | TRL, " in pages.block(results)
-    assert ("| canaries |" in pages.block(results)) is (task == "grpo")
+    assert ("| canaries of the first iteration |" in pages.block(results)) is (task == "grpo")
 
 
 @pytest.mark.parametrize("what", PLANTS)
@@ -100,6 +100,7 @@ def results(plan: str) -> dict[str, Any]:
     """Results of a plan in which TRL takes three times as long, and checks are a tenth of rlcore's time."""
     run = {"microbatch": 8, "option": "", "wall_seconds": 1.0, "peak_mib": 100.0, "positions": 5}
     checks = {"generation_cpu_seconds": 0.5, "sync_cpu_seconds": 1.0, "load_cpu_seconds": 0.5, "audit_cpu_seconds": 0.5}
+    checks["later_canaries_cpu_seconds"] = 0.1
     rounds = [
         run | {"side": side, "threads": threads, "cpu_seconds": seconds} | (checks if side == "ours" else {})
         for side, times in (("ours", (9.0, 10.0, 12.0)), ("trl", (33.0, 30.0, 27.0)))
@@ -126,22 +127,35 @@ def test_costs_are_medians_with_and_without_checks() -> None:
         "| GRPO, smollm2, float32 | 1 | rlcore without checks | 3 | – | 9.0 (8.0 to 11.0) | 0.5 | 3.33× | 100 |"
         in lines
     )
-    assert "| GRPO, smollm2, float32 | 1 | canaries | 3 | – | 0.5 (0.5 to 0.5) | – | – | – |" in lines
     assert (
-        "| GRPO, smollm2, float32 | 1 | rlcore, 8 tokens | 3 | 1.0 | 9.7 (8.7 to 11.7) | 0.5 | 3.09× | 100 |" in lines
+        "| GRPO, smollm2, float32 | 1 | canaries of the first iteration | 3 | – | 0.5 (0.5 to 0.5) | – | – | – |"
+        in lines
+    )
+    assert (
+        "| GRPO, smollm2, float32 | 1 | rlcore, 8 tokens | 3 | 1.0 | 9.3 (8.3 to 11.3) | 0.5 | 3.23× | 100 |" in lines
     )
     assert "| GRPO, smollm2, float32 | 1 | TRL, 8 rows | 3 | 1.0 | 30.0 (27.0 to 33.0) | – | 1.00× | 100 |" in lines
     assert "- GRPO, smollm2, float32: rlcore, tokens: 8 9.0 (100); TRL, rows: " in lines
     assert "TRL's options without a figure: liger (ImportError: no)." in lines
 
 
+def test_phases_stand_beside_the_flop_of_their_passes() -> None:
+    (measured, _) = results("headline")["measured"]
+    passes = replace(PLANS["headline"][0].work, task="update").floor_flops / 3 / 1e9  # at one GFLOP a second
+    assert [row[2:] for row in pages._phase_rows(measured)] == [
+        ("generation", "0.5", f"{passes:.1f}", f"{0.5 / passes:.2f}×"),
+        ("update", "8.5", f"{3 * passes:.1f}", f"{8.5 / (3 * passes):.2f}×"),
+        ("whole step, without checks", "9.0", f"{4 * passes:.1f}", f"{9.0 / (4 * passes):.2f}×"),
+    ]
+
+
 def test_results_reach_every_page() -> None:
     written = pages.pages([results("headline"), results("supervised")])
-    assert "[3.1× faster than tuned TRL; bfloat16 3.1×](" in written[pages.README]
+    assert "[3.2× faster than tuned TRL; bfloat16 3.2×](" in written[pages.README]
     for name in ("GRPO step", "SFT", "Reward model", "DPO"):
         (row,) = [line for line in written[pages.INDEX].splitlines() if line.startswith(f"| {name}, ")]
-        assert "| 9.7 (8.7 to 11.7) | TRL 1.16.0: 30.0 (27.0 to 33.0), 3.09× |" in row
-    assert written[pages.PAGE].count("Commit `abc`") == 2
+        assert "| 9.3 (8.3 to 11.3) | TRL 1.16.0: 30.0 (27.0 to 33.0), 3.23× |" in row
+    assert [written[name].count("Commit `abc`") for name in (pages.PAGE, pages.METHODS)] == [1, 1]
 
 
 def test_published_figures_are_those_of_the_results() -> None:
