@@ -61,7 +61,7 @@ def _digest(path: str) -> str | None:
         return None
     try:
         return file_sha256(Path(path))
-    except OSError as error:  # the trial says so too
+    except OSError as error:  # which reading the rows reports
         return str(error)
 
 

@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.flows.cli.app import main
-from rlcore.models.importing import import_model
 from rlcore.tasks.store.settings import Home
 
-SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=256)
 PRESET = """extends = "chat"
 name = "mine"
 [model]
@@ -53,13 +50,6 @@ class Done(NamedTuple):
     code: int
     imported: list[str]
     text: str
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "model"
-    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
-    return folder
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.integration.service_runs import ROOT, SMALL, Services, command_of, ru
 
 pytestmark = pytest.mark.services
 
-RESUME_SECONDS = 300.0  # from the kill of worker and flow until the run goes on, on a busy machine
+RESUME_SECONDS = 300.0  # from the kill of worker and flow until the run continues on a busy machine
 END_SECONDS = 420.0
 # Sums are no procedural problems. Another rate: what is evaluated does not train a finished stage anew.
 WRONG_VERIFIER = ("evaluation.verifiers=[{kind='procedural'}]", "stages.grpo.learning_rate=2e-4")
