@@ -1,0 +1,163 @@
+"""Audit log: an append-only file in which each entry holds the digest of the one before.
+
+``audit.jsonl`` in the state directory has a line for each act that changes which model is served, or that removes or
+restores state. An edited, removed or inserted line breaks the chain. A cut end does not: entries about a version are
+therefore mirrored as tags of that version, and :func:`chain_errors` compares them.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import StorageError
+from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.settings import Home
+
+_START = ""  # digest before the first entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """One act.
+
+    Attributes:
+        number: Position in the log, from 1.
+        time: ISO 8601, UTC.
+        action: A word such as ``promote``, ``approve``, ``rollback``, ``gc``.
+        subject: Registered model, or ``home`` for an act on the whole state directory.
+        actor: Who did it: user and host, a flow run and its worker, or a signing key.
+        details: From, to, digest of the verdict, reason, counts: whatever the action needs.
+        previous: Digest of the entry before.
+        digest: SHA-256 over all other fields.
+    """
+
+    number: int
+    time: str
+    action: str
+    subject: str
+    actor: Mapping[str, str]
+    details: Mapping[str, Any]
+    previous: str
+    digest: str = field(default="")
+
+    def computed_digest(self) -> str:
+        """Return the digest that the other fields have."""
+        fields = {name: value for name, value in asdict(self).items() if name != "digest"}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def local_actor() -> dict[str, str]:
+    """Return the user and the host of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = str(os.getuid())
+    return {"user": user, "host": socket.gethostname()}
+
+
+def audit_path(home: Home) -> Path:
+    """Return the path of the log."""
+    return home.root / "audit.jsonl"
+
+
+def record_action(
+    home: Home, action: str, subject: str, details: Mapping[str, Any], *, actor: Mapping[str, str] | None = None
+) -> AuditEntry:
+    """Append an entry and flush it to disk; return it.
+
+    If the newest entry about the subject is the same action with the same details, that one is returned: a command that
+    was killed and is repeated adds no second entry.
+    Raises:
+        StorageError: the log is damaged, or cannot be written.
+    """
+    path = audit_path(home)
+    with file_lock(home.root / "audit.lock"):
+        _drop_unfinished(path)
+        entries = read_entries(home)
+        about = [each for each in entries if each.subject == subject]
+        details = json.loads(json.dumps(details))  # as it will be read
+        if about and (about[-1].action, about[-1].details) == (action, details):
+            return about[-1]
+        values = {
+            "number": len(entries) + 1,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "action": action,
+            "subject": subject,
+            "actor": dict(actor or local_actor()),
+            "details": details,
+            "previous": entries[-1].digest if entries else _START,
+        }
+        entry = AuditEntry(**values, digest=AuditEntry(**values).computed_digest())
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    return entry
+
+
+def read_entries(home: Home) -> tuple[AuditEntry, ...]:
+    """Return all entries, oldest first. An unfinished last line, of a process that was killed, is left out.
+
+    Raises:
+        StorageError: a line is no entry.
+    """
+    return tuple(_parse(audit_path(home)))
+
+
+def chain_errors(home: Home, mirrored: Mapping[int, str]) -> tuple[str, ...]:
+    """Return the errors of the log; empty if every entry is as it was written.
+
+    Args:
+        mirrored: Digests of entries by number, as the registry has them.
+    """
+    path, errors, previous = audit_path(home), list[str](), _START
+    try:
+        entries = read_entries(home)
+    except StorageError as error:
+        return (error.what,)
+    for place, entry in enumerate(entries, start=1):
+        if entry.digest != entry.computed_digest():
+            errors.append(f"{path.name}, line {place}: the entry was changed after it was written")
+        if (entry.number, entry.previous) != (place, previous):
+            errors.append(f"{path.name}, line {place}: entry {entry.number} does not follow the line before it")
+        previous = entry.digest
+    found = {entry.number: entry.digest for entry in entries}
+    for number, digest in sorted(mirrored.items()):
+        if number not in found:
+            errors.append(f"{path.name}: entry {number} is missing; the registry has its digest {digest[:12]}")
+        elif found[number] != digest:
+            errors.append(f"{path.name}: entry {number} is not the one whose digest {digest[:12]} the registry has")
+    return tuple(errors)
+
+
+def _parse(path: Path) -> Iterator[AuditEntry]:
+    if not path.exists():
+        return
+    *lines, _unfinished = path.read_bytes().split(b"\n")
+    for place, line in enumerate(lines, start=1):
+        try:
+            yield AuditEntry(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise StorageError(
+                f"{path.name}, line {place}: not an entry of the audit log",
+                where=str(path),
+                fix="restore the file from a backup",
+            ) from error
+
+
+def _drop_unfinished(path: Path) -> None:
+    """Remove a last line without its end: its act was never acknowledged."""
+    if path.exists():
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            os.truncate(path, len(whole))
