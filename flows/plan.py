@@ -38,7 +38,7 @@ class RunPlan:
     @property
     def summary(self) -> str:
         """The number of stages to run, with their names and the estimated time."""
-        pending = [row.stage for row in self.rows if row.state != "cached"]
+        pending = [row.stage for row in self.rows if row.state not in ("cached", "shared")]
         if not pending:
             return f"{self.config.name}: all {len(self.rows)} stages are cached, nothing is computed"
         time = next((f"; {line}" for line in self.lines if line.startswith("time:")), "")

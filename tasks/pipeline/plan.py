@@ -13,6 +13,7 @@ from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of
 from rlcore.tasks.pipeline.earlier_results import damage, find_result, first_run, own_work
 from rlcore.tasks.pipeline.earlier_work import find_start, saved_iteration
 from rlcore.tasks.pipeline.key_inputs import key_inputs
+from rlcore.tasks.pipeline.shared_results import shared_records
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache
@@ -27,10 +28,11 @@ class PlanRow:
 
     ``cached``: its result exists and is intact. ``run``: it will be computed for ``reason``. ``depends``: an upstream
     stage runs, and this one runs only if that result changes. ``running``: another process computes it now.
+    ``shared``: its result is in the shared store, and will be fetched.
     """
 
     stage: str
-    state: Literal["cached", "run", "depends", "running"]
+    state: Literal["cached", "run", "depends", "running", "shared"]
     reason: str
 
 
@@ -71,14 +73,14 @@ def look_up(
     """
     cache = StageCache(home.cache)
     known: dict[str, ArtifactRef] = {}
-    rows = []
+    rows = list[PlanRow]()
     with remembering(home.source_facts):
         for stage in order_stages(stages, targets):
             row, ref = _plan_stage(stage, config, known, cache, home, is_verified=is_verified)
             rows.append(row)
             if ref is not None:
                 known[stage.name] = ref
-    return tuple(rows), known
+    return tuple(rows), {row.stage: known[row.stage] for row in rows if row.state == "cached"}
 
 
 def cached_refs(
@@ -124,6 +126,8 @@ def _plan_stage(
     errors = store.errors(record.ref) if record and is_verified else ()
     if record and not errors:
         return PlanRow(stage=stage.name, state="cached", reason=note), record.ref
+    if shared := shared_records(stage.name, key_of(ingredients)):
+        return PlanRow(stage=stage.name, state="shared", reason="in the shared store"), shared[0].ref
     if is_held(home.work / f"{key_of(ingredients)}.lock"):
         return PlanRow(stage=stage.name, state="running", reason=saved_iteration(stage, ingredients, home)), None
     start = find_start(stage, config, ingredients, home, note=damage(errors) if errors else note)

@@ -21,6 +21,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache, describe_machine
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.runs import RunTracker, open_tracker
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,10 @@ def run_pipeline(
     child run for each computed stage.
     Raises:
         ConfigError: a stage needs more memory than the GPU has.
+        StorageError: the shared store, if there is one, cannot be used.
     """
+    if shared := open_shared_store():
+        shared.require_usable()
     ordered, machine = order_stages(stages, targets), _machine(config)
     tracker = open_tracker(home)
     refs: dict[str, ArtifactRef] = {}

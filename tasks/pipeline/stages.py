@@ -32,6 +32,7 @@ from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.pages import show_refusal
 from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task, stage_logger
+from rlcore.tasks.pipeline.shared_results import shared_result
 from rlcore.tasks.pipeline.stage_runs import (
     PipelineRun,
     StepOutput,
@@ -58,13 +59,13 @@ NO_LEVELS: Mapping[str, float] = MappingProxyType({})
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
     """Return the stage's artifact, running the stage if it is not cached.
 
-    A file lock makes concurrent processes compute a result once. Errors of the stage propagate; earlier results and the
-    work folder are kept.
+    A file lock makes concurrent processes compute a result once, a claim in the shared store other machines.
+    Errors of the stage propagate; earlier results and the work folder are kept.
     """
     ingredients = key_inputs(stage, config, inputs)
     key = key_of(ingredients)
     started = time.perf_counter()
-    with file_lock(run.home.work / f"{key}.lock"):
+    with file_lock(run.home.work / f"{key}.lock"), shared_result(stage.name, key, run.home):
         record, note = find_result(stage, stage.sections(config), ingredients, run.cache, run.store)
         if record is not None and (errors := run.store.errors(record.ref)):
             record, note = None, damage(errors)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.storage import read_json, write_json
+from rlcore.tasks.store.storage import write_json
 
 KeyInputs = Mapping[str, Any]
 
@@ -58,7 +58,11 @@ class StageCache:
 
     def find(self, stage: str, key: str) -> Record | None:
         """Return the record of a key; a damaged one, or one of another stage or key, counts as absent."""
-        return _read(self.folder / stage / f"{key}.json")
+        return _read(self.path(stage, key))
+
+    def path(self, stage: str, key: str) -> Path:
+        """Return the path that the record of a key has."""
+        return self.folder / stage / f"{key}.json"
 
     def records(self, stage: str) -> tuple[Record, ...]:
         """Return all records of a stage. An unreadable one counts as absent, so that its stage is computed again."""
@@ -82,7 +86,7 @@ class StageCache:
     def write(self, stage: str, record: Record) -> None:
         values = {field.name: getattr(record, field.name) for field in fields(record)}
         document = {"format": _FORMAT, "stage": stage, **values, "ref": record.ref.to_json()}
-        write_json({**document, "seal": _seal(document)}, self.folder / stage / f"{record.key}.json")
+        write_json({**document, "seal": _seal(document)}, self.path(stage, record.key))
 
 
 def now() -> str:
@@ -90,16 +94,24 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _read(path: Path) -> Record | None:
+def parse_record(content: bytes, stage: str, key: str) -> Record | None:
+    """Parse the record of a key; a damaged one, or one of another stage or key, counts as absent."""
     try:
-        document = read_json(path)
+        document = json.loads(content)
         seal = document.pop("seal")
-        is_ours = (document["format"], document["stage"], document["key"]) == (_FORMAT, path.parent.name, path.stem)
+        is_ours = (document["format"], document["stage"], document["key"]) == (_FORMAT, stage, key)
         if not is_ours or seal != _seal(document):
             return None
         values = {field.name: document[field.name] for field in fields(Record)}
         return Record(**{**values, "ref": ArtifactRef.from_json(values["ref"])})
-    except (KeyError, TypeError, AttributeError, StorageError):
+    except (KeyError, TypeError, AttributeError, ValueError, StorageError):
+        return None
+
+
+def _read(path: Path) -> Record | None:
+    try:
+        return parse_record(path.read_bytes(), path.parent.name, path.stem)
+    except OSError:
         return None
 
 

@@ -29,6 +29,18 @@ def to_storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
 
 
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs"}
+
+
+def network_file_system(path: Path) -> str:
+    """Return the type of the file system of an existing path (``nfs4``), if it lies on another machine; else empty."""
+    import psutil
+
+    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    kind = next((mounts[each] for each in (path.resolve(), *path.resolve().parents) if each in mounts), "")
+    return kind if kind in _NETWORK else ""
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to disk, so that a power cut cannot undo them."""
     descriptor = os.open(path, os.O_RDONLY)

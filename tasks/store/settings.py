@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
+from rlcore.tasks.store.disk import network_file_system
 from rlcore.tasks.store.logs import shorten_user_errors
 from rlcore.tasks.store.passwords import draw, private_file
 from rlcore.tasks.store.scratch import remove_left
-from rlcore.tasks.store.state import require_readable
+from rlcore.tasks.store.state import databases, require_readable
 
 Engine = Literal["prefect", "inline"]
 
@@ -121,9 +122,10 @@ def configure_environment(home: Home) -> None:
 
     Settings of the user stay. Remains of killed commands are removed.
     Raises:
-        StorageError: it cannot be made or written, or other versions wrote it.
+        StorageError: it cannot be made or written, other versions wrote it, or it has databases on a network disk.
     """
     prepare_environment(home)
+    _require_local_databases(home)
     require_readable(home)
 
 
@@ -216,6 +218,17 @@ def _make_writable(home: Home) -> None:
             where=str(home.root),
             fix="set RLCORE_HOME to a folder on a disk with space that you may write",
         ) from error
+
+
+def _require_local_databases(home: Home) -> None:
+    """Refuse SQLite on a network file system, which its write-ahead log does not support: databases are lost there."""
+    if (found := databases(home)) and (kind := network_file_system(home.root)):
+        names = " and ".join(each.tool for each in found)
+        raise StorageError(
+            f"the state folder is on a network file system ({kind}), where the databases of {names} break",
+            where=str(home.root),
+            fix="set RLCORE_HOME to a local disk, and RLCORE_STORE to share results; or use servers (make services)",
+        )
 
 
 def _tighten(home: Home) -> None:

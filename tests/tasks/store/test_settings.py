@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,3 +119,17 @@ def test_where_postgresql_has_a_user_of_its_own_others_pass_through_a_home_and_s
     configure_environment(home)
     assert home.root.stat().st_mode & 0o777 == 0o701
     assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o700}
+
+
+def test_databases_on_a_network_disk_are_refused_and_servers_are_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounted)
+    monkeypatch.setenv("RLCORE_ENGINE", "inline")
+    for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StorageError, match=r"network file system \(nfs4\), where the databases of mlflow break"):
+        configure_environment(Home(tmp_path / "home"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    configure_environment(Home(tmp_path / "home"))

@@ -1,0 +1,143 @@
+"""Results of other machines: brought here before a stage is computed, and published after it.
+
+A process that computes holds a claim in the shared store, which it renews. A claim that nobody renews is that of a dead
+process, and another one takes it over. Should two processes hold one claim, because one of them slept, both compute the
+same result: artifacts have the name of their content, so nothing is harmed but time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from rlcore.errors import StorageError
+from rlcore.tasks.pipeline.cache_keys import key_of, without_outcome
+from rlcore.tasks.store.artifacts import MANIFEST
+from rlcore.tasks.store.cache import Record, StageCache
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.shared import SharedStore, StoreAwayError, open_shared_store
+
+logger = logging.getLogger(__name__)
+RENEWED, DEAD = 20.0, 90.0  # seconds between signs of life, and without one
+LOOK = 2.0  # seconds between two looks at another process's claim
+
+
+@contextmanager
+def shared_result(stage: str, key: str, home: Home) -> Iterator[None]:
+    """Bring the results that serve a key here, or claim the key while the block computes; publish its results.
+
+    Without a shared store nothing happens. If it does not answer, the block computes for this machine alone.
+    """
+    shared = open_shared_store()
+    if shared is None:
+        yield
+        return
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_brought_or_claimed(shared, stage, key, home))
+        except StoreAwayError as error:
+            logger.warning("%s: %s; going on without it", stage, error.what)
+        yield
+        try:
+            for record in _local_results(stage, key, home):
+                if shared.publish(stage, key, record, home):
+                    logger.info("%s: published in the shared store", stage)
+        except StoreAwayError as error:
+            logger.warning("%s: not published: %s; the next run of this preset publishes it", stage, error.what)
+
+
+def shared_records(stage: str, key: str) -> tuple[Record, ...]:
+    """Return the records in the shared store that serve a key; none if there is no store, or no answer."""
+    shared = open_shared_store()
+    try:
+        return shared.records(stage, key) if shared else ()
+    except StoreAwayError as error:
+        logger.warning("%s: %s", stage, error.what)
+        return ()
+
+
+@contextmanager
+def _brought_or_claimed(shared: SharedStore, stage: str, key: str, home: Home) -> Iterator[None]:
+    owner = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}"
+    sign, since, is_told = "", time.monotonic(), False
+    while not (is_here := _bring(shared, stage, key, home)) and not shared.claim(stage, key, owner):
+        if not is_told:
+            logger.info("%s: waiting, another worker computes it", stage)
+            is_told = True
+        if (found := shared.claimant(stage, key)) != sign:
+            sign, since = found, time.monotonic()
+        elif time.monotonic() - since > DEAD:
+            logger.warning("%s: taking over from %s, which died", stage, sign.rpartition(" ")[0])
+            shared.release(stage, key)
+        time.sleep(LOOK)
+    if is_here:
+        yield
+        return
+    try:
+        _bring(shared, stage, key, home)  # published between the look and the claim
+        with _renewed(shared, stage, key, owner):
+            yield
+    finally:
+        _release(shared, stage, key, owner)
+
+
+def _bring(shared: SharedStore, stage: str, key: str, home: Home) -> bool:
+    """Bring what the store has of a key, unless a result is here; return True if one is here then."""
+    if not _local_results(stage, key, home):
+        cache = StageCache(home.cache)
+        for record in shared.records(stage, key):
+            try:
+                shared.fetch(record.ref, home)
+            except StoreAwayError:
+                raise
+            except StorageError as error:
+                logger.warning("%s: %s; it is removed there and computed again", stage, error.what)
+                shared.withdraw(stage, key, record)
+                continue
+            cache.write(stage, record)
+            logger.info("%s: fetched from the shared store", stage)
+    return bool(_local_results(stage, key, home))
+
+
+def _local_results(stage: str, key: str, home: Home) -> list[Record]:
+    """Return the records here whose key is this one but for the outcome, and whose artifact exists."""
+    found = StageCache(home.cache).records(stage)
+    same = [each for each in found if key_of(without_outcome(each.ingredients)) == key]
+    return [each for each in same if (home.root / each.ref.uri / MANIFEST).is_file()]
+
+
+@contextmanager
+def _renewed(shared: SharedStore, stage: str, key: str, owner: str) -> Iterator[None]:
+    """Renew a claim from a thread while the block computes."""
+    is_over = threading.Event()
+
+    def renew() -> None:
+        count = 0
+        while not is_over.wait(RENEWED):
+            count += 1
+            try:
+                shared.renew(stage, key, f"{owner}.{count}")
+            except StoreAwayError as error:
+                logger.debug("the claim of %s was not renewed: %s", stage, error.what)
+
+    thread = threading.Thread(target=renew, name=f"claim of {stage}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _release(shared: SharedStore, stage: str, key: str, owner: str) -> None:
+    try:
+        if shared.claimant(stage, key).startswith(owner):  # or it was taken over
+            shared.release(stage, key)
+    except StoreAwayError as error:
+        logger.warning("the claim of %s was not removed: %s; it expires after %.0f s", stage, error.what, DEAD)
