@@ -87,7 +87,7 @@ def record_action(
         details = json.loads(json.dumps(details))  # as it will be read
         if about and (about[-1].action, about[-1].details) == (action, details):
             return about[-1]
-        values = {
+        values: dict[str, Any] = {
             "number": len(entries) + 1,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "action": action,
