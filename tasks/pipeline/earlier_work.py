@@ -67,7 +67,7 @@ def find_start(stage: Stage, config: RunConfig, ingredients: KeyInputs, home: Ho
     cache, store, sections = StageCache(home.cache), ArtifactStore(home.root), stage.sections(config)
     found, use = list(_works(home, stage.name)), stage.continuation
     earlier: list[Record | Work] = [*cache.records(stage.name), *found]
-    own, first = own_work(earlier, stage.name, config.name, cache), first_run(config.name, cache)
+    own, first = own_work(earlier, stage.name, config.name, cache), first_run(stage.name, config.name, cache)
     if use is None:
         return Start(text=note or explain_miss(ingredients, own, first=first))
     bound, length = use.bound(sections.stage), int(ingredients["config"]["stage"][use.length])

@@ -6,10 +6,12 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rlcore.config import ModelConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.extras import install_command
+from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.source_files import find_package_file
 from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.presets.error_collection import collect_error
@@ -17,6 +19,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.nested import flatten
 
 _POINTER = b"version https://git-lfs"  # with which a file begins that stands for another
+_LORAS = ("update.lora", "lora", "backbone.lora")  # of the kinds of stages that have some
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXTRAS: Mapping[str, tuple[str, ...]] = {
     "lora": ("peft",),
@@ -71,6 +74,25 @@ def extras_errors(config: RunConfig, stages: Collection[str], *, is_imported: bo
         missing = [package for package in _EXTRAS[extra] if find_spec(package) is None]
         if missing:
             yield f"{key}: needs {' and '.join(missing)}, not installed here; {install_command(extra)}"
+
+
+def target_errors(config: RunConfig, stages: Collection[str], size: ModelSize | None) -> Iterator[str]:
+    """Yield the targets of LoRA that the model does not have, if its shape is known."""
+    for name in stages if size else ():
+        for place in _LORAS:
+            lora = _at(config.stages[name].settings, place)
+            unknown = sorted(set(lora.targets) - size.adaptable) if lora and lora.rank else []
+            if unknown:
+                yield (
+                    f"stages.{name}.{place}.targets: the model has no linear layer {', '.join(unknown)} that LoRA can "
+                    f"change; choose among {', '.join(sorted(size.adaptable)) or 'none: set rank = 0'}"
+                )
+
+
+def _at(settings: Any, place: str) -> Any:
+    for part in place.split("."):
+        settings = getattr(settings, part, None)
+    return settings
 
 
 def _needed(config: RunConfig, stages: Collection[str], *, is_imported: bool) -> dict[str, str]:

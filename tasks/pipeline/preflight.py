@@ -18,7 +18,7 @@ from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.memory_plan import memory_lines
-from rlcore.tasks.pipeline.model_checks import extras_errors, source_errors, tokenizer_finding
+from rlcore.tasks.pipeline.model_checks import extras_errors, source_errors, target_errors, tokenizer_finding
 from rlcore.tasks.pipeline.model_facts import model_facts
 from rlcore.tasks.pipeline.preset_checks import PreflightContext, data_errors, evaluation_errors, stage_errors
 from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors, reference_errors, unmeasured_line
@@ -74,6 +74,7 @@ def _preflight(
         *tool_errors(config.tracking),
         *source_errors(config.model),
         *extras_errors(config, stages, is_imported=IMPORT in known),
+        *target_errors(config, stages, model.size),
         *collect_error("hardware.device", lambda: known_machine(config.hardware)),
         *chain(*(stage_errors(context, name) for name in stages)),
         *chain(*(data_errors(config, name) for name in data)),

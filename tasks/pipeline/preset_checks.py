@@ -6,6 +6,7 @@ import filecmp
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import has_magic
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.model_facts import ModelFacts
 from rlcore.tasks.presets import stages as parts_of_stages
-from rlcore.tasks.presets.data import HUB, POLICY
+from rlcore.tasks.presets.data import HUB, POLICY, matches
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY
@@ -134,6 +135,10 @@ def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
         return collect_error(key, lambda: hub_parts(source))
     if Path(source).is_file():
         return []
+    if has_magic(source):
+        found = [path.name for path in matches(source)]
+        number = f"{len(found)} files ({', '.join(found[:3])}{', …' * (len(found) > 3)})" if found else "no file"
+        return [f"{key} = {source!r}: this pattern matches {number}; a dataset has one file: name it, or join them"]
     return [f"{key} = {source!r}: no such file; correct the path of the adapter {adapter!r}, or {otherwise}"]
 
 

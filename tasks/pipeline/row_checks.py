@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -11,9 +11,9 @@ from typing import Any
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
 from rlcore.data_contracts.gate.reading import Items, Source, Wanted
-from rlcore.data_contracts.gate.records import Quarantined
+from rlcore.data_contracts.gate.records import Quarantined, canonical_row
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
-from rlcore.data_contracts.gate.stream import RowFn, RowStream
+from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
 from rlcore.errors import RlcoreError
 from rlcore.rewards.references import plain_error
 from rlcore.tasks.pipeline.data_check import ANY_LENGTH, NO_TOKENIZER
@@ -77,11 +77,27 @@ def _trial(
         screen=_unusable if is_graded else None,
     )
     refused: list[tuple[Quarantined, bool]] = []
+    known: dict[str, bytes] = {}
     for batch in replace(stream, source=source).batches():
         refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
         meter = token_meter(tokens or NO_TOKENIZER)
-        refused += check_rows(batch, contract, terms, meter=meter, where=data.path).refused.values()
+        checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
+        refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
     return Trial(num_lines=counted["lines"], refused=refused, is_all=not counted["more"])
+
+
+def _repeated(
+    batch: Batch, contract: Contract, refused: Collection[int], known: dict[str, bytes]
+) -> Iterator[Quarantined]:
+    """Yield the rows whose id an earlier row with other texts has; ``known`` collects ids with their texts."""
+    for place, (row, origin) in enumerate(zip(batch.rows, batch.origins, strict=True)):
+        if place in refused:
+            continue
+        name = row[contract.id_column]
+        texts = canonical_row({key: row[key] for key in ("messages", *contract.answers)})
+        if known.setdefault(name, texts) != texts:
+            reason = "an earlier row with other texts has this id; ids are unique, and made if there are none"
+            yield Quarantined(origin=origin, field=contract.id_column, excerpt=name, reason=reason)
 
 
 def _reasons(key: str, trial: Trial, stream: RowStream) -> Iterator[str]:

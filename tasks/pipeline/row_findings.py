@@ -43,10 +43,26 @@ def row_findings(
             tokenizer = files.source if files else ""
             asked = {"key": f"data.{name}", "which": key, "data": to_dict(own), "graded": is_graded, "files": tokenizer}
             state = (digest, files.digest if files else "", adapter_code(data.reader), code_state())
-            texts, said = _findings(json.dumps(asked), "\n".join(state))
+            texts, said, count = _findings(json.dumps(asked), "\n".join(state))
             findings += [Finding(file=path, text=text) for text in texts]
             notes += said
+            if key == ("eval_path" if data.eval_path else "path") and 0 < count < data.num_eval:
+                part = "all" if data.eval_path else "a part"
+                setting = f"data.{name}.num_eval = {data.num_eval}"
+                notes.append(f"warning: {setting}: {path} has {count} rows, {part} of which will be held out")
     return findings, notes
+
+
+def _num_rows(path: Path) -> int:
+    """Return the number of rows of a JSONL or Parquet file; 0 for other files, whose rows would have to be parsed."""
+    if path.suffix == ".jsonl":
+        with path.open("rb") as file:
+            return sum(bool(line.strip()) for line in file)
+    if path.suffix != ".parquet":
+        return 0
+    from pyarrow.parquet import read_metadata
+
+    return int(read_metadata(path).num_rows)
 
 
 def _digest(path: str) -> str | None:
@@ -66,12 +82,16 @@ def _digest(path: str) -> str | None:
 
 
 @remembered
-def _findings(asked: str, state: str) -> tuple[list[str], list[str]]:
-    """Return errors and notes. ``state``: digests of rows, tokenizer and code, which decide besides the settings."""
+def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
+    """Return errors, notes, and the number of rows if it is known and there are no errors.
+
+    ``state``: digests of rows, tokenizer and code, which decide besides the settings.
+    """
     from rlcore.tasks.kinds.data.step import token_view  # brings pandas and transformers
     from rlcore.tasks.pipeline.row_checks import tried
 
     found = json.loads(asked)
     tokens = token_view(ModelFiles(source=found["files"]).tokenizer()) if found["files"] else None
     data = build(DatasetConfig, found["data"])
-    return tried(found["key"], found["which"], data, tokens, is_graded=found["graded"])
+    errors, notes = tried(found["key"], found["which"], data, tokens, is_graded=found["graded"])
+    return errors, notes, 0 if errors else _num_rows(Path(data.path))

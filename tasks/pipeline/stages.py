@@ -62,6 +62,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
     A file lock makes concurrent processes compute a result once, a claim in the shared store other machines.
     Errors of the stage propagate; earlier results and the work folder are kept.
     """
+    begin(stage.name, scope="stage")
     ingredients = key_inputs(stage, config, inputs)
     key = key_of(ingredients)
     started = time.perf_counter()
@@ -101,7 +102,6 @@ def _compute(
 ) -> Record:
     """Run the step in its folders and MLflow run, and move its output into the store."""
     key, started = key_of(ingredients), time.perf_counter()
-    begin(stage.name, scope="stage")
     with (
         emit_on_failure(config.name, stage.name),
         exported(config, stage.name) as show,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -73,8 +74,8 @@ class MappingConfig:
 class DatasetConfig:
     """Dataset: source of its rows, numbers of rows, and limits of its gate.
 
-    ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; the
-    mapping ``columns`` takes its place. ``path`` is a file (JSONL, a JSON array, Parquet, CSV), or
+    ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; a mapping
+    ``columns`` is given instead. ``path`` is a file (JSONL, a JSON array, Parquet, CSV), or
     ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled from the
     checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that adapter is used instead.
 
@@ -101,6 +102,8 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         if not self.adapter and not self.mapping.columns:
             raise ConfigError("adapter is missing: name one, or give columns such as { prompt = 'question' }")
+        if self.adapter and self.mapping.columns:
+            raise ConfigError(f"adapter = {self.adapter!r} and columns are both given: keep one; adapter = '' drops it")
         try:
             _ = self.mapping.columns and parse_columns(self.mapping.columns, self.kind)
         except ValueError as error:
@@ -116,7 +119,7 @@ class DatasetConfig:
 
     @property
     def reader(self) -> str:
-        """Adapter in use, which ``columns`` replaces."""
+        """Adapter in use, that of ``columns`` if there are some."""
         return COLUMNS if self.mapping.columns else self.adapter
 
     @property
@@ -150,8 +153,9 @@ def resolve_paths(
 ) -> dict[str, Any]:
     """Resolve a preset's relative paths, which start at ``folder``, to paths from the current folder.
 
-    ``source`` of the model tells whether ``model.path`` is a file. A path that leads out of the current folder becomes
-    absolute. ``is_shipped``: the preset is built-in, and only the files next to it are resolved.
+    ``source`` of the model tells whether ``model.path`` is a file. ``~`` is the user's folder. A pattern that matches
+    one file becomes its path. A path that leads out of the current folder becomes absolute. ``is_shipped``: the preset
+    is built-in, and only the files next to it are resolved.
     """
     found = copy.deepcopy(dict(document))
     model = ((("model",), ("path",)),) if source in FILE_SOURCES else ()
@@ -159,12 +163,26 @@ def resolve_paths(
         for table in _tables(found, *place):
             for key in keys:
                 if isinstance(table.get(key), str) and table[key] and not table[key].startswith(HUB):
-                    table[key] = _from_here(folder / table[key])
+                    table[key] = _from_here(folder / _expanded(table[key]))
     return found
+
+
+def matches(pattern: str | Path) -> list[Path]:
+    """Return the files that a pattern such as ``rows/*.jsonl`` matches."""
+    whole = Path(pattern).absolute()
+    return sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+
+
+def _expanded(path: str) -> Path:
+    with suppress(RuntimeError):  # no such user
+        return Path(path).expanduser()
+    return Path(path)
 
 
 def _from_here(path: Path) -> str:
     whole, here = Path(os.path.normpath(path.absolute())), Path.cwd()
+    if not whole.exists() and len(found := matches(whole)) == 1:
+        whole = found[0]
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
 
 

@@ -161,6 +161,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     document = copy.deepcopy(written)
     for override in overrides:
         apply_override(document, override)
+    document = _resolved(document, Path(), document)
     if not any(override.startswith("model.license=") for override in overrides):
         _drop_old_license(written, document)
     _require_present_names(document, kinds_in(document), where=str(path), fix="name the present keys with --set")
@@ -265,8 +266,12 @@ def _located(document: dict[str, Any], path: Path, library: Path | None, merged:
     """Resolve a document's paths; ``merged`` has the model's source if a base preset names it."""
     if library is not None and path.parent.resolve() == library.resolve():
         return resolve_paths(document, path.parent, source=None, is_shipped=True)
+    return _resolved(document, path.parent, merged)
+
+
+def _resolved(document: dict[str, Any], folder: Path, merged: Mapping[str, Any]) -> dict[str, Any]:
     model = merged.get("model")
-    return resolve_paths(document, path.parent, source=model.get("source") if isinstance(model, Mapping) else None)
+    return resolve_paths(document, folder, source=model.get("source") if isinstance(model, Mapping) else None)
 
 
 def _drop_keys(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:

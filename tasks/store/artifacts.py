@@ -27,7 +27,7 @@ class ArtifactRef:
     """Reference to a folder of files, stored as JSON in caches, task results and tags.
 
     ``uri`` is relative to the state directory, which can therefore be moved. ``bytes``: total size of the files;
-    ``rows``: number of rows (0: not a table); ``contract``: the data contract that they passed
+    ``rows``: number of rows, or iterations of a policy (0: neither); ``contract``: the data contract that they passed
     (``preference_pairs/v2``).
     """
 

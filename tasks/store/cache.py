@@ -76,8 +76,8 @@ class StageCache:
         used.touch()
 
     def used_keys(self, stage: str, preset: str) -> frozenset[str]:
-        """Return the keys of a stage that runs of a preset have needed."""
-        return frozenset(path.name for path in (self.folder / stage / preset).glob("*"))
+        """Return the keys of a stage that runs of a preset, or of any (``*``), have needed."""
+        return frozenset(path.name for path in (self.folder / stage).glob(f"{preset}/*"))
 
     def is_used(self, preset: str) -> bool:
         """Return True if a run of a preset has needed any key."""

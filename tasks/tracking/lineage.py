@@ -110,7 +110,7 @@ def tree_lines(root: Ancestor) -> list[str]:
 def _facts(home: Home, record: Record) -> tuple[str, ...]:
     ingredients, ref = record.ingredients, record.ref
     facts = [
-        f"{ref.rows} rows" if ref.rows else "",
+        f"{ref.rows} {'iterations' if ref.kind == 'policy' else 'rows'}" if ref.rows else "",
         *(f"source {digest[:DIGITS]}" for digest in list(flatten(ingredients["external"]).values())[:1] if digest),
     ]
     facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {}))]

@@ -116,6 +116,7 @@ ROWS = [
     ("empty", [], (), "prompts", ["no rows"]),
     ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
     ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),
+    ("repeated ids", [*rows(), *rows(prompt_id="q7")[:1]], (), "prompts", ["prompt_id: an earlier row", "line is 61"]),
     ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
 ]
 
@@ -173,6 +174,53 @@ def test_rows_may_list_several_accepted_answers(project: Path, capsys: pytest.Ca
     assert not planned(capsys, "data.prompts.adapter=rlvr").lines
     found = first_rows(read_source(Path("rows.jsonl")), "prompts", adapter="rlvr", limit=1)
     assert accepted_answers(found.rows[0]["reference"]) == ["4", "four"]
+
+
+def test_more_held_out_rows_than_a_file_has_are_a_warning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    others = [[{"role": "user", "content": f"How much is {number} times 3, and why?"}] for number in range(20)]
+    write(
+        "test.jsonl", [{**rows()[0], "prompt_id": f"t{number}", "messages": each} for number, each in enumerate(others)]
+    )
+    for settings, words in (
+        (("num_eval=70",), "num_eval = 70: rows.jsonl has 60 rows, a part of which will be held out"),
+        (("num_eval=70", "eval_path=test.jsonl"), "70: test.jsonl has 20 rows, all of which will be held out"),
+        (("num_eval=20", "eval_path=test.jsonl"), ""),
+    ):
+        said = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
+        assert not said.lines
+        assert ("num_eval" in said.text) == bool(words) and words in said.text
+
+
+def test_a_path_may_begin_in_the_users_folder_or_match_one_file(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(project))
+    for path in ("~/rows.jsonl", "ro?s.jsonl"):
+        assert not planned(capsys, f"data.prompts.path={path}").lines
+        Path("mine.toml").write_text(PRESET.replace("rows.jsonl", path))
+        assert not planned(capsys).lines
+
+
+def test_a_pattern_that_matches_no_file_or_several_is_an_error(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write("more.jsonl", rows())
+    for pattern, words in (("*.jsonl", "2 files (more.jsonl, rows.jsonl)"), ("*.json", "no file")):
+        (error,) = planned(capsys, f"data.prompts.path={pattern}").all
+        assert error.startswith(
+            f"data.prompts.path = {pattern!r}: this pattern matches {words}; a dataset has one file"
+        )
+
+
+def test_an_adapter_beside_columns_is_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (error,) = planned(capsys, "data.prompts.columns={prompt='messages',reference='reference'}").all
+    assert error.startswith("data.prompts: adapter = 'prompts' and columns are both given")
+
+
+def test_targets_of_lora_that_the_model_lacks_are_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (error,) = planned(capsys, "stages.grpo.update.lora.targets=['q_prj','v_proj']").all
+    assert error.startswith("stages.grpo.update.lora.targets: the model has no linear layer q_prj that LoRA can change")
+    assert "choose among down_proj, gate_proj," in error
 
 
 def test_a_model_without_chat_template_or_end_of_sequence_is_refused_before_its_import(

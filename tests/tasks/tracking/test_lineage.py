@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -44,10 +45,14 @@ def train(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
+def iterate(context: StageContext) -> StageResult:
+    return dataclasses.replace(train(context), rows=4)
+
+
 ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections, source_digest=rows_digest)
 SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), registered_as="1")
 GRPO = Stage(
-    name="grpo", version=1, kind="policy", run=train, sections=hardware, inputs=("sft", "rows"), registered_as="2"
+    name="grpo", version=1, kind="policy", run=iterate, sections=hardware, inputs=("sft", "rows"), registered_as="2"
 )
 
 
@@ -70,7 +75,7 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
     assert "python==3" in tags["versions"]
     assert tags["environment"] == pins_digest()
     machine = describe_machine(to_dict(find_machine(HardwareConfig())))
-    assert (tags["machine"], sft.facts[0], root.facts[0]) == (machine, machine, machine)
+    assert (tags["machine"], sft.facts[0], root.facts[:2]) == (machine, machine, ("4 iterations", machine))
     assert machine not in data.facts
     text = tree_text(tags, root)
     assert f"  machine: {machine}\n" in text
