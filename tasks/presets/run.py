@@ -161,7 +161,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     document = copy.deepcopy(written)
     for override in overrides:
         apply_override(document, override)
-    document = _resolved(document, Path(), document)
+    document = _located(document, Path(), None, document)
     if not any(override.startswith("model.license=") for override in overrides):
         _drop_old_license(written, document)
     _require_present_names(document, kinds_in(document), where=str(path), fix="name the present keys with --set")
@@ -182,9 +182,9 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     fix = f"rlcore migrate-preset {path} rewrites them"
     _require_present_names(document, kinds_in(inherited, document), where=str(path), fix=fix)
     if base_path is None:
-        return _located(document, path, library, document)
+        return _located(document, path.parent, library, document)
     _drop_keys(inherited, _key_list(document, "without", path), where=str(path))
-    merged = _merge(inherited, _located(document, path, library, _merge(inherited, document)))
+    merged = _merge(inherited, _located(document, path.parent, library, _merge(inherited, document)))
     own = document.get("model")
     if not isinstance(own, Mapping) or "license" not in own:
         _drop_old_license(inherited, merged)
@@ -262,14 +262,10 @@ def _missing(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]
     return missing
 
 
-def _located(document: dict[str, Any], path: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
+def _located(document: dict[str, Any], folder: Path, library: Path | None, merged: Mapping[str, Any]) -> dict[str, Any]:
     """Resolve a document's paths; ``merged`` has the model's source if a base preset names it."""
-    if library is not None and path.parent.resolve() == library.resolve():
-        return resolve_paths(document, path.parent, source=None, is_shipped=True)
-    return _resolved(document, path.parent, merged)
-
-
-def _resolved(document: dict[str, Any], folder: Path, merged: Mapping[str, Any]) -> dict[str, Any]:
+    if library is not None and folder.resolve() == library.resolve():
+        return resolve_paths(document, folder, source=None, is_shipped=True)
     model = merged.get("model")
     return resolve_paths(document, folder, source=model.get("source") if isinstance(model, Mapping) else None)
 

@@ -36,6 +36,7 @@ _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database logs its tables
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # a server's client prints two lines at the end of each run
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "GIT_PYTHON_REFRESH": "quiet",  # MLflow's git library complains on machines without git
 }

@@ -47,7 +47,6 @@ _WRITE_SECONDS = 5.0
 def open_tracker(home: Home) -> Tracker:
     """Open MLflow's server if ``MLFLOW_TRACKING_URI`` names one, else the database of the state directory."""
     uri = os.environ.setdefault("MLFLOW_TRACKING_URI", home.tracking_uri)
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines at the end of each run
     require_made(home)
     from mlflow import MlflowClient
 

@@ -116,7 +116,7 @@ ROWS = [
     ("empty", [], (), "prompts", ["no rows"]),
     ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
     ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),
-    ("repeated ids", [*rows(), *rows(prompt_id="q7")[:1]], (), "prompts", ["prompt_id: an earlier row", "line is 61"]),
+    ("repeated ids", [*rows(), *rows(prompt_id="q7")[:1]], (), "prompts", ["prompt_id: an earlier row", "is line 61"]),
     ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
 ]
 
