@@ -152,8 +152,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
 
     Relative paths of files start at the preset that names them; those of the presets in ``library`` and of overrides
     start at the current folder. A license belongs to the model next to it: a preset or override that names another
-    model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it. The draft has the
-    errors: unknown keys, wrong types, values out of limits, required keys that nothing sets.
+    model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
     Raises:
         ConfigError: unreadable file, malformed TOML or override, old names.
     """
