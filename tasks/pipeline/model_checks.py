@@ -78,7 +78,9 @@ def extras_errors(config: RunConfig, stages: Collection[str], *, is_imported: bo
 
 def target_errors(config: RunConfig, stages: Collection[str], size: ModelSize | None) -> Iterator[str]:
     """Yield the targets of LoRA that the model does not have, if its shape is known."""
-    for name in stages if size else ():
+    if size is None:
+        return
+    for name in stages:
         for place in _LORAS:
             lora = _at(config.stages[name].settings, place)
             unknown = sorted(set(lora.targets) - size.adaptable) if lora and lora.rank else []
