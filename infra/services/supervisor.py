@@ -15,6 +15,7 @@ from types import FrameType
 
 from infra.services import postgres
 from infra.services.layout import Layout, environment
+from infra.services.logs import rotate
 from infra.services.orphans import end_flow_runs, stop_orphans
 from infra.services.table import SERVICES, Service
 from rlcore.tasks.store.locks import file_lock
@@ -25,7 +26,6 @@ _TICK = 0.5  # seconds between two polls
 _CALM = 60.0  # seconds after which a service's earlier deaths are forgotten
 _LONGEST_WAIT = 30.0  # seconds before a service that keeps dying is restarted
 _PATIENCE = 20.0  # seconds between terminating a service and killing it
-_MAX_LOG = 20 * 2**20  # bytes; a longer log is rotated at the service's next start
 
 
 class ServiceProcess:
@@ -71,10 +71,7 @@ class ServiceProcess:
         self._pid_file.unlink(missing_ok=True)
 
     def _start(self) -> None:
-        log = self.layout.log(self.service.name)
-        if log.exists() and log.stat().st_size > _MAX_LOG:
-            log.replace(log.with_suffix(".log.1"))
-        with log.open("ab") as file:
+        with self.layout.log(self.service.name).open("ab") as file:
             self.process = subprocess.Popen(
                 self.service.command(self.layout),
                 env=environment(self.layout, self.service.name),
@@ -109,7 +106,8 @@ def supervise(layout: Layout) -> None:
 
 
 def _keep(keepers: list[ServiceProcess], layout: Layout, signals: list[int]) -> None:
-    database = keepers[0]
+    database, logs = keepers[0], [layout.log(name) for name in ("supervisor", *(each.name for each in SERVICES))]
+    began = (layout.root / "passwords.json").stat().st_mtime
     while not signals and not postgres.is_ready(layout):
         database.poll()
         time.sleep(_TICK)
@@ -118,6 +116,8 @@ def _keep(keepers: list[ServiceProcess], layout: Layout, signals: list[int]) -> 
     while not signals:
         for keeper in keepers:
             keeper.poll()
+        for log in logs:
+            rotate(log, began=began)
         time.sleep(_TICK)
 
 
