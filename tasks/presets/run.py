@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from rlcore.config.rl import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.strict_config import build_partly, config_error
 from rlcore.tasks.kinds.facts import StageConfig
+from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.error_collection import follows
 from rlcore.tasks.presets.evaluation import EvaluationConfig
@@ -28,10 +28,11 @@ from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.peers import meant
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.renamed import kinds_in, old_names
-from rlcore.tasks.presets.report import ReportConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
+from rlcore.tasks.presets.secret_urls import require_no_secrets
 from rlcore.tasks.presets.stages import AnyStage
 from rlcore.tasks.presets.tracking import TrackingConfig
+from rlcore.tasks.store.toml_files import read_toml
 
 Section = TypeVar("Section")
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -56,8 +57,8 @@ class RunConfig:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
-    report: ReportConfig = field(default_factory=ReportConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
     promotion: PromotionConfig | None = None
     retrain: RetrainConfig | None = None
 
@@ -154,7 +155,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     start at the current folder. A license belongs to the model next to it: a preset or override that names another
     model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
     Raises:
-        ConfigError: unreadable file, malformed TOML or override, old names.
+        ConfigError: unreadable file, malformed TOML or override, old names, an address with a password.
     """
     written = _read_with_bases(path, library, ())
     document = copy.deepcopy(written)
@@ -166,15 +167,16 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     _require_present_names(document, kinds_in(document), where=str(path), fix="name the present keys with --set")
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
+    require_no_secrets(document, where=str(path))
     config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
-    others = [error for error in errors if not follows(error, missing)]
-    return Draft(source=str(path), config=config, errors=(*missing.values(), *others))
+    own = (*missing.values(), *(error for error in errors if not follows(error, missing)))
+    return Draft(source=str(path), config=config, errors=own)
 
 
 def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
     if path in above:
         raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
-    document = _read_toml(path)
+    document = read_toml(path, what="preset")
     base_path = _base_of(document, path, library)
     document.pop("extends", None)
     inherited = _read_with_bases(base_path, library, (*above, path)) if base_path else {}
@@ -201,7 +203,7 @@ def read_chain(path: Path, library: Path) -> list[dict[str, Any]]:
     while each is not None:
         if each in chain:
             raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*chain, each))))
-        chain[each] = _read_toml(each)
+        chain[each] = read_toml(each, what="preset")
         each = _base_of(chain[each], each, library)
     return list(reversed(chain.values()))
 
@@ -280,15 +282,6 @@ def _drop_keys(document: dict[str, Any], keys: Sequence[str], *, where: str) -> 
             text = f"without names {key!r}, which the extended preset does not have"
             raise ConfigError(text, where=where, fix="leave it out of the list")
         del holder[leaf]
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors on Windows write a byte order mark
-    except OSError as error:
-        raise ConfigError(f"cannot read the preset: {error.strerror}", where=str(path)) from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, an integer of 5,000 digits, 1,000 brackets
-        raise ConfigError(f"the preset is not valid TOML: {error}", where=str(path)) from error
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

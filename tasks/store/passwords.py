@@ -1,14 +1,22 @@
-"""Passwords of the servers of rlcore: generated once, in files that only their owner may read."""
+"""Passwords of the servers of rlcore: generated once, in files that only their owner may read; and in addresses."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _BYTES = 24
+_USER = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://[^/@\s]*:[^/@\s]+@")
+_QUERY = re.compile(r"://\S*[?&](?:[\w-]*(?:key|token|secret|password|signature)|sig)=", re.IGNORECASE)
+
+
+def has_secret(address: str) -> bool:
+    """Return True if an address has a password, or a key among its parameters."""
+    return bool(_USER.search(address) or _QUERY.search(address))
 
 
 def draw() -> str:

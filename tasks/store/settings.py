@@ -18,7 +18,7 @@ from typing import Literal, cast, get_args
 from rlcore.errors import ConfigError, StorageError
 from rlcore.tasks.store.disk import network_file_system
 from rlcore.tasks.store.logs import shorten_user_errors
-from rlcore.tasks.store.passwords import draw, private_file
+from rlcore.tasks.store.passwords import draw, has_secret, private_file
 from rlcore.tasks.store.scratch import remove_left
 from rlcore.tasks.store.state import databases, require_readable
 
@@ -40,6 +40,11 @@ _DEFAULTS = {
     "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",
     "GIT_PYTHON_REFRESH": "quiet",  # MLflow's git library complains on machines without git
 }
+# Addresses that are stored with runs, and the variables for a password.
+_ADDRESSES = {
+    "MLFLOW_TRACKING_URI": "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD for a database",
+    "PREFECT_API_URL": "PREFECT_API_AUTH_STRING",
+}
 _PRIVATE = 0o700
 _NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded server shows none of its own
 
@@ -51,6 +56,7 @@ class Home:
     ``artifacts/`` results of stages, ``cache/`` the result of each key, ``pages/`` pages and plots of results,
     ``work/`` unfinished stages, ``checkpoints/`` the last checkpoints of finished RL stages by preset and stage,
     ``leases/`` living runs, ``past/`` records of champions' data, read from MLflow,
+    ``budgets/`` amounts that unfinished runs have spent,
     ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade, ``prefect/`` and
     ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
     """
@@ -154,6 +160,9 @@ def prepare_environment(home: Home) -> None:
 
 
 def _set_variables(home: Home) -> None:
+    for name, instead in _ADDRESSES.items():
+        if has_secret(os.environ.get(name, "")):
+            raise ConfigError("the address has a password", where=name, fix=f"set it in {instead}")
     os.environ["RLCORE_HOME"] = str(home.root)  # for child processes
     placed = {
         "PREFECT_HOME": str(home.prefect),
