@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import shlex
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.budget import budget_period
 from rlcore.tasks.pipeline.events import emit_on_refusal
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.leases import leased
@@ -45,8 +47,9 @@ plan_logger = logging.getLogger("rlcore.plan")
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
     """Run the stages that the targets need; return the artifacts by stage name."""
     home, config = _start(preset, overrides, targets)
-    report = _report("run", preset, overrides)
-    with raise_on_full_disk(home.root):
+    command = _command("run", preset, overrides)
+    report = _report(command, preset, overrides)
+    with _watched(home, config, command):
         return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=report))
 
 
@@ -68,16 +71,25 @@ def _start(
     return home, config
 
 
+@contextmanager
+def _watched(home: Home, config: RunConfig, command: str) -> Iterator[None]:
+    """Report a full disk, and a reached budget with the command that resumes the run."""
+    with raise_on_full_disk(home.root), budget_period(home, config, command=command):
+        yield
+
+
+def _command(name: str, preset: str, overrides: Sequence[str]) -> str:
+    return shlex.join(["rlcore", name, preset, *(word for each in overrides for word in ("--set", each))])
+
+
 def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
     """Write the report of a run, with the command that repeats it and the preset that it extends."""
-    words = ["rlcore", command, preset]
-    words += [word for override in overrides for word in ("--set", override)]
     base_name = _extended(preset)
     try:
         base = open_preset(base_name) if overrides or base_name != preset else None
     except ConfigError:  # incomplete by itself
         base = None
-    return partial(publish_report, origin=Origin(command=shlex.join(words), base_name=base_name, base=base))
+    return partial(publish_report, origin=Origin(command=command, base_name=base_name, base=base))
 
 
 def _extended(preset: str) -> str:
@@ -91,10 +103,11 @@ def _extended(preset: str) -> str:
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:
     """Run what is not cached, decide on the challenger, and move the registry's aliases accordingly."""
     home, config = _start(preset, overrides, ["promote"], section=("promotion", PromotionConfig))
-    with raise_on_full_disk(home.root):
+    command = _command("promote", preset, overrides)
+    with _watched(home, config, command):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
-        report = _report("promote", preset, overrides)
+        report = _report(command, preset, overrides)
         refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
         outcome = _apply_decision(home, config, refs, over=champion)
     logger.info("%s", outcome)
@@ -123,8 +136,9 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
         TrainingError: the new reward model failed its gate.
     """
     home, config = _start(preset, overrides, ["promote"], section=("retrain", RetrainConfig))
-    with raise_on_full_disk(home.root):
-        champion, report = current_champion(home, config), _report("retrain", preset, overrides)
+    command = _command("retrain", preset, overrides)
+    with _watched(home, config, command):
+        champion, report = current_champion(home, config), _report(command, preset, overrides)
         if champion is None:
             logger.info("no champion yet: the whole preset runs from its base")
             done = _run_promotion(home, config, promotion_stages(config, None), None, report=report)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rlcore.config import HardwareConfig
+from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.tracking import TrackingConfig
@@ -28,6 +29,7 @@ class ToyConfig:
     evaluation: Level = field(default_factory=Level)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
     @classmethod
     def run(cls, **changed: Any) -> RunConfig:

@@ -17,8 +17,9 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.flows.cli import delivery, machine, models, runs, servers, settings, show, validate
+from rlcore.tasks.store.stops import BudgetReachedError
 
-USAGE_ERROR, FAILURE = 2, 1
+USAGE_ERROR, FAILURE, BUDGET = 2, 1, 3
 _MAX_NAME = 200  # characters of a path in a message
 
 HELP = """Improve a language model with online reinforcement learning.
@@ -34,7 +35,7 @@ rlcore export mine-grpo/1 exported             a folder for transformers, vLLM a
 
 A PRESET is the name of a built-in one (tiny, smollm2, reasoning, ...) or the path of a .toml file. rlcore skips cached
 stages and resumes interrupted runs. State is in .rlcore, or in RLCORE_HOME; RLCORE_ENGINE=inline runs without the
-Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset, 130 interrupted.
+Prefect API. Exit codes: 0 done, 1 failed, 2 wrong usage or preset, 3 budget reached, 130 interrupted.
 """
 
 
@@ -81,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except CycloptsError as error:
         return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
+    except BudgetReachedError as error:
+        return _refuse("budget", str(error), BUDGET)
     except RlcoreError as error:
         return _refuse(type(error).__name__, str(error), USAGE_ERROR if isinstance(error, ConfigError) else FAILURE)
     except OSError as error:  # a full disk, a name that is too long, no permission

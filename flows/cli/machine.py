@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+from cyclopts import Parameter
 
 
 def upgrade() -> int:
@@ -25,16 +28,22 @@ def upgrade() -> int:
     return 0
 
 
-def doctor() -> int:
+def doctor(
+    *, services: Annotated[bool, Parameter(help="Check the servers and their schedules instead.")] = False
+) -> int:
     """Check this machine: device, precision, engines, sandbox, servers, disk, memory, versions.
 
     A line that begins with MISSING names a requirement of the demo, and the exit code is 1. A line that begins with -
-    names a requirement of some recipes only.
+    names a requirement of some recipes only. With `--services` the lines are about servers, worker, schedules, queue,
+    retraining, automations, backup, disk and audit log; the exit code is 1 if one begins with FAIL.
 
     ```
     rlcore doctor
+    rlcore doctor --services
     ```
     """
+    if services:
+        return _check_services()
     from rlcore.tasks.store.doctor import lines, run_checks
     from rlcore.tasks.store.settings import find_home
 
@@ -45,3 +54,15 @@ def doctor() -> int:
         sys.stdout.flush()
     sys.stdout.write(f"{errors} of these keep the demo from running\n" if errors else "the demo can run: rlcore run\n")
     return 1 if errors else 0
+
+
+def _check_services() -> int:
+    from rlcore.tasks.operations.service_checks import check_services, lines
+    from rlcore.tasks.store.settings import find_home
+
+    failed = 0
+    for check in check_services(find_home()):
+        failed += check.state == "fail"
+        sys.stdout.write(lines(check) + "\n")
+        sys.stdout.flush()
+    return 1 if failed else 0

@@ -19,6 +19,7 @@ from rlcore.tasks.store.storage import read_json
 SNAPSHOT = "rlcore.snapshot.made"
 NOT_STARTED, FAILED, STOPPED = "rlcore.run.refused", "rlcore.stage.failed", "rlcore.run.stopped"
 REFUSED = "rlcore.promotion.refused"
+BUDGET, MISSED = "rlcore.budget.reached", "rlcore.schedule.missed"
 
 
 def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
@@ -32,6 +33,14 @@ def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
         {"prefect.resource.id": f"rlcore.dataset.{ref.sha256}", **_named(config.name, stage), **labels},
         f"{ref.rows:,} rows for training and held out ({ref.contract})",
     )
+
+
+def emit_missed(run: str, deployment: str, text: str) -> None:
+    """Emit an event, from a worker, for a scheduled run that did not start before the next one was due."""
+    from prefect import events
+
+    labels = {"prefect.resource.id": f"rlcore.schedule.{deployment}", "prefect.resource.name": deployment}
+    events.emit_event(MISSED, labels, payload={"text": text, "run": run, "url": ""})
 
 
 @contextmanager
@@ -65,6 +74,11 @@ def emit_health_stop(preset: str, stage: str, folder: Path) -> None:
     stopped = read_json(path)["stopped"] if path.is_file() else None
     if stopped is not None:
         emit_event(STOPPED, _resource(preset, stage), stopped["text"])
+
+
+def emit_budget_reached(preset: str, stage: str, text: str) -> None:
+    """Emit an event for a run that a limit of its budget stopped."""
+    emit_event(BUDGET, _resource(preset, stage), text)
 
 
 def emit_rejection(model: str, version: int, text: str) -> None:

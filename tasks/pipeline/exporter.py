@@ -32,7 +32,7 @@ ADDRESS = "RLCORE_METRICS_ADDRESS"
 STEP, LOGGED = "step", "logged_timestamp_seconds"
 Show = Callable[[Mapping[str, float], int], None]
 
-_PORTS = 4  # tries this port and the next ones: several runs may share a machine
+PORTS = 4  # tries this port and the next ones: several runs may share a machine
 _HELP = {STEP: "the last step that was logged", LOGGED: "when it was logged, in seconds since 1970"}
 
 
@@ -112,11 +112,11 @@ def _open_page(address: str) -> MetricsPage:
     """Start the page's server, once per process."""
     from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
-    host, first = _parse(address)
+    host, first = parse_address(address)
     board, registry = MetricsPage(), CollectorRegistry()
     registry.register(board)
     ProcessCollector(registry=registry)
-    for port in range(first, first + _PORTS):
+    for port in range(first, first + PORTS):
         try:
             start_http_server(port, host, registry)
         except OSError as error:
@@ -124,11 +124,16 @@ def _open_page(address: str) -> MetricsPage:
         else:
             logger.info("metrics for Prometheus: http://%s:%d/metrics", host, port)
             return board
-    logger.warning("no metrics for Prometheus: ports %d to %d of %s: %s", first, first + _PORTS - 1, host, reason)
+    logger.warning("no metrics for Prometheus: ports %d to %d of %s: %s", first, first + PORTS - 1, host, reason)
     return board
 
 
-def _parse(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and first port of ``RLCORE_METRICS_ADDRESS``.
+
+    Raises:
+        ConfigError: it is not ``host:port``.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) <= 65535:
         fix = "set it to host:port, for example 127.0.0.1:9464"

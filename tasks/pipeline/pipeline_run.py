@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from rlcore.config import to_dict
+from rlcore.tasks.pipeline.budget import unlimited
 from rlcore.tasks.pipeline.cache_keys import key_of
 from rlcore.tasks.pipeline.interrupts import own_signals
 from rlcore.tasks.pipeline.leases import LEASE_TAG, hold_lease, startup_lock
@@ -83,8 +84,8 @@ def open_pipeline_run(
 ) -> RunTracker:
     """Open the pipeline's MLflow run: the one of a killed attempt, or a new one.
 
-    Equal preset values and targets are the same pipeline. A later attempt of a Prefect flow run continues the run of
-    the first attempt, however that ended.
+    Equal preset values and targets are the same pipeline, whatever its budget. A later attempt of a Prefect flow run
+    continues the run of the first attempt, however that ended.
     """
     pipeline = _digest(config, targets)
     attempt_of = f"{flow_run.flow_run_id}/{pipeline}" if flow_run else ""
@@ -108,4 +109,4 @@ def open_pipeline_run(
 
 
 def _digest(config: RunConfig, targets: Collection[str]) -> str:
-    return key_of({"config": to_dict(config), "targets": sorted(targets)})[:16]
+    return key_of({"config": to_dict(unlimited(config)), "targets": sorted(targets)})[:16]

@@ -12,6 +12,7 @@ from itertools import chain
 
 from rlcore.errors import RlcoreError, StorageError
 from rlcore.tasks.kinds.kind import IMPORT
+from rlcore.tasks.pipeline.budget import budget_errors, uncounted
 from rlcore.tasks.pipeline.column_checks import column_errors
 from rlcore.tasks.pipeline.config_warnings import unusual_values
 from rlcore.tasks.pipeline.curves import tool_errors
@@ -30,7 +31,6 @@ from rlcore.tasks.presets.graph import required_by
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
 
@@ -76,6 +76,7 @@ def _preflight(
         *extras_errors(config, stages, is_imported=IMPORT in known),
         *target_errors(config, stages, model.size),
         *collect_error("hardware.device", lambda: known_machine(config.hardware)),
+        *budget_errors(config, home),
         *chain(*(stage_errors(context, name) for name in stages)),
         *chain(*(data_errors(config, name) for name in data)),
         *(evaluation_errors(config) if is_evaluated else ()),
@@ -89,7 +90,7 @@ def _preflight(
     rows, left_out = row_findings(config, new, model.files)
     unusable = model.error and not any(source_errors(config.model)) and tokenizer_finding(config.model, model.error)
     findings = [*(Finding(text=text) for text in texts), *rows, *([unusable] if unusable else [])]
-    odd = [*unusual_values(config, stages), *left_out]
+    odd = [*unusual_values(config, stages), *uncounted(config), *left_out]
     lines = [*odd, *(() if findings else unmeasured_line(config, data))]
     if refs is not None:
         found, texts = _sizes(context, stages, targets, is_valid=not findings)
@@ -131,7 +132,7 @@ def _sizes(
     if not is_valid or errors or not new:
         return lines, errors
     pending = [*new, *(each for each in (targets or ()) if each not in (*config.stages, *context.refs))]
-    lines += time_lines(config, context.model.size, dict.fromkeys(pending), StageCache(home.cache))
+    lines += time_lines(config, context.model.size, dict.fromkeys(pending), home)
     machine = known_machine(config.hardware)
     return [*lines, *(f"precision: {each}" for each in (machine.warning, machine.hint) if each)], []
 

@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import psutil
 
 from rlcore.tasks.pipeline.leases import held_leases
+from rlcore.tasks.pipeline.missed_runs import report_missed
 from rlcore.tasks.store.settings import Home
 
 if TYPE_CHECKING:
@@ -81,7 +83,8 @@ def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
         while True:
             try:
                 with get_client(sync_client=True) as client:
-                    for line in reconcile(client, home, pool=pool, worker=worker, started=started):
+                    lines = reconcile(client, home, pool=pool, worker=worker, started=started)
+                    for line in chain(lines, report_missed(client, pool)):
                         logger.warning("%s", line)
             except Exception as error:  # noqa: BLE001 - whatever it is, later dead runs must be found
                 logger.warning("reconciliation failed: %s: %s", type(error).__name__, error)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.budget import metered
 from rlcore.tasks.pipeline.cache_keys import level_of
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.models import complete_cards, register
@@ -53,13 +54,14 @@ def run_pipeline(
     Raises:
         ConfigError: a stage needs more memory than the GPU has.
         StorageError: the shared store, if there is one, cannot be used.
+        BudgetReachedError: a limit of the preset's budget is reached.
     """
     if shared := open_shared_store():
         shared.require_usable()
     ordered, machine = order_stages(stages, targets), _machine(config)
     tracker = open_tracker(home)
     refs: dict[str, ArtifactRef] = {}
-    with open_pipeline(home, tracker, experiment, config, targets) as parent:
+    with open_pipeline(home, tracker, experiment, config, targets) as parent, metered(home, config) as meter:
         parent.set_tags({"machine": machine})
         run = PipelineRun(
             home=home,
@@ -68,6 +70,7 @@ def run_pipeline(
             tracker=tracker,
             experiment=experiment,
             parent=parent,
+            meter=meter,
         )
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)

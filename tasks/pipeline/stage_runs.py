@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
+from rlcore.tasks.pipeline.budget import Meter
 from rlcore.tasks.pipeline.cache_keys import whole_config
 from rlcore.tasks.pipeline.earlier_work import MLFLOW_RUN
 from rlcore.tasks.steps.base import StageContext
@@ -28,7 +29,7 @@ _RESULT = "result.json"  # in a work folder
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineRun:
-    """Shared state of the stages of a run: the home with store and cache, and the MLflow run of their pipeline."""
+    """Shared state of the stages of a run: home, store, cache, the pipeline's MLflow run, and the amounts spent."""
 
     home: Home
     store: ArtifactStore
@@ -36,6 +37,7 @@ class PipelineRun:
     tracker: Tracker
     experiment: str
     parent: RunTracker
+    meter: Meter
 
 
 @dataclass(frozen=True, kw_only=True)

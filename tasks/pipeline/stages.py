@@ -31,7 +31,7 @@ from rlcore.tasks.pipeline.interrupts import track_stage
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.pages import show_refusal
-from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task, stage_logger
+from rlcore.tasks.pipeline.prefect_bridge import stage_logger
 from rlcore.tasks.pipeline.shared_results import shared_result
 from rlcore.tasks.pipeline.stage_runs import (
     PipelineRun,
@@ -61,6 +61,8 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
 
     A file lock makes concurrent processes compute a result once, a claim in the shared store other machines.
     Errors of the stage propagate; earlier results and the work folder are kept.
+    Raises:
+        BudgetReachedError: a limit of the preset's budget is reached.
     """
     begin(stage.name, scope="stage")
     ingredients = key_inputs(stage, config, inputs)
@@ -79,13 +81,14 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
         if ingredients["machine"] and _machine_differs(stage, config, ingredients):
             return run_stage(stage, config, inputs, run)
         _require_intact(stage, inputs, run.store)
-        logger.info("%s: start", stage.name)
-        start = find_start(stage, config, ingredients, run.home, note=note)
-        run.cache.note_use(stage.name, key, config.name)
-        if stage.continuation is not None:
-            logger.info("%s: %s", stage.name, start.text)
-            prepare_work(start, run.home.work / key, ingredients, run.store)
-        record = _compute(stage, config, inputs, run, ingredients)
+        with run.meter.stops(config.name, stage.name):
+            logger.info("%s: start", stage.name)
+            start = find_start(stage, config, ingredients, run.home, note=note)
+            run.cache.note_use(stage.name, key, config.name)
+            if stage.continuation is not None:
+                logger.info("%s: %s", stage.name, start.text)
+                prepare_work(start, run.home.work / key, ingredients, run.store)
+            record = _compute(stage, config, inputs, run, ingredients)
         _write_record(record, stage, config, run)
     logger.info("%s: done seconds=%.1f", stage.name, record.seconds)
     return record.ref
@@ -123,13 +126,15 @@ def _compute(
             checkpoint_key=checkpoint_key(ingredients, stage.continuation, stage.sections(config)),
             tracker=tracker,
             log=stage_logger(logger, stage.name),
-            report_progress=report_progress,
-            run_task=run_as_task,
+            report_progress=run.meter.report_progress,
+            run_task=run.meter.run_task,
         )
         tracker.log_params(logged(ingredients))
         _log_continued(work, tracker)
         finished = _recovered(stage, context, run.store)
-        finished = finished or _run_and_store(stage, config, context, run.store, ingredients)
+        if finished is None:
+            finished = _run_and_store(stage, config, context, run.store, ingredients)
+            run.meter.count_stage(run.store.path(finished.ref), work, finished.metrics)
         log_result(finished, context, machine=ingredients["machine"], with_packages=bool(stage.registered_as))
     return Record(
         key=finished.ref.stage_key,

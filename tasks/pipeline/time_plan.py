@@ -9,12 +9,14 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.hardware.memory_plan import ModelSize
+from rlcore.tasks.pipeline.budget import above_budget
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
 from rlcore.tasks.store.cache import Record, StageCache
 from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.settings import Home
 
 # Settings that multiply the work of a stage: their ratio scales the time of an earlier run.
 _FACTORS = (
@@ -37,9 +39,12 @@ class Estimate:
     is_known: bool
 
 
-def time_lines(config: RunConfig, size: ModelSize | None, stages: Collection[str], cache: StageCache) -> list[str]:
-    """Return a line on the time that the stages of a pipeline take, with the longest; no line if nothing is known."""
-    found = list(_estimates(config, size, stages, cache))
+def time_lines(config: RunConfig, size: ModelSize | None, stages: Collection[str], home: Home) -> list[str]:
+    """Return a line on the time that the stages take, with the longest, and warnings about the budget.
+
+    There is no line if nothing is known.
+    """
+    found = list(_estimates(config, size, stages, StageCache(home.cache)))
     if not found:
         return []
     total = sum(each.seconds for each in found)
@@ -53,7 +58,7 @@ def time_lines(config: RunConfig, size: ModelSize | None, stages: Collection[str
         if known
         else "by a rough model of the arithmetic; it may be wrong by a factor of three"
     )
-    return [f"time: about {_shown(total)} ({parts}); estimated {how}"]
+    return [f"time: about {_shown(total)} ({parts}); estimated {how}", *above_budget(config, home, total)]
 
 
 def _estimates(

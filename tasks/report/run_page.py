@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.kinds.compare.page import accuracy_table
 from rlcore.tasks.kinds.compare.step import evaluations_in
+from rlcore.tasks.pipeline.accepted import per_accepted, tries_of
 from rlcore.tasks.pipeline.cache_keys import level_of
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
@@ -29,6 +29,7 @@ from rlcore.tasks.report.settings import from_defaults, from_preset
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.markdown import code
+from rlcore.tasks.store.prices import read_prices
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.traces import log_traces
@@ -88,7 +89,9 @@ def publish_report(
     prefect = flow_run.url if flow_run else ""
     known = replace(origin or Origin(), run_id=run.parent.run_id, mlflow=run.parent.url, prefect=prefect)
     _written.append(path)
-    path.write_text(render(config, refs, folders, lines, started=started, origin=known), encoding="utf-8")
+    currency = read_prices(run.home).currency
+    page = render(config, refs, folders, lines, started=started, origin=known, currency=currency)
+    path.write_text(page, encoding="utf-8")
     run.parent.log_artifact(path, "report")
     _describe_run(run, config, folders, path, known)
     for line in lines:
@@ -110,7 +113,7 @@ def _describe_run(run: PipelineRun, config: RunConfig, folders: Mapping[str, Pat
     metrics = {
         f"{label}/{name}": row[key] for name, row in summaries.items() for label, key in figures.items() if key in row
     }
-    run.parent.log_metrics(metrics)
+    run.parent.log_metrics({**metrics, **per_accepted(tries_of(run.home, config.name))})
     save_results_view(run.parent, [*(name for name in metrics if name.startswith("accuracy/")), *_COLUMNS])
     parts = [
         _headline(config, folders),
@@ -132,11 +135,12 @@ def _headline(config: RunConfig, folders: Mapping[str, Path]) -> str:
 
 def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str) -> list[StageLine]:
     """Return a line per stage, in the order of the run."""
-    price = hourly_price(config)
+    prices, machine = read_prices(run.home), known_machine(config.hardware).facts
     lines = []
     for name, ref in refs.items():
         record = run.cache.find(name, ref.stage_key)
         seconds = record.seconds if record else 0.0
+        price = prices.of((record.ingredients["machine"] if record else {}) or machine)
         memory = run.tracker.run_metrics(ref.mlflow_run_id).get("memory/peak_gib")
         line = StageLine(
             name=name,
@@ -145,20 +149,12 @@ def stage_lines(run: PipelineRun, config: RunConfig, refs: Refs, *, started: str
             seconds=seconds,
             tokens=data.tokens_of(name, run.store.path(ref)),
             memory_gib=memory,
-            cost=seconds / 3600.0 * price if price else None,
+            cost=None if price is None else seconds / 3600.0 * price,
             versions=record.ingredients["versions"] if record else {},
             level=level_of(record.ingredients) if record else None,
         )
         lines.append(line)
     return lines
-
-
-def hourly_price(config: RunConfig) -> float:
-    """Return the price of an hour of this run: of its GPU, or of its processor cores; 0 without a price."""
-    if known_machine(config.hardware).facts["device"] == "cuda":
-        return config.report.price_per_gpu_hour
-    cores = config.hardware.num_threads or os.cpu_count() or 1
-    return config.report.price_per_core_hour * cores
 
 
 def render(
@@ -169,6 +165,7 @@ def render(
     *,
     started: str,
     origin: Origin | None = None,
+    currency: str = "",
 ) -> str:
     """Render the page. Texts of models are escaped like all values; only rlcore's drawings are not."""
     content = {**_facts(config, folders, origin or Origin()), **_results(config, folders)}
@@ -183,6 +180,7 @@ def render(
             {line.name: line.level for line in lines if line.level}, config.evaluation.confidence
         ),
         "totals": totals(lines),
+        "currency": currency,
     }
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True

@@ -181,7 +181,7 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
         # MLflow has it next to its pages, Prefect below its API. Only that page requires authentication.
         answer = httpx.get(f"{base}/health", timeout=_SECONDS)
         if answer.is_success:
-            answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=_user(name))
+            answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=user_of(name))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return DoctorCheck(subject=f"{name} server", state="missing", text=f"{url} does not answer: {error}", fix=fix)
     if answer.status_code in (401, 403):
@@ -192,7 +192,7 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     return DoctorCheck(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
 
 
-def _user(name: str) -> tuple[str, str]:
+def user_of(name: str) -> tuple[str, str]:
     """Return user and password for a server, as its client reads them from the environment."""
     if name == "Prefect":
         user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")

@@ -22,6 +22,7 @@ from rlcore.tasks.store.background import BackgroundWriter
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.stops import is_continued
 from rlcore.tasks.tracking.database import make_database, require_made
 from rlcore.tasks.tracking.datasets import LoggedDataset, describe_dataset
 from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
@@ -40,8 +41,7 @@ _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 chara
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _MAX_PARAM = 500  # MLflow's limit in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
-# Between two writes of metrics, which cost 30 ms of processor time. MLflow's own queue only logs its errors.
-_WRITE_SECONDS = 5.0
+_WRITE_SECONDS = 5.0  # between two writes of metrics, of 30 ms each; MLflow's own queue would only log errors
 
 
 def open_tracker(home: Home) -> Tracker:
@@ -154,7 +154,7 @@ class RunTracker:
             self.end("FINISHED")
             return
         reason = {"error": f"{type(error).__name__}: {error}"[:5000]}
-        status: Status = "FAILED" if isinstance(error, Exception) else "KILLED"
+        status: Status = "KILLED" if is_continued(error) else "FAILED"
         for log_end in (partial(self.set_tags, reason), partial(self.end, status)):
             try:
                 log_end()

@@ -29,7 +29,7 @@ ROOTS = (
     "health",
     "promotion",
     "retrain",
-    "report",
+    "budget",
 )
 TEXTS = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS if path.name != "CHANGELOG.md"

@@ -9,8 +9,6 @@ from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 from rlcore.tasks.presets.run import RunConfig, load_preset
 from rlcore.tasks.report import run_page as report
 from rlcore.tasks.report.summary import summarise
@@ -199,12 +197,25 @@ def test_what_a_model_wrote_is_text(micro_home: Path, tmp_path: Path) -> None:
     assert parsed(page).text.count("alert(1)") >= 6
 
 
-def test_a_price_adds_a_cost_per_stage_and_in_all(micro_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_preset(
-        ROOT / "flows" / "presets" / "tiny.toml", ("report.price_per_core_hour=0.5", "hardware.num_threads=2")
-    )
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert report.hourly_price(config) == 1.0  # two cores of 0.5
+def test_prices_add_a_column_with_the_cost_of_each_stage(micro_home: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(micro_home, home)
+    (home / "prices.toml").write_text('currency = "EUR"\n[per_hour]\ncpu = 3600.0\n')
+    before = set(home.glob("reports/*/report.html"))
+    assert run_flows("run", home).returncode == 0
+    (page,) = set(home.glob("reports/*/report.html")) - before
+    rows = [cells for cells in cells_of(page.read_text()) if cells[0] == "grpo" and len(cells) == 7]
+    (record,) = StageCache(home / "cache").records("grpo")
+    assert [float(cells[5]) for cells in rows] == [round(record.seconds, 4)]
+
+
+def cells_of(page: str) -> list[list[str]]:
+    """The texts of the cells of each row of the tables."""
+    rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
+    return [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] or [""] for row in rows]
+
+
+def test_the_costs_of_stages_add_up() -> None:
     lines = [
         report.StageLine(
             name=name, was_run=True, sha256="0", seconds=1800.0, tokens=None, memory_gib=1.0, cost=0.5, versions={}

@@ -191,8 +191,8 @@ def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
     }
 
 
-def test_the_name_of_a_preset_is_in_no_key() -> None:
-    assert changed("name=mine") == changed("tracking.also=['wandb']") == set()
+def test_neither_name_nor_tools_nor_budget_of_a_preset_are_in_a_key() -> None:
+    assert changed("name=mine") == changed("tracking.also=['wandb']") == changed("budget.hours=1.0") == set()
 
 
 @pytest.fixture

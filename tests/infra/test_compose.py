@@ -121,7 +121,7 @@ def test_our_images_run_without_root_or_capabilities() -> None:
 def test_every_file_that_is_mounted_is_there() -> None:
     mounts = [mount for service in SERVICES.values() for mount in service.get("volumes", [])]
     files = [mount.split(":")[0] for mount in mounts if mount.startswith("./")]
-    assert len(files) == 5
+    assert len(files) == 6
     assert [file for file in files if not (INFRA / file).exists()] == []
     named = {mount.split(":")[0] for mount in mounts if not mount.startswith("./")}
     assert named == set(COMPOSE["volumes"])

@@ -84,7 +84,10 @@ def test_without_the_webhooks_address_nobody_is_told_and_nothing_else_changes() 
 
 def test_automations_expect_the_events_that_tasks_announce() -> None:
     expected = {name for each in AUTOMATIONS for name in each["trigger"]["expect"] if name.startswith("rlcore.")}
-    assert expected == {events.SNAPSHOT, events.NOT_STARTED, events.FAILED, events.STOPPED, events.REFUSED}
+    assert expected == {
+        *(events.SNAPSHOT, events.NOT_STARTED, events.FAILED, events.STOPPED, events.REFUSED),
+        *(events.BUDGET, events.MISSED),
+    }
     tags = {tag for each in DEPLOYMENTS for tag in each["tags"]}
     related = {each["trigger"].get("match_related", {}).get("prefect.resource.id", "") for each in AUTOMATIONS}
     assert {tag.removeprefix("prefect.tag.") for tag in related - {""}} <= tags

@@ -28,6 +28,7 @@ from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageResult
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.tracking import TrackingConfig
 
 @dataclass
@@ -37,6 +38,7 @@ class Config:
     retrain: None = None
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
 
 seconds = 0.0
 

@@ -19,15 +19,17 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import Artifact, State, TaskRun
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
-from prefect.states import Cancelling, Crashed, Pending, Running
+from prefect.states import Cancelling, Crashed, Late, Pending, Running
 
 from infra.services import automations
 from rlcore.errors import CanaryError, ConfigError, TrainingError
 from rlcore.tasks.pipeline import reconciliation
 from rlcore.tasks.pipeline.events import (
     FAILED,
+    MISSED,
     NOT_STARTED,
     REFUSED,
     SNAPSHOT,
@@ -39,6 +41,7 @@ from rlcore.tasks.pipeline.events import (
     emit_snapshot,
 )
 from rlcore.tasks.pipeline.leases import crash_flow_run, hold_lease, recover_dead_runs
+from rlcore.tasks.pipeline.missed_runs import report_missed
 from rlcore.tasks.pipeline.prefect_bridge import (
     call_flow,
     current_flow_run,
@@ -295,6 +298,32 @@ def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
     assert reconciled(home, run)[0] == "AwaitingRetry"
     never_began = pool(Pending(), Crashed())
     assert reconciled(home, never_began) == ("Crashed", [])
+
+
+def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_an_event_once() -> None:
+    begin = datetime.now(UTC) - timedelta(hours=3)
+    with get_client(sync_client=True) as client:
+        pool = client.create_work_pool(WorkPoolCreate(name="late-pool", type="process"), overwrite=True).name
+        flow_id = client.create_flow_from_name("toy-late")
+        deployment = client.create_deployment(flow_id, name="nightly", work_pool_name=pool)
+        hourly = IntervalSchedule(interval=timedelta(hours=1), anchor_date=begin)
+        client._client.post(f"/deployments/{deployment}/schedules", json=[{"schedule": hourly.model_dump(mode="json")}])
+        backfill = {"start_time": begin.isoformat(), "end_time": datetime.now(UTC).isoformat(), "max_runs": 2}
+        assert client._client.post(f"/deployments/{deployment}/schedule", json=backfill).is_success
+        of_flow = FlowFilter(name=FlowFilterName(any_=["toy-late"]))
+        planned = client.read_flow_runs(flow_filter=of_flow, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=2)
+        assert all(run.auto_scheduled for run in planned)
+        for run in planned:
+            client.set_flow_run_state(run.id, Late(), force=True)
+        (line,) = report_missed(client, pool)
+        assert planned[0].name in line
+        assert list(report_missed(client, pool)) == []
+        question = {"filter": {"event": {"name": [MISSED]}}}
+        (event,) = eventually(
+            lambda: client._client.post("/events/filter", json=question).json()["events"], lambda got: len(got) == 1
+        )
+        assert event["resource"]["prefect.resource.name"] == "nightly"
+        assert "did not start before the next one was due" in event["payload"]["text"]
 
 
 def test_a_server_loses_the_automations_that_called_living_runs_crashed(monkeypatch: pytest.MonkeyPatch) -> None:

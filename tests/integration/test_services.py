@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rlcore.tasks.pipeline.exporter import PORTS
 from tests.flows.micro import WRECKED
 from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
 from tests.integration.browser import REFUSALS, refusals
@@ -142,12 +143,23 @@ def test_a_deployment_runs_through_the_worker(deployed: Deployed, deployment: st
 def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: Services, deployed: Deployed) -> None:
     dashboard = (ROOT / "infra" / "grafana" / "dashboard.json").read_text()
     asked = set(re.findall(r"\b(?:rlcore|process)_\w+", dashboard))
+    of_worker = {name for name in asked if name.startswith(("rlcore_health", "rlcore_accepted"))}
+    asked -= of_worker
     assert len(asked) > 30
     assert asked - deployed.exported.keys() == set()
     assert deployed.exported["rlcore_reward_mean"] == {"ppo", "grpo"}
     page = f"http://127.0.0.1:{services.ports['prefect']}/api/metrics"
     server = {name for name, _ in read_page(page, **services.let_in)}
     assert {name for name in asked if name.startswith("process_")} <= server
+    worker = {name for name, _ in read_page(f"http://127.0.0.1:{services.page + PORTS}/metrics")}
+    assert {name for name in of_worker if "health" in name} <= worker  # no model was accepted yet
+
+
+def test_the_doctor_finds_the_installation_in_health(services: Services, deployed: Deployed) -> None:
+    code = "from rlcore.flows.cli.app import main; main(['doctor', '--services'])"
+    lines = services.python(code, served=True).splitlines()
+    assert [line for line in lines if line.startswith("FAIL")] == [], lines
+    assert sum(line.startswith(("ok", "warn")) for line in lines) == 11
 
 
 @pytest.mark.parametrize(

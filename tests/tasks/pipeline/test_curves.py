@@ -12,9 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlcore.errors import TrainingError
 from rlcore.extras import install_command
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.budget import Meter
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.pipeline.stages import run_stage
+from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.tracking import TrackingConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
@@ -51,6 +53,7 @@ def test_a_failed_stage_goes_on_in_the_same_curve_with_each_step_once(tracked_ho
             tracker=tracker,
             experiment="toy",
             parent=parent,
+            meter=Meter(tracked_home.root / "budgets" / "toy", BudgetConfig(), 0.0),
         )
         with pytest.raises(TrainingError):
             run_stage(STAGE, config, {}, run)

@@ -15,9 +15,11 @@ import torch
 from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, TrainingError
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.budget import Meter
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.stage_runs import PipelineRun, parameters
 from rlcore.tasks.pipeline.stages import run_stage
+from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageContext, StageResult
@@ -102,6 +104,7 @@ def open_run(home: Home) -> PipelineRun:
         tracker=tracker,
         experiment="toy",
         parent=tracker.start_run("toy", "pipeline", tags={}),
+        meter=Meter(home.root / "budgets" / "toy", BudgetConfig(), 0.0),
     )
 
 

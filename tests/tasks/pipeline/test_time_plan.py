@@ -11,10 +11,11 @@ from rlcore.flows.presets import open_preset
 from rlcore.tasks.pipeline.time_plan import time_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache
+from rlcore.tasks.store.settings import Home
 
 
-def cache_with(folder: Path, stage: str, config: Mapping[str, object]) -> StageCache:
-    """A cache with one result, which took 20 s."""
+def home_with(folder: Path, stage: str, config: Mapping[str, object]) -> Home:
+    """A state directory with one result, which took 20 s."""
     record = Record(
         key="abc",
         ref=ArtifactRef(kind="dataset", uri="artifacts/dataset/abc", sha256="0" * 64, bytes=12),
@@ -25,9 +26,9 @@ def cache_with(folder: Path, stage: str, config: Mapping[str, object]) -> StageC
         created="2026-01-02T03:04:05.678+00:00",
         seconds=20.0,
     )
-    cache = StageCache(folder)
-    cache.write(stage, record)
-    return cache
+    home = Home(folder)
+    StageCache(home.cache).write(stage, record)
+    return home
 
 
 @pytest.mark.parametrize(
@@ -45,9 +46,16 @@ def test_time_of_an_earlier_run_is_scaled_by_the_settings_of_its_stage(
     doubled = ["num_iterations=20", "prompts_per_iteration=4", "group_size=2", "sampling.max_new_tokens=1"]
     preset = open_preset("tiny", [f"stages.grpo.{each}" for each in doubled])
     line = f"time: about {seconds} s ({stage} {seconds} s); estimated from earlier runs on this machine"
-    assert time_lines(preset, None, [stage], cache_with(tmp_path, stage, config)) == [line]
+    assert time_lines(preset, None, [stage], home_with(tmp_path, stage, config)) == [line]
 
 
 def test_a_much_smaller_run_says_nothing(tmp_path: Path) -> None:
     small = {"stage": {"num_iterations": 1, "prompts_per_iteration": 1, "group_size": 2}}
-    assert time_lines(open_preset("tiny"), None, ["grpo"], cache_with(tmp_path, "grpo", small)) == []
+    assert time_lines(open_preset("tiny"), None, ["grpo"], home_with(tmp_path, "grpo", small)) == []
+
+
+def test_an_estimate_above_the_budget_is_a_warning_beside_it(tmp_path: Path) -> None:
+    home = home_with(tmp_path, "prepare_prompts", {})
+    for hours, count in ((1.0, 1), (0.005, 2)):  # 20 s are 0.0056 h
+        preset = open_preset("tiny", [f"budget.hours={hours}"])
+        assert len(time_lines(preset, None, ["prepare_prompts"], home)) == count
