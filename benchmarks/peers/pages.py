@@ -81,7 +81,9 @@ _COSTS = (
     "n",
     "wall s, as run",
     "CPU s (range)",
-    "of it generation",
+    "without checks",
+    "checks of iteration 1",
+    "generation",
     "TRL takes",
     "peak MiB",
 )
@@ -137,24 +139,21 @@ def _claim(results: Results) -> str:
 def _cost_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for threads in dict.fromkeys(each["threads"] for each in measured["rounds"]):
         ours, theirs = (_rounds(measured, side, threads) for side in _SIDES)
-        start, least = (measured["title"], str(threads)), _median(theirs, seconds)
-        if any(map(_CHECKS["audit"], ours)):
-            yield (*start, "rlcore without checks", *_cost(ours, partial(seconds, checked=False), least))
-            when = " of the first iteration" if measured["work"]["task"] == "grpo" else ""
-            for name, part in _CHECKS.items():
-                if any(map(part, ours)):
-                    yield (*start, name + when, str(len(ours)), "–", _spread(ours, part), "–", "–", "–")
-        yield (*start, _side(ours), *_cost(ours, seconds, least))
-        yield (*start, _side(theirs), *_cost(theirs, seconds, least))
+        least = _median(theirs, seconds)
+        for timings in (ours, theirs):
+            yield (measured["title"], str(threads), _side(timings), *_cost(timings, least))
 
 
 _PHASES = ("work", "GFLOP per CPU s", "phase", "CPU s", "floor s", "multiple")
 
 
 def _phase_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield generation and update of rlcore at one thread; of four passes over the tokens, sampling is one."""
+    """Yield generation and update of rlcore at one thread; of four passes over the tokens, sampling is one.
+
+    The best product of a comparison that also ran on two threads is none of one CPU second.
+    """
     work, ours = Work(**measured["work"]), _rounds(measured, "ours", 1)
-    if work.task != "grpo":
+    if work.task != "grpo" or {each["threads"] for each in measured["rounds"]} != {1}:
         return
     generation = _median(ours, lambda each: _part(each, "generation"))
     whole = _median(ours, partial(seconds, checked=False))
@@ -168,14 +167,17 @@ def _phase_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield (measured["title"], f"{measured['gflops']:.0f}", *cells)
 
 
-def _cost(timings: Sequence[Timing], value: Callable[[Timing], float], least: float) -> tuple[str, ...]:
+def _cost(timings: Sequence[Timing], least: float) -> tuple[str, ...]:
     generation = _median(timings, lambda each: _part(each, "generation"))
+    checks = [f"{name} {_median(timings, part):.1f}" for name, part in _CHECKS.items() if any(map(part, timings))]
     return (
         str(len(timings)),
-        f"{_median(timings, lambda each: each['wall_seconds']):.1f}" if value is seconds else "–",
-        _spread(timings, value),
+        f"{_median(timings, lambda each: each['wall_seconds']):.1f}",
+        _spread(timings, seconds),
+        f"{_median(timings, partial(seconds, checked=False)):.1f}" if checks else "–",
+        ", ".join(checks) or "–",
         f"{generation:.1f}" if generation else "–",
-        f"{least / _median(timings, value):.2f}×",
+        f"{least / _median(timings, seconds):.2f}×",
         f"{_median(timings, lambda each: each['peak_mib']):,.0f}",
     )
 
@@ -209,7 +211,7 @@ def _failed(measured: Sequence[Mapping[str, Any]]) -> list[str]:
                 where.setdefault((timing["option"], timing["failed"]), []).append(each["title"])
     every = len(measured)
     return [
-        f"{option} ({reason.rstrip('.')}{'' if len(titles) == every else ': ' + ', '.join(titles)})"
+        f"{option} ({reason.partition('. ')[0].rstrip('.')}{'' if len(titles) == every else ': ' + ', '.join(titles)})"
         for (option, reason), titles in where.items()
     ]
 
