@@ -16,7 +16,7 @@ from pathlib import Path
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.flows.cli import delivery, machine, models, runs, servers, settings, show, validate
+from rlcore.flows.cli import delivery, machine, models, retention, runs, servers, settings, show, validate
 from rlcore.tasks.store.stops import BudgetReachedError
 
 USAGE_ERROR, FAILURE, BUDGET = 2, 1, 3
@@ -56,13 +56,14 @@ app = App(
     suppress_keyboard_interrupt=False,
     default_parameter=Parameter(negative="", show_choices=True),
 )
-_TRAIN, _MODELS, _INSPECT = map(Group.create_ordered, ("Train", "Models", "Inspect"))
+_TRAIN, _MODELS, _INSPECT, _OPERATE = map(Group.create_ordered, ("Train", "Models", "Inspect", "Operate"))
 for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.estimate, runs.retrain, validate.validate)),
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
     (_INSPECT, (machine.upgrade, settings.migrate_preset, settings.from_trl)),
+    (_OPERATE, (retention.gc,)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlcore.errors import StorageError
@@ -12,6 +12,7 @@ from rlcore.tasks.pipeline.cache_keys import (
     OBSERVERS,
     OUTCOME,
     E,
+    Earlier,
     differences,
     key_of,
     nearest,
@@ -21,7 +22,7 @@ from rlcore.tasks.pipeline.cache_keys import (
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.artifacts import CLEANED, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache
 from rlcore.tasks.store.nested import flatten
 
@@ -36,23 +37,34 @@ def find_result(
     A result serves other observers if their rules stop its run where it was stopped, or not at all. The note names
     observers that differ, or says why a record of the key does not serve. Files of the artifact are not verified.
     """
-    key, note = key_of(ingredients), ""
-    plain = cache.find(stage.name, key)
-    stopped = [each for each in cache.records(stage.name) if OUTCOME in each.ingredients] if stage.continuation else []
-    same = [each for each in stopped if key_of(without_outcome(each.ingredients)) == key]
-    for record in (plain, *same):
-        if record is None:
-            continue
-        note = other_stop(stage, sections, store.root / record.ref.uri)
+    note = ""
+    for record in _candidates(stage, key_of(ingredients), cache):
+        absent = store.absence(record.ref)
+        note = damage([absent]) if absent else other_stop(stage, sections, store.root / record.ref.uri)
         if not note:
             return record, _watched_otherwise(record.ingredients, ingredients)
     return None, note
 
 
+def _candidates(stage: Stage, key: str, cache: StageCache) -> Iterator[Record]:
+    """Yield the record of a key, then those of runs that a rule stopped, for which all records have to be read."""
+    if (plain := cache.find(stage.name, key)) is not None:
+        yield plain
+    stopped = (each for each in cache.records(stage.name) if OUTCOME in each.ingredients) if stage.continuation else ()
+    yield from (each for each in stopped if use_key(each) == key)
+
+
+def use_key(work: Earlier) -> str:
+    """Return the key by which runs note that they need a result, and lock its stage."""
+    if isinstance(work, Record) and OUTCOME not in work.ingredients:
+        return work.key
+    return key_of(without_outcome(work.ingredients))
+
+
 def own_work(earlier: Iterable[E], stage: str, preset: str, cache: StageCache) -> list[E]:
     """Return the earlier work of a stage that runs of a preset have done or needed."""
     used = cache.used_keys(stage, preset)
-    return [each for each in earlier if key_of(without_outcome(each.ingredients)) in used]
+    return [each for each in earlier if use_key(each) in used]
 
 
 def first_run(stage: str, preset: str, cache: StageCache) -> str:
@@ -62,7 +74,7 @@ def first_run(stage: str, preset: str, cache: StageCache) -> str:
     """
     if cache.is_used(preset):
         return "first run of this stage"
-    keys = {key_of(without_outcome(each.ingredients)) for each in cache.records(stage)}
+    keys = {use_key(each) for each in cache.records(stage)}
     return f"first run of this preset{' by this release' if keys - cache.used_keys(stage, '*') else ''}"
 
 
@@ -85,7 +97,7 @@ def other_stop(stage: Stage, sections: Sections, folder: Path) -> str:
 
 def damage(errors: Sequence[str]) -> str:
     """Say why a recorded result cannot be used."""
-    return f"artifact missing or damaged: {errors[0]}"
+    return errors[0] if errors[0].startswith(CLEANED) else f"artifact missing or damaged: {errors[0]}"
 
 
 def _watched_otherwise(old: KeyInputs, new: KeyInputs) -> str:

@@ -65,7 +65,8 @@ def find_start(stage: Stage, config: RunConfig, ingredients: KeyInputs, home: Ho
     Work of any preset is continued if it is the same; only work of this preset explains why the stage runs.
     """
     cache, store, sections = StageCache(home.cache), ArtifactStore(home.root), stage.sections(config)
-    found, use = list(_works(home, stage.name)), stage.continuation
+    found = [work for work in works(home) if work.ingredients["stage"]["name"] == stage.name]
+    use = stage.continuation
     earlier: list[Record | Work] = [*cache.records(stage.name), *found]
     own, first = own_work(earlier, stage.name, config.name, cache), first_run(stage.name, config.name, cache)
     if use is None:
@@ -152,14 +153,14 @@ def _words(step: int, length: int, *, is_extended: bool) -> str:
     return f"extends from {step} to {length}" if is_extended else f"resumes at iteration {step + 1} of {length}"
 
 
-def _works(home: Home, stage: str) -> Iterator[Work]:
-    """Yield the work of this stage with checkpoints: of interrupted attempts, then of finished runs."""
+def works(home: Home) -> Iterator[Work]:
+    """Yield all work with checkpoints: of interrupted attempts, then of finished runs."""
     begun = {path: path.parent.with_suffix(".lock") for path in sorted(home.work.glob(f"*/{_ABOUT}"))}
     kept = {path: _kept_lock(home, path.parent) for path in sorted(home.checkpoints.glob(f"*/*/{_ABOUT}"))}
     for path, lock in (begun | kept).items():
         try:
             about = read_json(path)
-            if about["ingredients"]["stage"]["name"] == stage and _steps(path.parent):
+            if _steps(path.parent):
                 ref = ArtifactRef.from_json(about["ref"]) if about["ref"] else None
                 found = {"ingredients": about["ingredients"], "created": about["created"]}
                 yield Work(folder=path.parent, ref=ref, lock=lock, **found)

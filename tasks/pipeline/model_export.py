@@ -20,7 +20,7 @@ from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.scratch import announced, scratch_folder
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.lineage import read_records, record_of
 from rlcore.tasks.tracking.mlflow_model import CARD
 from rlcore.tasks.tracking.model_card import write_cards
 from rlcore.tasks.tracking.registry import download_model, read_version
@@ -99,7 +99,7 @@ def _errors(home: Home, tags: Mapping[str, str]) -> tuple[str, ...]:
 def _card(home: Home, registered: RegisteredVersion, repo: str) -> str:
     """Return the updated model card; for a model of another state directory, the card stored with its files."""
     records = read_records(home)
-    record = next((each for each in records if each.key == registered.tags.get("stage_key")), None)
+    record = record_of(registered.tags, records)
     if record is not None:
         tags = registered.tags
         version = int(tags["version"])

@@ -34,7 +34,7 @@ from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.scratch import announced
 from rlcore.tasks.store.settings import Home, configure_environment
 from rlcore.tasks.store.storage import read_json
-from rlcore.tasks.tracking.lineage import is_import, read_records
+from rlcore.tasks.tracking.lineage import Origins, is_import, read_records, record_of
 from rlcore.tasks.tracking.registry import ModelVersion, read_version
 
 _CARD = "model_card.json"  # record of an imported model
@@ -79,11 +79,11 @@ def find_origin(home: Home, model: str) -> Origin:
         sha256=tags.get("sha256", ""),
     )
     records = read_records(home)
-    record = next((each for each in records if each.key == tags.get("stage_key")), None)
+    record = record_of(tags, records)
     if record is None:
         raise _unknown(home, f"version {version.version} of {version.name}")
     chain: dict[str, Record] = {}
-    _collect(home, records, record, chain)
+    _collect(home, Origins(records), record, chain)
     return Origin(version=version, tags=tags, chain=tuple(chain.values()))
 
 
@@ -192,16 +192,15 @@ def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, Artifa
     return lines
 
 
-def _collect(home: Home, records: Sequence[Record], record: Record, chain: dict[str, Record]) -> None:
+def _collect(home: Home, origins: Origins, record: Record, chain: dict[str, Record]) -> None:
     """Collect records, parents first; a model imported from the registry ends the search."""
     for stage, sha256 in read_by(record.ingredients).items():
         if stage in chain:
             continue
-        same = [each for each in records if _name(each) == stage and each.ref.sha256 == sha256]
-        made = [each for each in same if each.created <= record.created]
-        if not made:
+        made = origins.made(record, stage, sha256)
+        if made is None:
             raise _unknown(home, f"{stage} {sha256[:12]}")
-        _collect(home, records, made[0], chain)
+        _collect(home, origins, made, chain)
     chain[_name(record)] = record
 
 

@@ -20,7 +20,7 @@ from rlcore.tasks.store.cache import KeyInputs, Record
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column, read_json, write_json, write_table
-from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, read_records
+from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, nodes, read_records, record_of
 from rlcore.tasks.tracking.past import (
     PAST,
     PROMPTS,
@@ -96,8 +96,8 @@ def remember(home: Home, model: str) -> tuple[str, ...]:
     tags, _ = find_lineage(home, model)
     tracker, records = open_tracker(home), read_records(home)
     version = find_number(tracker, tags["name"], tags["version"])
-    record = next(each for each in records if each.key == tags["stage_key"])
-    assert version is not None  # its tags were just read
+    record = record_of(tags, records)
+    assert version is not None and record is not None  # both were just read
     with scratch_folder(home.work) as temporary:
         folder = temporary / PAST
         digest = note_past(home, records, record, folder)
@@ -121,11 +121,8 @@ def _named(text: str) -> dict[str, str]:
 def nearest(root: Ancestor) -> dict[str, str]:
     """Return the artifact of each stage that is the fewest steps above ``root``, by the stage's name."""
     found: dict[str, str] = {}
-    level: tuple[Ancestor, ...] = (root,)
-    while level:
-        for node in level:
-            found.setdefault(node.stage, node.sha256)
-        level = tuple(parent for node in level for parent in node.parents)
+    for node in nodes(root):
+        found.setdefault(node.stage, node.sha256)
     return found
 
 

@@ -52,16 +52,19 @@ class StepOutput:
         write_json(asdict(self), work / _RESULT)
 
 
-def recover_result(work: Path, store: ArtifactStore) -> StepOutput | None:
-    """Return the result of a killed attempt if the store already has it, although no record exists."""
-    if not (work / _RESULT).exists():
-        return None
+def noted_result(work: Path) -> StepOutput | None:
+    """Return the result that an attempt noted in its work folder before the store had it; None if it noted none."""
     try:
         noted = read_json(work / _RESULT)
-        finished = StepOutput(ref=ArtifactRef.from_json(noted["ref"]), metrics=noted["metrics"])
+        return StepOutput(ref=ArtifactRef.from_json(noted["ref"]), metrics=noted["metrics"])
     except (StorageError, KeyError, TypeError):
         return None
-    return None if store.errors(finished.ref) else finished
+
+
+def recover_result(work: Path, store: ArtifactStore) -> StepOutput | None:
+    """Return the result of a killed attempt if the store already has it, although no record exists."""
+    finished = noted_result(work)
+    return None if finished is None or store.errors(finished.ref) else finished
 
 
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:

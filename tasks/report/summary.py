@@ -11,12 +11,12 @@ from rlcore.tasks.pipeline.accepted import accepted_lines
 from rlcore.tasks.pipeline.earlier_results import own_work
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.pipeline.plan import PlanRow
-from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.artifacts import CLEANED, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.markdown import on_terminal
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.database import database_of, stored_versions
-from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.lineage import read_records, record_of
 from rlcore.tasks.tracking.registry import read_version
 
 _TITLE_WITHIN = 2000  # characters of a report's page
@@ -52,6 +52,9 @@ def show_preset(
     lines += [f"{'running now':<24}{row.stage}{row.reason and f': {row.reason}'}" for row in running]
     if new := [row.stage for row in missing if row not in (*running, *others)]:
         lines.append(f"not run yet, or after a changed stage: {', '.join(new)}")
+    cleaned = [row for row in others if CLEANED in row.reason]
+    lines += [f"{'cleaned':<24}{row.stage}: {row.reason.removeprefix('restarts: ')}" for row in cleaned]
+    others = [row for row in others if row not in cleaned]
     lines += ["results of other settings, data or code:"] if others else []
     lines += [f"  {row.stage}: {row.reason.removeprefix('restarts: ')}" for row in others]
     return "\n".join(lines) + "\n"
@@ -79,7 +82,7 @@ def show_model(home: Home, model: str) -> str:
         ModelError: no such version.
     """
     tags = read_version(home, model)
-    record = next((each for each in read_records(home) if each.key == tags.get("stage_key")), None)
+    record = record_of(tags, read_records(home))
     lines = [f"{tags['name']} version {tags['version']}"]
     lines += [f"  {name + ':':<15}{tags[name]}" for name in _OF_VERSIONS if tags.get(name)]
     return "\n".join([*lines, *(_record_lines(home, record) if record else ["  made elsewhere"])]) + "\n"
@@ -90,7 +93,7 @@ def _record_lines(home: Home, record: Record) -> Iterator[str]:
     facts = {
         "made": f"{record.created[:16]} by the stage {record.ingredients['stage']['name']} in {record.seconds:.1f} s",
         "machine": machine,
-        "files": str(home.root / record.ref.uri / "model"),
+        "files": ArtifactStore(home.root).absence(record.ref) or str(home.root / record.ref.uri / "model"),
     }
     yield from (f"  {name + ':':<15}{text}" for name, text in facts.items() if text)
     width = max(map(len, record.metrics), default=0)
@@ -121,6 +124,11 @@ def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> lis
 def _reports(home: Home, preset: str) -> list[str]:
     """Return the path of the newest report of the preset's runs."""
     title = f"<title>{escape(preset)}: run report</title>"
-    found: list[Path] = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime)
-    own = [path for path in found if title in path.read_text(encoding="utf-8")[:_TITLE_WITHIN]]
-    return [f"{'report':<24}{own[-1]}"] if own else []
+    found = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime, reverse=True)
+    own = next((path for path in found if title in _head(path)), None)
+    return [f"{'report':<24}{own}"] if own else []
+
+
+def _head(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        return file.read(_TITLE_WITHIN)

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
+from rlcore.tasks.store.locks import folder_lock
 
 MANIFEST = "MANIFEST.json"
+REPORT = "report.json"  # of a dataset's gate; it stays when the dataset is cleaned
+CLEANED = "the artifact was cleaned"
 _FORMAT = 1
 
 
@@ -113,27 +118,53 @@ class ArtifactStore:
             StorageError: it does not exist.
         """
         folder = self.root / ref.uri
-        if not (folder / MANIFEST).is_file():
+        if absent := self.absence(ref):
             raise StorageError(
-                f"the artifact {ref.kind} {ref.sha256[:12]} is missing",
+                f"{absent}: {ref.kind} {ref.sha256[:12]}",
                 where=str(folder),
                 fix="run the pipeline again: it recomputes what is missing",
             )
         return folder
 
+    def absence(self, ref: ArtifactRef) -> str:
+        """Say why an artifact does not exist: it was cleaned, or is missing; empty if it exists."""
+        return _absence(self.root / ref.uri)
+
+    def report_path(self, ref: ArtifactRef) -> Path:
+        """Return the path of a dataset's report, which outlives a cleaned dataset."""
+        path = self.root / ref.uri / REPORT
+        return path if path.exists() else _mark(self.root / ref.uri)
+
+    def clean(self, uri: str, *, before: float) -> bool:
+        """Remove an artifact that was placed before a time; return False if it was placed again, or is gone.
+
+        A mark stays, by which :meth:`absence` tells it from a loss. A kill leaves at most files that no command reads.
+        """
+        folder = self.root / uri
+        aside = folder.with_name(f".tmp-cleaned-{folder.name[:12]}-{uuid.uuid4().hex[:8]}")
+        with folder_lock(folder.parent):
+            if not folder.exists() or folder.stat().st_mtime > before:
+                return False
+            shutil.copyfile(folder / REPORT if (folder / REPORT).is_file() else os.devnull, _mark(folder))
+            sync(_mark(folder))
+            folder.rename(aside)
+            sync(folder.parent)
+        shutil.rmtree(aside)
+        return True
+
     def _place(self, folder: Path, target: Path, digest: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists() and _folder_errors(target, digest):
-            aside = target.with_name(f".damaged-{digest[:12]}-{uuid.uuid4().hex[:8]}")
-            target.rename(aside)
-            shutil.rmtree(aside)
-        try:
-            folder.rename(target)
-        except OSError:
-            # A nonempty folder cannot be replaced: it has this very content, perhaps written concurrently.
-            if _folder_errors(target, digest):
-                raise
-            shutil.rmtree(folder)
+        with folder_lock(target.parent):
+            if target.exists() and _folder_errors(target, digest):
+                aside = target.with_name(f".damaged-{digest[:12]}-{uuid.uuid4().hex[:8]}")
+                target.rename(aside)
+                shutil.rmtree(aside)
+            if target.exists():  # this very content, perhaps written concurrently
+                os.utime(target)  # it is needed again: :meth:`clean` spares it
+                shutil.rmtree(folder)
+            else:
+                folder.rename(target)
+            _mark(target).unlink(missing_ok=True)
         sync(target.parent)
 
 
@@ -215,12 +246,27 @@ def _digest(files: list[dict[str, Any]]) -> str:
 
 
 def _folder_errors(folder: Path, digest: str) -> tuple[str, ...]:
-    if not (folder / MANIFEST).exists():
-        return ("the artifact is missing",)
+    if absent := _absence(folder):
+        return (absent,)
     try:
         return file_errors(folder, listed_files(folder / MANIFEST, digest))
     except StorageError as error:
         return (error.what,)
+
+
+def _absence(folder: Path) -> str:
+    if (folder / MANIFEST).exists():
+        return ""
+    try:
+        cleaned = datetime.fromtimestamp(_mark(folder).stat().st_mtime, UTC)
+    except FileNotFoundError:
+        return "the artifact is missing"
+    return f"{CLEANED} on {cleaned:%Y-%m-%d}"
+
+
+def _mark(folder: Path) -> Path:
+    """Return the file that a cleaned artifact leaves: its report, or empty."""
+    return folder.with_name(f"{folder.name}.cleaned")
 
 
 def _is_intact(path: Path, sha256: str) -> bool:

@@ -50,7 +50,8 @@ def describe_machine(machine: Mapping[str, object]) -> str:
 class StageCache:
     """Records in ``cache/<stage>/<key>.json``: the artifact of each key.
 
-    All presets share them. The empty file ``cache/<stage>/<preset>/<key>`` notes that a run of a preset needed a key.
+    All presets share them. If a result is computed again with other bytes, the earlier record stays as
+    ``<key>.<digest>.json``. The empty file ``cache/<stage>/<preset>/<key>`` notes that a run of a preset needed a key.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +66,10 @@ class StageCache:
         return self.folder / stage / f"{key}.json"
 
     def records(self, stage: str) -> tuple[Record, ...]:
-        """Return all records of a stage. An unreadable one counts as absent, so that its stage is computed again."""
+        """Return all records of a stage, earlier ones of a key too.
+
+        An unreadable one counts as absent, so that its stage is computed again.
+        """
         read = (_read(path) for path in sorted((self.folder / stage).glob("*.json")))
         return tuple(record for record in read if record is not None)
 
@@ -79,6 +83,13 @@ class StageCache:
         """Return the keys of a stage that runs of a preset, or of any (``*``), have needed."""
         return frozenset(path.name for path in (self.folder / stage).glob(f"{preset}/*"))
 
+    def last_uses(self, stage: str, key: str = "*") -> dict[str, float]:
+        """Return when a run of any preset last needed each key of a stage, or one, in seconds since 1970."""
+        found: dict[str, float] = {}
+        for path in (self.folder / stage).glob(f"*/{key}"):
+            found[path.name] = max(found.get(path.name, 0.0), path.stat().st_mtime)
+        return found
+
     def is_used(self, preset: str) -> bool:
         """Return True if a run of a preset has needed any key."""
         return any((folder / preset).is_dir() for folder in self.folder.glob("*"))
@@ -86,7 +97,11 @@ class StageCache:
     def write(self, stage: str, record: Record) -> None:
         values = {field.name: getattr(record, field.name) for field in fields(record)}
         document = {"format": _FORMAT, "stage": stage, **values, "ref": record.ref.to_json()}
-        write_json({**document, "seal": _seal(document)}, self.path(stage, record.key))
+        as_read, path = json.loads(json.dumps(document)), self.path(stage, record.key)
+        earlier = _read(path)
+        if earlier is not None and earlier.ref.sha256 != record.ref.sha256:  # cleaned; the lineage of models names it
+            path.rename(path.with_suffix(f".{earlier.ref.sha256[:12]}.json"))
+        write_json({**document, "seal": _seal(as_read)}, path)
 
 
 def now() -> str:
@@ -110,12 +125,11 @@ def parse_record(content: bytes, stage: str, key: str) -> Record | None:
 
 def _read(path: Path) -> Record | None:
     try:
-        return parse_record(path.read_bytes(), path.parent.name, path.stem)
+        return parse_record(path.read_bytes(), path.parent.name, path.name.partition(".")[0])
     except OSError:
         return None
 
 
 def _seal(document: Mapping[str, Any]) -> str:
     """Return a digest of the other fields of a record, by which changed records are detected."""
-    as_read = json.loads(json.dumps(document))
-    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -80,6 +80,17 @@ def locked_file(path: Path, text: str, *, goes: Callable[[], bool] = lambda: Tru
         _release(descriptor)
 
 
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder itself, which leaves no file: a kill would leave that too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def is_held(path: Path) -> bool:
     """Return True if a process holds the lock of a file, without changing it; False if there is no file."""
     try:

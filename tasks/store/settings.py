@@ -33,6 +33,10 @@ _DEFAULTS = {
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore",  # rlcore's progress lines appear on the flow run's page
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines outside of a flow run
+    # Prefect's server removes ended flow runs after 90 days, and events after 30; its own defaults: never, and 7.
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "7776000",
+    "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P30D",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",  # a new database logs its tables
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

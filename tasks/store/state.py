@@ -7,15 +7,14 @@ and upgraded on demand (:func:`upgrade`); a newer one is rejected.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
-from rlcore.tasks.store.locks import is_held
+from rlcore.tasks.store.locks import folder_lock, is_held
 from rlcore.tasks.store.storage import write_json
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def require_readable(home: Home) -> None:
             fix="run `rlcore upgrade`, which copies them first; or install the versions again that wrote them",
         )
     if found != known:
-        with _alone(home.root):
+        with folder_lock(home.root):
             for left in home.root.glob(f".{_NOTE}.*.tmp"):  # by a process that was killed here, before it had a lease
                 left.unlink()
             write_json(found, note)
@@ -162,17 +161,6 @@ def upgrade(home: Home) -> tuple[str, ...]:
             lines.append(f"{each.path.name}: now of {each.tool} {each.installed}; as it was: {copy}")
     require_readable(home)
     return tuple(lines)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder itself, which leaves no file: a kill would leave that too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _read(note: Path) -> dict[str, Any]:

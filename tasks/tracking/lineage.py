@@ -6,11 +6,13 @@ record here (made elsewhere, or removed) appears in the tree by its digest alone
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from rlcore.errors import ModelError
-from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
@@ -18,9 +20,10 @@ from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.registry import read_version
 
 DIGITS = 12  # digits of a digest that are shown
+_LEVELS = 24  # inputs of inputs that a tree shows: a dozen retrainings, each from the champion before
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Ancestor:
     """Result and its inputs. ``facts`` are human-readable lines; ``sha256`` is the artifact's digest."""
 
@@ -28,6 +31,9 @@ class Ancestor:
     sha256: str
     facts: tuple[str, ...]
     parents: tuple[Ancestor, ...]
+
+
+_EARLIER = Ancestor(stage="earlier results:", sha256="", facts=("in the lineage of an earlier version",), parents=())
 
 
 def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
@@ -38,7 +44,7 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
     """
     tags = read_version(home, model)
     records = read_records(home)
-    record = next((each for each in records if each.key == tags.get("stage_key")), None)
+    record = record_of(tags, records)
     if record is None:
         raise ModelError(
             f"no stage of this state directory made version {tags['version']} of {tags['name']}",
@@ -46,6 +52,12 @@ def find_lineage(home: Home, model: str) -> tuple[Mapping[str, str], Ancestor]:
             fix="set RLCORE_HOME to the state directory that trained it",
         )
     return tags, ancestry(home, records, record)
+
+
+def record_of(tags: Mapping[str, str], records: Iterable[Record]) -> Record | None:
+    """Return the record of the stage that made a version with these tags; None: another state directory made it."""
+    made = (tags.get("stage_key"), tags.get("sha256"))
+    return next((each for each in records if (each.key, each.ref.sha256) == made), None)
 
 
 def read_records(home: Home) -> tuple[Record, ...]:
@@ -56,24 +68,75 @@ def read_records(home: Home) -> tuple[Record, ...]:
     return tuple(sorted(found, key=lambda record: record.created, reverse=True))
 
 
-def ancestry(home: Home, records: tuple[Record, ...], record: Record) -> Ancestor:
-    """Return the tree above one record; of several records with the same content the newest earlier one counts."""
-    # for an import from the registry: the origin of the registered artifact
-    registered = record.ingredients["arguments"]["sha256"] if is_import(record) else None
-    made_it = (each for each in records if each.ref.sha256 == registered)
-    parents = [ancestry(home, records, each) for each in made_it][:1]
-    for stage, sha256 in record.ingredients["inputs"].items():
-        made = [
-            each
-            for each in records
-            if each.ingredients["stage"]["name"] == stage
-            and each.ref.sha256 == sha256
-            and each.created <= record.created
-        ]
-        unknown = Ancestor(stage=stage, sha256=sha256, facts=("no record in this state directory",), parents=())
-        parents.append(ancestry(home, records, made[0]) if made else unknown)
-    stage = record.ingredients["stage"]["name"]
-    return Ancestor(stage=stage, sha256=record.ref.sha256, facts=_facts(home, record), parents=tuple(parents))
+class Origins:
+    """Records of a state directory, by which the inputs of each are found."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self._made: dict[str, list[Record]] = defaultdict(list)
+        for record in sorted(records, key=lambda each: each.created, reverse=True):
+            self._made[record.ref.sha256].append(record)
+
+    def made(self, record: Record, stage: str, sha256: str) -> Record | None:
+        """Return the record of an input of ``record``: of several with that content the newest earlier one.
+
+        If all are later, its artifact was cleaned and made again, and the oldest counts.
+        """
+        found = [each for each in self._made[sha256] if each.ingredients["stage"]["name"] == stage]
+        return next((each for each in found if each.created <= record.created), found[-1] if found else None)
+
+    def registered(self, record: Record) -> Record | None:
+        """Return the record of the registered model that a stage imported; None if it imported none."""
+        return next(iter(self._made[record.ingredients["arguments"]["sha256"]]), None) if is_import(record) else None
+
+
+def ancestry(home: Home, records: Iterable[Record], record: Record) -> Ancestor:
+    """Return the tree above one record, cut where it is 24 results deep: each version may descend from the one before.
+
+    Every result is one node, however often it is an input.
+    """
+    origins, above, level = Origins(records), dict[str, list[Record | Ancestor]](), [record]
+    for _ in range(_LEVELS):
+        above |= {_name(each): _parents(origins, each) for each in level}
+        found = {_name(each): each for one in level for each in above[_name(one)] if isinstance(each, Record)}
+        level = [each for name, each in found.items() if name not in above]
+    made = dict[str, Ancestor]()
+
+    def node(each: Record | Ancestor) -> Ancestor:
+        if isinstance(each, Ancestor):
+            return each
+        name = _name(each)
+        if name not in made:
+            made[name] = _EARLIER  # for content that is its own input
+            parents = tuple(map(node, above.get(name, [_EARLIER])))
+            stage, facts = each.ingredients["stage"]["name"], _facts(home, each)
+            made[name] = Ancestor(stage=stage, sha256=each.ref.sha256, facts=facts, parents=parents)
+        return made[name]
+
+    return node(record)
+
+
+def _name(record: Record) -> str:
+    return f"{record.key}.{record.ref.sha256}"  # a key can have results of several digests, of which one exists
+
+
+def _parents(origins: Origins, record: Record) -> list[Record | Ancestor]:
+    registered, inputs = origins.registered(record), record.ingredients["inputs"].items()
+    made = (origins.made(record, stage, sha256) or _unknown(stage, sha256) for stage, sha256 in inputs)
+    return [*([registered] if registered else []), *made]
+
+
+@cache
+def _unknown(stage: str, sha256: str) -> Ancestor:
+    return Ancestor(stage=stage, sha256=sha256, facts=("no record in this state directory",), parents=())
+
+
+def nodes(root: Ancestor) -> Iterator[Ancestor]:
+    """Yield the results of a tree, each once, the nearest first."""
+    seen, level = dict.fromkeys([root, _EARLIER]), [root]
+    while level:
+        yield from level
+        level = list(dict.fromkeys(parent for node in level for parent in node.parents if parent not in seen))
+        seen |= dict.fromkeys(level)
 
 
 def is_import(record: Record) -> bool:
@@ -95,6 +158,7 @@ def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
         "promoted_over",
         "verdict",
         "rolled_back",
+        "cleaned",
     )
     lines = [f"{tags['name']} version {tags['version']}"]
     lines += [f"  {name}: {tags[name]}" for name in names if tags.get(name)]
@@ -113,13 +177,14 @@ def _facts(home: Home, record: Record) -> tuple[str, ...]:
         f"{ref.rows} {'iterations' if ref.kind == 'policy' else 'rows'}" if ref.rows else "",
         *(f"source {digest[:DIGITS]}" for digest in list(flatten(ingredients["external"]).values())[:1] if digest),
     ]
-    facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {}))]
+    absent = ArtifactStore(home.root).absence(ref)
+    facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {})), absent]
     return tuple(fact for fact in (*facts, f"seed {ingredients['seed']}", record.created[:16]) if fact)
 
 
 def _rows_of(home: Home, ref: ArtifactRef) -> list[str]:
-    path = home.root / ref.uri / "report.json"
-    if not path.is_file():
+    path = ArtifactStore(home.root).report_path(ref)
+    if not path.is_file() or not path.stat().st_size:
         return []
     report = read_json(path)
     return [f"{report['contract']} from {report['source']}", f"rows' digest {report['digest'][:DIGITS]}"]

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from mlflow.models import Model
 
 CARD, DATA_CARD = "model_card.md", "data_card.md"
+CLEANED = "cleaned"
+"""Tag of a version whose weights were removed, with the date."""
 _MLMODEL, _LICENCE = "MLmodel", "LICENSE.txt"
 _CHECKPOINT, _TOKENIZER = "model", "components/tokenizer"  # MLflow's names for the two
+WEIGHTS = (_CHECKPOINT, "components")
+"""Folders of a version with what its artifact has too; its cards and records are beside them."""
 _WEIGHTS = ".safetensors"
 _LIBRARIES = ("mlflow", "torch", "transformers", "accelerate", "safetensors", "tokenizers")
 _QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens": 32}
@@ -95,6 +99,20 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
             _link(path.parent, (temporary / name).parent, [Path(path.name)])
         (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow omits the header
         (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
+
+
+def require_files(uri: str, tags: Mapping[str, str]) -> None:
+    """Refuse a version whose files were cleaned.
+
+    Raises:
+        ModelError: with the command that trains it again.
+    """
+    if CLEANED in tags:
+        raise ModelError(
+            f"its files were cleaned: {tags[CLEANED]}",
+            where=uri,
+            fix=f"take a version that has its files, or train again: rlcore run {tags.get('preset', '')}".rstrip(),
+        )
 
 
 def checkpoint_in(folder: Path) -> Path:

@@ -6,7 +6,7 @@ A card is written at registration, and again when an evaluation or a decision ad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.hub_card import header_fields, model_index
-from rlcore.tasks.tracking.lineage import Ancestor, ancestry, tree_lines
+from rlcore.tasks.tracking.lineage import Ancestor, ancestry, nodes, tree_lines
 from rlcore.tasks.tracking.mlflow_model import Cards
 
 _BASE_CARD = Path("model", "model_card.json")  # the stage that imported the base
@@ -196,7 +196,7 @@ def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
 
 def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
     """Return the card of the imported base, empty if it has none."""
-    for node in _nodes(root):
+    for node in nodes(root):
         found = _read(home, records, node, _BASE_CARD)
         if found:
             return found
@@ -205,7 +205,7 @@ def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str,
 
 def _data_sets(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
     """Return the reports of all datasets above the model, each with the name of its ``stage``."""
-    found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in _nodes(root)}
+    found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]
 
 
@@ -219,11 +219,3 @@ def _read(home: Home, records: Sequence[Record], node: Ancestor, name: Path) -> 
         if isinstance(document, Mapping):
             return document
     return {}
-
-
-def _nodes(root: Ancestor) -> Iterator[Ancestor]:
-    """Return a model's ancestors, the nearest first."""
-    level: tuple[Ancestor, ...] = (root,)
-    while level:
-        yield from level
-        level = tuple(parent for node in level for parent in node.parents)

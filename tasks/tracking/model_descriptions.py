@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.lineage import read_records, record_of
 from rlcore.tasks.tracking.mlflow_model import CARD
 from rlcore.tasks.tracking.model_card import body_of, write_cards
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags
@@ -23,10 +23,9 @@ def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]
     Versions without a record in this state directory are unchanged. A repeated call changes nothing.
     """
     records = read_records(home)
-    by_key = {record.key: record for record in records}
     for version in versions:
         tags = read_tags(tracker, version)
-        record = by_key.get(tags.get("stage_key", ""))
+        record = record_of(tags, records)
         if record is not None and version.model_id:
             cards = write_cards(home, records, record, name=version.name, version=version.version, tags=tags)
             _replace(tracker, version, cards.model)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ModelError, PromotionError
 from rlcore.tasks.store.artifacts import MANIFEST
@@ -23,7 +23,7 @@ from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.database import database_of, stored_version
 from rlcore.tasks.tracking.errors import none_if_missing
-from rlcore.tasks.tracking.mlflow_model import checkpoint_in, verified_checkpoint
+from rlcore.tasks.tracking.mlflow_model import CLEANED, checkpoint_in, require_files, verified_checkpoint
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def download_model(uri: str, folder: Path) -> Path:
 
     Each file is compared with its registered digest; versions of other tools have none.
     Raises:
-        ModelError: there is no such model, or a file of it is damaged.
+        ModelError: there is no such model, its files were cleaned, or one of them is damaged.
     """
     from mlflow.artifacts import download_artifacts
     from mlflow.exceptions import MlflowException
@@ -63,6 +63,7 @@ def download_model(uri: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         uri, tags = _resolved(tracker, uri)
+        require_files(uri, tags)
         files = Path(download_artifacts(artifact_uri=uri, dst_path=str(folder)))
     except (MlflowException, OSError) as error:
         raise ModelError(f"cannot load the registered model: {error}", where=uri) from error
@@ -113,8 +114,9 @@ def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None
 
 
 def find_by_sha256(tracker: Tracker, name: str, sha256: str) -> ModelVersion | None:
-    """Return the newest version of ``name`` with that artifact digest, or None."""
-    found = tracker.client.search_model_versions(f"name = '{name}' and tags.sha256 = '{sha256}'")
+    """Return the newest version of ``name`` with that artifact digest and its files, or None."""
+    versions = tracker.client.search_model_versions(f"name = '{name}' and tags.sha256 = '{sha256}'")
+    found = [each for each in versions if CLEANED not in each.tags]
     return as_version(max(found, key=lambda each: int(each.version))) if found else None
 
 
@@ -169,8 +171,8 @@ def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str)
         prefix = f"look.{data}."
         known = {
             tag.removeprefix(prefix): int(number)
-            for tags in _tags_of_models(tracker)
-            for tag, number in tags.items()
+            for model in pages(tracker.client.search_registered_models)
+            for tag, number in model.tags.items()
             if tag.startswith(prefix)
         }
         if pair in known:
@@ -180,11 +182,12 @@ def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str)
     return look
 
 
-def _tags_of_models(tracker: Tracker) -> Iterator[Mapping[str, str]]:
+def pages(search: Callable[..., Any]) -> Iterator[Any]:
+    """Yield everything that a search of MLflow's client finds."""
     token: str | None = None
     while True:
-        page = tracker.client.search_registered_models(page_token=token)
-        yield from (model.tags for model in page)
+        page = search(page_token=token)
+        yield from page
         token = page.token
         if not token:
             return
@@ -263,11 +266,11 @@ def _crown(tracker: Tracker, version: ModelVersion) -> None:
 
 def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
     """Point ``previous`` at the champion before the present one."""
-    over = read_tags(tracker, champion).get(_PROMOTED_OVER, _FIRST)
-    if over == _FIRST:
+    over = find_number(tracker, champion.name, read_tags(tracker, champion).get(_PROMOTED_OVER, _FIRST))
+    if over is None or CLEANED in read_tags(tracker, over):
         _remove_alias(tracker, champion, PREVIOUS, whatever=True)
     else:
-        tracker.client.set_registered_model_alias(champion.name, PREVIOUS, over)
+        set_alias(tracker, over, PREVIOUS)
 
 
 def _remove_alias(tracker: Tracker, version: ModelVersion, alias: str, *, whatever: bool = False) -> None:
