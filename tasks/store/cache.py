@@ -16,7 +16,7 @@ from rlcore.tasks.store.storage import write_json
 
 KeyInputs = Mapping[str, Any]
 
-_FORMAT = 3
+RECORD_FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class StageCache:
 
     def write(self, stage: str, record: Record) -> None:
         values = {field.name: getattr(record, field.name) for field in fields(record)}
-        document = {"format": _FORMAT, "stage": stage, **values, "ref": record.ref.to_json()}
+        document = {"format": RECORD_FORMAT, "stage": stage, **values, "ref": record.ref.to_json()}
         as_read, path = json.loads(json.dumps(document)), self.path(stage, record.key)
         earlier = _read(path)
         if earlier is not None and earlier.ref.sha256 != record.ref.sha256:  # cleaned; the lineage of models names it
@@ -114,7 +114,7 @@ def parse_record(content: bytes, stage: str, key: str) -> Record | None:
     try:
         document = json.loads(content)
         seal = document.pop("seal")
-        is_ours = (document["format"], document["stage"], document["key"]) == (_FORMAT, stage, key)
+        is_ours = (document["format"], document["stage"], document["key"]) == (RECORD_FORMAT, stage, key)
         if not is_ours or seal != _seal(document):
             return None
         values = {field.name: document[field.name] for field in fields(Record)}

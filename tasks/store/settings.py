@@ -20,7 +20,7 @@ from rlcore.tasks.store.disk import network_file_system
 from rlcore.tasks.store.logs import shorten_user_errors
 from rlcore.tasks.store.passwords import draw, has_secret, private_file
 from rlcore.tasks.store.scratch import remove_left
-from rlcore.tasks.store.state import databases, require_readable
+from rlcore.tasks.store.state import databases, require_readable, require_whole
 
 Engine = Literal["prefect", "inline"]
 
@@ -61,8 +61,8 @@ class Home:
     ``work/`` unfinished stages, ``checkpoints/`` the last checkpoints of finished RL stages by preset and stage,
     ``leases/`` living runs, ``past/`` records of champions' data, read from MLflow,
     ``budgets/`` amounts that unfinished runs have spent,
-    ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade, ``prefect/`` and
-    ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
+    ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade and the time of the last
+    backup, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
     """
 
     root: Path
@@ -156,8 +156,9 @@ def prepare_environment(home: Home) -> None:
     """Do as :func:`configure_environment`, also for state that needs an upgrade.
 
     Raises:
-        StorageError: it cannot be made or written.
+        StorageError: it cannot be made or written, or its restore has not ended.
     """
+    require_whole(home)
     _make_writable(home)
     remove_left(home.work)
     _set_variables(home)

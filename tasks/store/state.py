@@ -2,7 +2,8 @@
 
 MLflow and Prefect silently upgrade an older database, after which no older version opens it. The file
 ``versions.json`` therefore records the writers, and databases must have the installed schema. An older one is copied
-and upgraded on demand (:func:`upgrade`); a newer one is rejected.
+and upgraded on demand (:func:`upgrade`); a newer one is rejected. Files of rlcore itself must have the formats of this
+version, neither newer nor older ones.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import StorageError
+from rlcore.tasks.store.cache import RECORD_FORMAT
 from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import folder_lock, is_held
 from rlcore.tasks.store.storage import write_json
@@ -29,9 +31,12 @@ from rlcore.tasks.store.storage import write_json
 if TYPE_CHECKING:
     from rlcore.tasks.store.settings import Home
 
-STATE = 1
-"""Version of rlcore's own state; increased if older versions cannot read it."""
+FORMATS: Mapping[str, int] = {"state": 1, "records": RECORD_FORMAT, "audit": 1}
+"""Formats of rlcore's own files. Increase one together with a conversion in :func:`upgrade`, which copies first."""
+UNFINISHED = "restoring.json"
+"""File of a state directory whose restore has not ended: the name and digest of the backup."""
 _NOTE = "versions.json"
+_SECONDS = 60.0  # seconds to wait for another process that writes a database
 _REVISION = re.compile(r"^(down_)?revision(?:\s*:[^=\n]+)?\s*=\s*(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"""["']([^"']+)["']""")
 
@@ -85,14 +90,9 @@ def require_readable(home: Home) -> None:
         StorageError: a newer version wrote it, or a database needs an upgrade.
     """
     note = home.root / _NOTE
-    known = _read(note)
-    if known.get("state", STATE) > STATE:
-        raise StorageError(
-            f"the state directory was written by a newer rlcore (state {known['state']}, this one knows {STATE})",
-            where=str(home.root),
-            fix="install that version again, or set RLCORE_HOME to another folder",
-        )
-    found, older = {"state": STATE, **known}, list[Database]()
+    known = read_versions(home)
+    require_known_formats(known, home.root)
+    found, older = {**FORMATS, **known}, list[Database]()
     for each in databases(home):
         before = known.get(each.tool, {})
         found[each.tool] = {"version": each.installed, "schema": each.schema}
@@ -110,6 +110,37 @@ def require_readable(home: Home) -> None:
             for left in home.root.glob(f".{_NOTE}.*.tmp"):  # by a process that was killed here, before it had a lease
                 left.unlink()
             write_json(found, note)
+
+
+def require_known_formats(versions: Mapping[str, Any], where: object) -> None:
+    """Refuse files of rlcore in other formats than this version's, newer or older.
+
+    Raises:
+        StorageError: names the format, and its version here and there.
+    """
+    for name, known in FORMATS.items():
+        found = versions.get(name, known)  # not noted by the first versions, which had the first formats
+        if found != known:
+            age = "a newer" if isinstance(found, int) and found > known else "another"
+            raise StorageError(
+                f"the state directory was written by {age} rlcore ({name} {found!r}, this one knows {known})",
+                where=str(where),
+                fix="install that version again, or set RLCORE_HOME to another folder",
+            )
+
+
+def require_whole(home: Home) -> None:
+    """Refuse a state directory whose restore was killed.
+
+    Raises:
+        StorageError: its restore has not ended.
+    """
+    if (home.root / UNFINISHED).exists():
+        raise StorageError(
+            "a restore into this state directory was not finished",
+            where=str(home.root),
+            fix="run the same `rlcore restore` again, or empty the folder",
+        )
 
 
 def databases(home: Home) -> tuple[Database, ...]:
@@ -140,18 +171,19 @@ def upgrade(home: Home) -> tuple[str, ...]:
     """
     if any(map(is_held, home.leases.glob("*.json"))):
         raise StorageError("a run is active here", where=str(home.leases), fix="wait until it has ended")
-    known, lines = _read(home.root / _NOTE), []
+    known, lines = read_versions(home), []
+    require_known_formats(known, home.root)
     for each in databases(home):
         before = each.schema
         if before and _needs_upgrade(each, known.get(each.tool, {})):
             copy = home.root / "backups" / f"{each.path.stem}-{before}.db"
             copy.parent.mkdir(exist_ok=True)
-            _copy(each.path, copy)
+            copy_database(each.path, copy)
             done = subprocess.run(
                 [sys.executable, "-m", each.tool, *each.command], capture_output=True, text=True, check=False
             )
             if done.returncode or _needs_upgrade(each, {}):
-                _copy(copy, each.path)
+                copy_database(copy, each.path)
                 last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
                 raise StorageError(
                     f"{each.tool} could not upgrade its database, which is unchanged: {last}",
@@ -163,10 +195,10 @@ def upgrade(home: Home) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _read(note: Path) -> dict[str, Any]:
+def read_versions(home: Home) -> dict[str, Any]:
     """Return the recorded versions; empty if the record is damaged, so that the databases are checked."""
     try:
-        known = json.loads(note.read_text(encoding="utf-8"))
+        known = json.loads((home.root / _NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
@@ -190,8 +222,8 @@ def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
     return each.schema not in newest and before.get("version") != each.installed
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_database(source: Path, target: Path) -> None:
     """Copy a database consistently, including changes that are still in its write-ahead log."""
-    with closing(sqlite3.connect(source)) as read, closing(sqlite3.connect(target)) as write:
+    with closing(sqlite3.connect(source, timeout=_SECONDS)) as read, closing(sqlite3.connect(target)) as write:
         read.backup(write)
     sync(target)

@@ -14,7 +14,7 @@ from rlcore.errors import StorageError
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store.locks import locked_file
 from rlcore.tasks.store.settings import Home, configure_environment
-from rlcore.tasks.store.state import databases, require_readable, upgrade
+from rlcore.tasks.store.state import FORMATS, databases, require_readable, upgrade
 from rlcore.tasks.tracking.runs import open_tracker
 
 
@@ -76,10 +76,25 @@ def test_a_database_of_a_newer_version_is_refused_by_name_and_left_alone(filled:
     assert path.read_bytes() == before
 
 
-def test_a_home_of_a_newer_rlcore_is_refused(filled: Home) -> None:
-    (filled.root / "versions.json").write_text(json.dumps({**note(filled), "state": 2}))
-    with pytest.raises(StorageError, match="written by a newer rlcore"):
-        configure_environment(filled)
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("change", "age"), [(1, "a newer"), (-1, "another"), ("x", "another")])
+def test_files_of_another_format_than_this_versions_are_refused_in_either_direction(
+    filled: Home, name: str, change: int | str, age: str
+) -> None:
+    other = change if isinstance(change, str) else FORMATS[name] + change
+    written = json.dumps({**note(filled), name: other})
+    (filled.root / "versions.json").write_text(written)
+    for refused in (configure_environment, upgrade):
+        with pytest.raises(StorageError, match=rf"written by {age} rlcore \({name} {other!r}, this one knows "):
+            refused(filled)
+    assert (filled.root / "versions.json").read_text() == written
+
+
+def test_a_home_of_the_first_versions_which_noted_no_formats_goes_on_and_notes_them(filled: Home) -> None:
+    first = {name: each for name, each in note(filled).items() if name not in FORMATS}
+    (filled.root / "versions.json").write_text(json.dumps(first))
+    configure_environment(filled)
+    assert {name: note(filled)[name] for name in FORMATS} == FORMATS
 
 
 @pytest.mark.parametrize("noted", ["1.0", ""])
