@@ -14,12 +14,13 @@ import psutil
 
 from infra.services import postgres
 from infra.services.automations import webhook_url
-from infra.services.layout import CODE, FOLDER, Layout, passwords, save_layout, saved_layout, write_client_file
+from infra.services.layout import CODE, Layout, passwords, save_layout, saved_layout, write_client_file
 from infra.services.orphans import stop_orphans
 from infra.services.provision import is_configured, missing, provision
 from infra.services.table import SERVICES
 from rlcore.errors import ServiceError
 from rlcore.extras import install_command
+from rlcore.tasks.operations.postgres import FOLDER
 from rlcore.tasks.pipeline.server_access import HOST, USER
 from rlcore.tasks.store.locks import file_lock
 

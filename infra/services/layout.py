@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlcore.errors import ConfigError, StorageError
+from rlcore.tasks.operations.postgres import FOLDER, services_folder
 from rlcore.tasks.pipeline.server_access import (
     HOST,
     SESSIONS,
@@ -21,7 +22,6 @@ from rlcore.tasks.store.passwords import passwords as drawn
 from rlcore.tasks.store.passwords import write_private
 
 POOL, QUEUE = "rlcore", "gpu"
-FOLDER = "RLCORE_SERVICES"  # set by the user
 MARK = "RLCORE_STARTED_BY"  # in the environment of all child processes, by which a stop finds them
 CODE = Path(__file__).resolve().parents[2]
 _NAMES = ("postgres", "prefect", "mlflow", WEB, SESSIONS)  # PostgreSQL's roles, and the web interfaces
@@ -79,11 +79,10 @@ def find_layout(home: Path) -> Layout:
     Raises:
         ConfigError: a port is invalid, or two are the same.
     """
-    root = Path(os.environ.get(FOLDER) or home / "services").absolute()
     ports = {name: _port(f"RLCORE_{name.upper()}_PORT", default) for name, default in _PORTS.items()}
     if len(set(ports.values())) < len(ports):
         raise ConfigError(f"two services have the same port: {ports}", fix="set RLCORE_<NAME>_PORT to different ones")
-    return Layout(root=root, home=home, ports=ports)
+    return Layout(root=services_folder(home), home=home, ports=ports)
 
 
 def save_layout(layout: Layout) -> None:

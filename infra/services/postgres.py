@@ -14,6 +14,7 @@ from typing import Any
 
 from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
+from rlcore.tasks.operations.postgres import DATABASES, DUMPS, find_program, run_tool
 from rlcore.tasks.pipeline.server_access import HOST
 from rlcore.tasks.store.passwords import write_private
 
@@ -29,7 +30,7 @@ def command(layout: Layout) -> list[str]:
         "max_connections": "100",
     }
     settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-    return [_binary("postgres"), "-D", str(layout.cluster), *settings]
+    return [find_program("postgres"), "-D", str(layout.cluster), *settings]
 
 
 def identity() -> Mapping[str, Any]:
@@ -58,7 +59,7 @@ def make_cluster(layout: Layout) -> None:
     options = ["--username", _USER, "--pwfile", str(secret), "--auth", "scram-sha-256", "--encoding", "UTF8"]
     try:
         done = subprocess.run(
-            [_binary("initdb"), "-D", str(layout.cluster), "--no-locale", *options],
+            [find_program("initdb"), "-D", str(layout.cluster), "--no-locale", *options],
             capture_output=True,
             text=True,
             check=False,
@@ -75,7 +76,10 @@ def make_cluster(layout: Layout) -> None:
 
 
 def make_databases(layout: Layout) -> None:
-    """Create a role and a database for Prefect and for MLflow, each with its own password, if missing."""
+    """Create a role and a database for Prefect and for MLflow, each with its own password, if missing.
+
+    A new database begins with the dump that a restore has left in the state directory.
+    """
     asyncio.run(_make_databases(layout))
 
 
@@ -89,12 +93,23 @@ def is_ready(layout: Layout) -> bool:
 
 
 async def _make_databases(layout: Layout) -> None:
-    for name in ("prefect", "mlflow"):
+    for name in DATABASES:
         if not await _execute(layout, "SELECT 1 FROM pg_roles WHERE rolname = $1", name):
             # Passwords have only letters, digits, - and _, so they cannot end the quotes.
             await _execute(layout, f"CREATE ROLE {name} LOGIN PASSWORD '{passwords(layout)[name]}'")
         if not await _execute(layout, "SELECT 1 FROM pg_database WHERE datname = $1", name):
-            await _execute(layout, f"CREATE DATABASE {name} OWNER {name}")
+            await _make_database(layout, name)
+
+
+async def _make_database(layout: Layout, name: str) -> None:
+    """Create a database under another name, so that a killed start leaves no partial one."""
+    new, dump = f"{name}_new", layout.home / DUMPS / f"{name}.dump"
+    await _execute(layout, f"DROP DATABASE IF EXISTS {new}")
+    await _execute(layout, f"CREATE DATABASE {new} OWNER {name}")
+    if dump.exists():
+        options = (f"--dbname={new}", "--no-owner", "--no-comments", "--exit-on-error", str(dump))
+        run_tool("pg_restore", name, port=layout.ports["postgres"], password=passwords(layout)[name], options=options)
+    await _execute(layout, f"ALTER DATABASE {new} RENAME TO {name}")
 
 
 async def _execute(layout: Layout, statement: str, *values: str) -> list[Any]:
@@ -118,14 +133,6 @@ def _driver() -> Any:
     import asyncpg
 
     return asyncpg
-
-
-def _binary(name: str) -> str:
-    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))  # Debian keeps them out of the path
-    found = shutil.which(name) or (installed[-1] if installed else None)
-    if found is None:
-        raise ServiceError("PostgreSQL is not installed", fix="run infra/install_postgres.sh as root")
-    return str(Path(found).resolve())
 
 
 def _let_through(layout: Layout) -> None:

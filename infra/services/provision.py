@@ -21,7 +21,7 @@ from rlcore.errors import ServiceError
 _DEPLOYMENTS = CODE / "infra" / "prefect.yaml"
 _GPU_RUNS = 1  # runs at a time: a second one would compete for memory
 _READ = (".py", ".toml")  # sources of deployments and the names in their parameters
-_SCHEDULED, _NIGHTLY = "retrain/retrain", "0 2 * * *"
+_NIGHTLY = {"retrain/retrain": "0 2 * * *", "backup/backup": "0 5 * * *"}
 
 
 def stamp_path(layout: Layout) -> Path:
@@ -84,7 +84,7 @@ async def _tell() -> None:
     async with get_client() as client:
         await _limit_queue(client)
         await tell_parameters(client, _deployments())
-        await _offer_schedule(client)
+        await _offer_schedules(client)
         await sync_automations(client)
 
 
@@ -100,14 +100,15 @@ async def _limit_queue(client: Any) -> None:
             await client.update_work_queue(queue.id, concurrency_limit=_GPU_RUNS)
 
 
-async def _offer_schedule(client: Any) -> None:
-    """Add a nightly schedule, paused until the user enables it. An existing one is the user's and stays."""
+async def _offer_schedules(client: Any) -> None:
+    """Add nightly schedules, paused until the user enables them. Existing ones are the user's and stay."""
     from prefect.client.schemas.schedules import CronSchedule
 
-    deployment = await client.read_deployment_by_name(_SCHEDULED)
-    if not deployment.schedules:
-        nightly = CronSchedule(cron=_NIGHTLY, timezone="UTC")
-        await client.create_deployment_schedules(deployment.id, [(nightly, False)], slug="nightly")
+    for name, time in _NIGHTLY.items():
+        deployment = await client.read_deployment_by_name(name)
+        if not deployment.schedules:
+            nightly = CronSchedule(cron=time, timezone="UTC")
+            await client.create_deployment_schedules(deployment.id, [(nightly, False)], slug="nightly")
 
 
 def _deployments() -> list[str]:

@@ -27,7 +27,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import link_or_copy, matches_digest, note_digest, read_json, write_json
 
 CHECKPOINTS, MLFLOW_RUN = "checkpoints", "mlflow_run.json"  # in a work folder
-_ABOUT, _CONTINUED, _ROLLOUTS, _HISTORY = "inputs.json", "continued.json", "rollouts", "history.jsonl"
+WORK_INPUTS, _CONTINUED, _ROLLOUTS, _HISTORY = "inputs.json", "continued.json", "rollouts", "history.jsonl"
 _SKIPPED = "skipped"  # batches of skipped steps, next to the checkpoints
 
 
@@ -118,7 +118,7 @@ def prepare_work(start: Start, work: Path, ingredients: KeyInputs, store: Artifa
         (work / _CONTINUED).unlink(missing_ok=True)
     if start.work is not None and not is_own:
         _link(start.work, start.step, work, store)
-    write_json({"ingredients": dict(ingredients), "created": now(), "ref": None}, work / _ABOUT)
+    write_json({"ingredients": dict(ingredients), "created": now(), "ref": None}, work / WORK_INPUTS)
 
 
 def continued(work: Path) -> tuple[list[dict[str, float]], str]:
@@ -133,12 +133,12 @@ def continued(work: Path) -> tuple[list[dict[str, float]], str]:
 def close_work(home: Home, preset: str, stage: Stage, key: str, ref: ArtifactRef) -> None:
     """Remove the work folder of a finished stage; its last checkpoints replace the preset's earlier ones."""
     work, kept = home.work / key, home.checkpoints / preset / stage.name
-    if stage.continuation is None or not _steps(work) or not (work / _ABOUT).exists():
+    if stage.continuation is None or not _steps(work) or not (work / WORK_INPUTS).exists():
         shutil.rmtree(work, ignore_errors=True)
         return
-    write_json({**read_json(work / _ABOUT), "ref": ref.to_json()}, work / _ABOUT)
+    write_json({**read_json(work / WORK_INPUTS), "ref": ref.to_json()}, work / WORK_INPUTS)
     for path in work.iterdir():
-        if path.name not in (CHECKPOINTS, _ABOUT):
+        if path.name not in (CHECKPOINTS, WORK_INPUTS):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     with file_lock(_kept_lock(home, kept)):
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -155,8 +155,8 @@ def _words(step: int, length: int, *, is_extended: bool) -> str:
 
 def works(home: Home) -> Iterator[Work]:
     """Yield all work with checkpoints: of interrupted attempts, then of finished runs."""
-    begun = {path: path.parent.with_suffix(".lock") for path in sorted(home.work.glob(f"*/{_ABOUT}"))}
-    kept = {path: _kept_lock(home, path.parent) for path in sorted(home.checkpoints.glob(f"*/*/{_ABOUT}"))}
+    begun = {path: path.parent.with_suffix(".lock") for path in sorted(home.work.glob(f"*/{WORK_INPUTS}"))}
+    kept = {path: _kept_lock(home, path.parent) for path in sorted(home.checkpoints.glob(f"*/*/{WORK_INPUTS}"))}
     for path, lock in (begun | kept).items():
         try:
             about = read_json(path)

@@ -33,7 +33,7 @@ _LAUNCHER = "RLCORE_LAUNCHER"
 LEASE_TAG = "lease"  # tag of an MLflow run
 _UNSWEPT = "unswept"  # marker file: a process died while others lived, so its partial files may remain
 # Temporary files of storage, rlcore.models.saving, pipeline.pages and locks, artifacts, MLflow.
-_HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
+HALF_WRITTEN = (".*.tmp", ".tmp-*", ".*.new", ".damaged-*", ".artifact.uploading.*")
 _PATIENCE = 5.0  # seconds between terminating a server and killing it
 
 
@@ -87,12 +87,15 @@ def hold_lease(
 
 
 @contextmanager
-def leased(home: Home, experiment: str) -> Iterator[None]:
-    """Hold a lease while a command writes outside a pipeline: the next start removes the partial files of a kill."""
+def leased(home: Home, experiment: str) -> Iterator[str]:
+    """Hold a lease while a command writes outside a pipeline: the next start removes the partial files of a kill.
+
+    Yields the name of the lease.
+    """
     with ExitStack() as stack:
         with startup_lock(home):
-            stack.enter_context(hold_lease(home, experiment=experiment))
-        yield
+            name = stack.enter_context(hold_lease(home, experiment=experiment))
+        yield name
 
 
 def held_leases(home: Home) -> tuple[Lease, ...]:
@@ -140,7 +143,7 @@ def remove_partial_files(home: Home) -> None:
         each for each in home.work.glob("[!.]*") if each.is_dir() and not (each / "leases").exists()
     ]  # an inner state directory does not exist
     folders = (home.cache, home.pages, home.leases, home.artifacts, home.mlartifacts, home.root / "reports", *stages)
-    for remains in [path for folder in folders for pattern in _HALF_WRITTEN for path in folder.rglob(pattern)]:
+    for remains in [path for folder in folders for pattern in HALF_WRITTEN for path in folder.rglob(pattern)]:
         if remains.is_dir():
             shutil.rmtree(remains, ignore_errors=True)
         else:

@@ -17,6 +17,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
         "tasks/steps/data.py",
         "benchmarks/peers/trl.py",
     },
+    "fsspec": {"tasks/operations/backup_target.py", "tasks/store/shared.py"},
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py"},
     "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("in_process", "transfer", "worker/receiver")},

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "TEST_KILLS"  # <file with the names>:<share of events in percent>:<seed>
+ROOT = "TEST_KILLS_BELOW"  # folder whose files are watched, if not the home
 _TIMES = 2  # an event that comes more often in one process kills at these alone
 _ID = re.compile(r"[0-9a-f]{8,}(-[0-9a-f]{4,})*|m-[0-9a-f]{32}|(?<=/tmp)[^/.]+|\.[0-9a-f]{8}(?=\.tmp)")
 _CALLS = ((os, "fsync"), (os, "replace"), (os, "rename"), (os, "unlink"), (os, "remove"), (os, "rmdir"), (os, "mkdir"))
@@ -53,11 +54,11 @@ class Killer:
         return int.from_bytes(digest[:4]) % 100 < self._share
 
 
-def install(home: Path, plan: str) -> None:
-    """Watch the calls of this process, whose state is in ``home``, as ``plan`` says."""
+def install(folder: Path, plan: str) -> None:
+    """Watch the calls of this process, which writes in ``folder``, as ``plan`` says."""
     ledger, share, seed = plan.rsplit(":", 2)
     killer = Killer(Path(ledger), int(share), int(seed))
-    root = str(home)
+    root = str(folder)
 
     def named(path: Any, folder: int | None) -> str:
         if isinstance(path, int):

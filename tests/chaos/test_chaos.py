@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.books import books, differences
 from tests.chaos.chain import TOY, run_killed
-from tests.flows.conftest import ROOT, environment
-from tests.flows.warm import run_warm
 
 SHARE, SEED = 3, 5  # percent of the events, and which: a handful of kills, among them some between a call and its note
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a run that nobody killed."""
-    home = tmp_path_factory.mktemp("undisturbed") / "home"
-    done = run_warm([], environment(home), ROOT, call=TOY)
-    assert done.returncode == 0, done.stderr
-    return home
 
 
 def test_a_run_that_is_killed_several_times_ends_with_the_same_books(undisturbed: Path, tmp_path: Path) -> None:
@@ -40,8 +28,10 @@ def test_the_books_of_an_undisturbed_run_hold_each_thing_once(undisturbed: Path)
     assert not [line for line in lines if line.startswith("left:") or "RUNNING" in line]
 
 
-def test_what_is_doubled_or_lost_shows_in_the_books(undisturbed: Path) -> None:
+def test_what_is_doubled_or_lost_shows_in_the_books(undisturbed: Path, tmp_path: Path) -> None:
     before = books(undisturbed)
+    shutil.copytree(undisturbed, tmp_path / "home")
+    undisturbed = tmp_path / "home"
     with closing(sqlite3.connect(undisturbed / "mlflow.db")) as database, database:
         database.execute("UPDATE metrics SET step = 2 WHERE key = 'loss' AND step = 3")
         database.execute("UPDATE runs SET status = 'RUNNING' WHERE name = 'toy judge'")

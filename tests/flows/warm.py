@@ -249,7 +249,7 @@ def _become(request: Request, database: Path) -> None:
         configure_environment(find_home())
         refresh_global_settings_context()
     if plan := os.environ.get(killer.VARIABLE):
-        killer.install(home, plan)
+        killer.install(Path(os.environ.get(killer.ROOT, home)), plan)
 
 
 if __name__ == "__main__":

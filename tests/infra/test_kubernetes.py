@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rlcore.tasks.operations.postgres import DATABASES
 from tests.infra.documents import INFRA, has_digest, kustomized, leaves, read
 from tests.infra.rendered import job_template, render
 
@@ -16,12 +17,17 @@ VERSION = "1.33"  # the oldest that pods with users of their own (host_users) ca
 
 
 def workloads(overlay: str) -> list[dict[str, Any]]:
-    return [each for each in kustomized(overlay) if each["kind"] in ("Deployment", "StatefulSet", "Job")]
+    return [each for each in kustomized(overlay) if each["kind"] in ("Deployment", "StatefulSet", "Job", "CronJob")]
 
 
 def pod(workload: dict[str, Any]) -> dict[str, Any]:
-    spec: dict[str, Any] = workload["spec"]["template"]["spec"]
+    job = workload["spec"].get("jobTemplate", workload)
+    spec: dict[str, Any] = job["spec"]["template"]["spec"]
     return spec
+
+
+def containers(workload: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod(workload).get("initContainers", []), *pod(workload)["containers"]]
 
 
 def validate(document: dict[str, Any]) -> None:
@@ -86,7 +92,7 @@ def test_a_pod_is_probed_bounded_and_without_rights(overlay: str) -> None:
         assert pod(each)["securityContext"]["runAsNonRoot"] is True
         assert pod(each)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pod(each).get("automountServiceAccountToken") is False or each["metadata"]["name"] == "worker"
-        for container in pod(each)["containers"]:
+        for container in containers(each):
             assert has_digest(container["image"]), container["image"]
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             assert "memory" in container["resources"]["limits"]
@@ -94,36 +100,37 @@ def test_a_pod_is_probed_bounded_and_without_rights(overlay: str) -> None:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
             probes = {"startupProbe", "readinessProbe", "livenessProbe"}
-            assert probes <= container.keys() or each["kind"] == "Job"
+            assert probes <= container.keys() or each["kind"] in ("Job", "CronJob")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_password_comes_from_a_secret_that_is_not_written_here(overlay: str) -> None:
     objects = kustomized(overlay)
     assert [each for each in objects if each["kind"] == "Secret"] == []
-    entries = [entry for each in workloads(overlay) for c in pod(each)["containers"] for entry in c.get("env", [])]
+    entries = [entry for each in workloads(overlay) for c in containers(each) for entry in c.get("env", [])]
     secret = [entry for entry in entries if "PASSWORD" in entry["name"]]
     places = [entry["valueFrom"]["secretKeyRef"] for entry in secret]
-    assert sorted(place["name"] for place in places) == ["rlcore-database"] * 5 + ["rlcore-web"]
+    assert sorted(place["name"] for place in places) == ["rlcore-database"] * 7 + ["rlcore-web"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_both_servers_ask_for_the_password_that_their_clients_have(overlay: str) -> None:
-    containers = {each["metadata"]["name"]: pod(each)["containers"][0] for each in workloads(overlay)}
-    told = {name: {each["name"]: each for each in containers[name]["env"]} for name in ("prefect", "mlflow")}
+    first = {each["metadata"]["name"]: pod(each)["containers"][0] for each in workloads(overlay)}
+    told = {name: {each["name"]: each for each in first[name]["env"]} for name in ("prefect", "mlflow")}
     web = {"secretKeyRef": {"name": "rlcore-web", "key": "PREFECT_API_AUTH_STRING"}}
     assert told["prefect"]["PREFECT_SERVER_API_AUTH_STRING"]["valueFrom"] == web
     assert "*" not in told["prefect"]["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]["value"]
-    assert containers["prefect"]["command"][2] == "/opt/rlcore/prefect_server.py"
-    assert "basic-auth" in containers["mlflow"]["command"]
+    assert first["prefect"]["command"][2] == "/opt/rlcore/prefect_server.py"
+    assert "basic-auth" in first["mlflow"]["command"]
     clients = (
-        containers["worker"],
-        containers["register"],
+        first["worker"],
+        first["register"],
+        first["backup"],
         render(overlay)["spec"]["template"]["spec"]["containers"][0],
     )
     assert all({"secretRef": {"name": "rlcore-web"}} in each["envFrom"] for each in clients)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        (host,) = containers["prefect"][probe]["httpGet"]["httpHeaders"]
+        (host,) = first["prefect"][probe]["httpGet"]["httpHeaders"]
         assert host["value"] in told["prefect"]["RLCORE_PREFECT_HOSTS"]["value"].split(",")
 
 
@@ -134,7 +141,7 @@ def test_nothing_is_reached_that_no_rule_allows(overlay: str) -> None:
     }
     assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     allowed = policies["database"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"][0]["values"]
-    assert allowed == ["prefect", "mlflow"]
+    assert allowed == ["prefect", "mlflow", "backup"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -145,6 +152,21 @@ def test_the_worker_may_make_jobs_in_its_namespace_and_nothing_more(overlay: str
     may_change = {name for rule in role["rules"] if "create" in rule["verbs"] for name in rule["resources"]}
     assert may_change == {"jobs"}
     assert {each["metadata"]["namespace"] for each in objects if each["kind"] != "Namespace"} == {"rlcore"}
+
+
+def test_a_backup_has_both_databases_and_all_files_and_waits_to_be_enabled() -> None:
+    objects = kustomized("cpu")
+    (job,) = [each for each in objects if each["kind"] == "CronJob"]
+    assert (job["spec"]["suspend"], job["spec"]["concurrencyPolicy"]) == (True, "Forbid")
+    dumped = [each["env"][0]["value"] for each in pod(job)["initContainers"]]
+    assert dumped == [*DATABASES]
+    volumes = [each for each in pod(job)["volumes"] if "persistentVolumeClaim" in each]
+    claims = {each["persistentVolumeClaim"]["claimName"] for each in volumes}
+    assert claims <= {each["metadata"]["name"] for each in objects if each["kind"] == "PersistentVolumeClaim"}
+    mounts = {each["name"]: each["mountPath"] for each in containers(job)[-1]["volumeMounts"]}
+    (served,) = [each for each in workloads("cpu") if each["metadata"]["name"] == "mlflow"]
+    files = next(each["value"] for each in pod(served)["containers"][0]["env"] if "DESTINATION" in each["name"])
+    assert (mounts["mlflow"], files) == (f"{mounts['home']}/home/services/mlflow-artifacts", "/state/artifacts")
 
 
 def test_the_overlays_differ_in_the_image_and_in_the_gpus_that_a_run_gets() -> None:

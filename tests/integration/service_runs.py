@@ -104,6 +104,10 @@ class Services:
         """``python -m infra.services <name>``, to its end."""
         return self._run(["infra.services", name], self.variables)
 
+    def rlcore(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``rlcore <arguments>`` in the home, to its end."""
+        return self._run(["rlcore.flows", *arguments], self.variables)
+
     def deploy(self, deployment: str, *overrides: str, **parameters: str) -> subprocess.CompletedProcess[str]:
         """``prefect deployment run <deployment> --watch``, to its end."""
         return self._run(_submission(deployment, overrides, parameters), self._client_variables())
@@ -276,6 +280,6 @@ def wait_until(holds: Callable[[], bool], *, seconds: float, what: str) -> float
 
 
 def _submission(deployment: str, overrides: tuple[str, ...], parameters: Mapping[str, str]) -> list[str]:
-    given = {**parameters, "overrides": json.dumps(overrides)}
+    given = {**parameters, **({"overrides": json.dumps(overrides)} if overrides else {})}
     options = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
     return ["prefect", "deployment", "run", deployment, *options, "--watch"]
