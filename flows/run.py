@@ -20,11 +20,16 @@ from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.budget import budget_period
 from rlcore.tasks.pipeline.events import emit_on_refusal
 from rlcore.tasks.pipeline.key_inputs import key_inputs
-from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.pipeline.pipeline_run import is_unfinished
 from rlcore.tasks.pipeline.plan import cached_refs, recorded_refs
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
-from rlcore.tasks.pipeline.promotion import apply_decision, current_champion, doubt_first_champion
+from rlcore.tasks.pipeline.promotion import (
+    apply_decision,
+    apply_signature,
+    current_champion,
+    doubt_first_champion,
+    take_down,
+)
 from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.pipeline.run import Report, run_pipeline
 from rlcore.tasks.presets.promotion import PromotionConfig
@@ -36,8 +41,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
-from rlcore.tasks.tracking.model_descriptions import refresh_cards
-from rlcore.tasks.tracking.registry import ModelVersion, find_number, roll_back
+from rlcore.tasks.tracking.registry import ModelVersion
 from rlcore.tasks.tracking.runs import open_tracker
 
 logger = logging.getLogger("rlcore.promotion")
@@ -57,9 +61,7 @@ def _start(
     preset: str, overrides: Sequence[str], targets: Collection[str], *, section: tuple[str, type[Any]] | None = None
 ) -> tuple[Home, RunConfig]:
     """Open a preset, require a section, and check the run; return the state directory and the preset."""
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
+    home = _open_home()
     with emit_on_refusal(preset):
         config = open_preset(preset, overrides)
         if section:
@@ -187,15 +189,22 @@ def _run_promotion(
 
 def run_rollback(model: str, version: int, reason: str) -> str:
     """Roll back the champion ``version`` of a registered model; return a sentence with the new champion."""
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
-    tracker = open_tracker(home)
-    with leased(home, model):
-        champion = roll_back(home, tracker, model, version=version, reason=reason)
-        if taken_down := find_number(tracker, model, str(version)):
-            refresh_cards(home, tracker, [taken_down])
-    outcome = f"{model}: version {version} is rolled back, version {champion.version} is champion again"
+    outcome = take_down(_open_home(), model, version=version, reason=reason)
     logger.info("%s", outcome)
     report_markdown("outcome of the roll-back", plain(outcome))
     return outcome
+
+
+def run_signed(version: str, *, decision: str, document: str, signature: str) -> str:
+    """Apply a person's signed decision on a version that awaits one; return a sentence."""
+    outcome = apply_signature(_open_home(), version, decision=decision, document=document, signature=signature)
+    logger.info("%s", outcome)
+    report_markdown("outcome of the decision", plain(outcome))
+    return outcome
+
+
+def _open_home() -> Home:
+    home = find_home()
+    configure_environment(home)
+    configure_logging()
+    return home

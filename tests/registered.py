@@ -1,4 +1,4 @@
-"""A home with one registered chat model, ``toy-sft/1``, made by a pipeline of two stages."""
+"""Registered models: a chat model that a pipeline of two stages makes, and versions that are nothing but files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
+from rlcore.tasks.store.audit_log import AuditEntry
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking import champion
+from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.mlflow_model import Cards, Package
+from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import ModelVersion
+from rlcore.tasks.tracking.runs import Tracker
 from tests.chat_models import make_checkpoint
 from tests.toys import ToyConfig, no_sections
 
@@ -24,6 +30,32 @@ def rows(context: StageContext) -> StageResult:
 def train(context: StageContext) -> StageResult:
     make_checkpoint(context.folder / "model")
     return StageResult(metrics={"sft/loss": 0.5})
+
+
+ANNA = {"user": "anna", "host": "here"}
+
+
+def register_versions(tracker: Tracker, folder: Path, name: str) -> list[ModelVersion]:
+    """Three versions of a model, with one file each."""
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
+    run = tracker.start_run("e", "grpo", tags={})
+    return [register_model(run, package, name=name, tags={"sha256": digest}) for digest in ("a", "b", "c")]
+
+
+def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> AuditEntry | None:
+    """Promote a version by a verdict of its own, to the end; None if it is champion already."""
+    grounds = Grounds(over=over, verdict=f"verdict-{version.version}", sentence="Promoted: better.")
+    entry = champion.promote(home, tracker, version, grounds, actor=ANNA)
+    if entry is not None:
+        champion.mirror(tracker, version, entry)
+    return entry
+
+
+def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:
+    """Roll back a version; the champion."""
+    return champion.roll_back(home, tracker, name, version=version, reason=reason, actor=ANNA)[0]
 
 
 ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections)

@@ -16,7 +16,19 @@ from pathlib import Path
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.flows.cli import backup, delivery, machine, models, retention, runs, servers, settings, show, validate
+from rlcore.flows.cli import (
+    approval,
+    backup,
+    delivery,
+    machine,
+    models,
+    retention,
+    runs,
+    servers,
+    settings,
+    show,
+    validate,
+)
 from rlcore.tasks.store.stops import BudgetReachedError
 
 USAGE_ERROR, FAILURE, BUDGET = 2, 1, 3
@@ -63,6 +75,7 @@ for _group, _commands in (
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
     (_INSPECT, (settings.migrate_preset, settings.from_trl)),
+    (_OPERATE, (approval.approve, approval.reject, approval.audit)),
     (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade_check, machine.upgrade)),
 ):
     for _command in _commands:

@@ -1,9 +1,10 @@
-"""Automations of ``infra/automations.yaml`` on a server, with ids for the names of deployments and webhook."""
+"""Automations of ``infra/automations.yaml`` on a server, with ids for the names of deployments and blocks."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -15,28 +16,59 @@ if TYPE_CHECKING:
     from prefect.events.schemas.automations import Automation, AutomationCore
 
 FILE = CODE / "infra" / "automations.yaml"
-WEBHOOK = "RLCORE_WEBHOOK_URL"  # set by the user: address of the webhook for failures
-BLOCK = "rlcore-webhook"  # Prefect stores the address in it, encrypted
-# Automations of an earlier version: Prefect's own search for dead runs marks living ones as crashed.
+_BLOCK = "block_document_id"
+_WEB, _MAIL = ("http://", "https://"), ("mailto://", "mailtos://")
+# Automations of an earlier version. Prefect's own search for dead runs marks living ones as crashed.
 _REPLACED = (
     "a run without heartbeat has crashed",
     "a crashed run goes on",
     "a run whose worker died before it began is queued again",
+    "a failed gate or canary calls the webhook",
 )
 
 
-def webhook_url() -> str:
-    """Return ``RLCORE_WEBHOOK_URL``; empty if there is no webhook.
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """Way to tell people: the variable with its address, which the user sets, and the Prefect block that keeps it.
+
+    Prefect stores the address encrypted.
+    """
+
+    variable: str
+    block: str
+    schemes: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """The address; empty if nobody is told this way.
+
+        Raises:
+            ConfigError: it is of another kind.
+        """
+        address = os.environ.get(self.variable, "")
+        if address and not address.startswith(self.schemes):
+            raise ConfigError(
+                f"the address does not begin with {' or '.join(self.schemes)}",
+                where=self.variable,
+                fix="correct it, or unset it",
+            )
+        return address
+
+
+CHANNELS = (
+    Channel(variable="RLCORE_WEBHOOK_URL", block="rlcore-webhook", schemes=_WEB),
+    Channel(variable="RLCORE_SLACK_URL", block="rlcore-slack", schemes=_WEB),
+    Channel(variable="RLCORE_MAIL_URL", block="rlcore-mail", schemes=_MAIL),
+)
+
+
+def addresses() -> dict[str, str]:
+    """Return the addresses that are set, by their blocks.
 
     Raises:
-        ConfigError: it is no web address.
+        ConfigError: one is of another kind than its block takes.
     """
-    url = os.environ.get(WEBHOOK, "")
-    if url and not url.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"{url!r} is no web address", where=WEBHOOK, fix="set it to http://… or https://…, or unset it"
-        )
-    return url
+    return {each.block: each.address for each in CHANNELS if each.address}
 
 
 def read_automations() -> list[dict[str, Any]]:
@@ -48,28 +80,30 @@ def read_automations() -> list[dict[str, Any]]:
 
 
 def resolve_ids(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> AutomationCore | None:
-    """Replace names in an automation by ids; None if the server lacks a named object, such as an unset webhook."""
+    """Replace names in an automation by ids, without actions that name an unset block; None if no action is left."""
     from prefect.events.schemas.automations import AutomationCore
 
-    actions = [dict(action) for action in automation["actions"]]
+    actions = [dict(action) for action in _actions(automation, ids)]
     for action in actions:
-        for field in {"deployment_id", "block_document_id"} & action.keys():
-            if action[field] not in ids:
-                return None
+        for field in {"deployment_id", _BLOCK} & action.keys():
             action[field] = ids[action[field]]
-    return AutomationCore.model_validate({**automation, "actions": actions})
+    return AutomationCore.model_validate({**automation, "actions": actions}) if actions else None
 
 
 def promised() -> list[str]:
     """Return the names of the automations that a configured server has."""
-    nobody = not webhook_url()
-    return [each["name"] for each in read_automations() if not (nobody and "block_document_id" in each["actions"][0])]
+    known = addresses()
+    return [each["name"] for each in read_automations() if _actions(each, known)]
+
+
+def _actions(automation: Mapping[str, Any], blocks: Container[str]) -> list[Mapping[str, Any]]:
+    return [action for action in automation["actions"] if _BLOCK not in action or action[_BLOCK] in blocks]
 
 
 async def sync_automations(client: PrefectClient) -> None:
-    """Synchronize the server's automations with the file; remove those whose webhook is not set."""
+    """Synchronize the server's automations with the file; remove those that have nobody to tell."""
     wanted = read_automations()
-    ids = await _deployments(client, wanted) | await _webhook()
+    ids = await _deployments(client, wanted) | await _blocks()
     for name in _REPLACED:
         await _delete(client, await client.read_automations_by_name(name))
     for each in wanted:
@@ -93,13 +127,17 @@ async def _deployments(client: PrefectClient, automations: list[dict[str, Any]])
     return {name: (await client.read_deployment_by_name(name)).id for name in names}
 
 
-async def _webhook() -> dict[str, UUID]:
-    url = webhook_url()
-    if not url:
-        return {}
+async def _blocks() -> dict[str, UUID]:
+    """Save the addresses as blocks of the server; return their ids."""
+    from prefect.blocks.notifications import SlackWebhook
     from prefect.blocks.webhook import Webhook
     from prefect.types import SecretDict
     from pydantic import SecretStr
 
-    block = Webhook(url=SecretStr(url), headers=SecretDict({"Content-Type": "application/json"}))
-    return {BLOCK: await block.asave(BLOCK, overwrite=True)}
+    headers, found = SecretDict({"Content-Type": "application/json"}), dict[str, UUID]()
+    for name, address in addresses().items():
+        # Prefect has no block for SMTP. That of Slack hands any address on to Apprise, which sends mail.
+        is_mail, url = address.startswith(_MAIL), SecretStr(address)
+        block = SlackWebhook(url=url) if is_mail else Webhook(url=url, headers=headers)
+        found[name] = await block.asave(name, overwrite=True)
+    return found

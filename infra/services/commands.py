@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from infra.services import postgres
-from infra.services.automations import webhook_url
+from infra.services.automations import addresses
 from infra.services.layout import CODE, Layout, passwords, save_layout, saved_layout, write_client_file
 from infra.services.orphans import stop_orphans
 from infra.services.provision import is_configured, missing, provision
@@ -35,7 +35,7 @@ def bring_up(layout: Layout) -> str:
     Raises:
         ServiceError: a service does not start; then all are stopped. The message names the log.
     """
-    webhook_url()  # a wrong address is rejected before anything starts
+    addresses()  # a wrong one is rejected before anything starts
     if _is_supervised(layout):
         layout = saved_layout(layout)
     else:

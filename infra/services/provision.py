@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infra.services.automations import FILE, promised, sync_automations, webhook_url
+from infra.services.automations import FILE, addresses, promised, sync_automations
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
 from infra.services.parameters import tell_parameters
 from infra.services.table import ask
@@ -122,7 +122,7 @@ def _deployments() -> list[str]:
 def _digest() -> str:
     """Return the digest of all sources of deployments and automations."""
     files = [_DEPLOYMENTS, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
-    names = " ".join((*(path.name for path in files), webhook_url()))
+    names = " ".join((*(path.name for path in files), *addresses().values()))
     content = b"".join(file.read_bytes() for file in files) + names.encode()
     return hashlib.sha256(content).hexdigest()
 

@@ -1,7 +1,7 @@
-"""Events for Prefect automations: a new snapshot, a refused run, a failed stage, a stopped run, a rejected model.
+"""Events for Prefect automations: new snapshots, refused and stopped runs, drift, and each act on a champion.
 
-``infra/automations.yaml`` reacts: a snapshot starts a retraining, the others call a webhook. Prefect adds flow run,
-deployment and tags to each event. The inline engine has no server and emits none.
+``infra/automations.yaml`` reacts: preferences start a retraining, the others go to a webhook, Slack and mail. Prefect
+adds flow run, deployment and tags to each event. The inline engine has no server: there an event is a line in the log.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import read_json
 
 SNAPSHOT = "rlcore.snapshot.made"
-NOT_STARTED, FAILED, STOPPED = "rlcore.run.refused", "rlcore.stage.failed", "rlcore.run.stopped"
-REFUSED = "rlcore.promotion.refused"
+NOT_STARTED, FAILED, STOPPED = "rlcore.run.refused", "rlcore.stage.failed", "rlcore.health.stopped"
+AWAITS, PROMOTED = "rlcore.promotion.awaits", "rlcore.promotion.promoted"
+REFUSED, ROLLED_BACK = "rlcore.promotion.refused", "rlcore.promotion.rolled_back"
+DRIFT = "rlcore.drift"
 BUDGET, MISSED = "rlcore.budget.reached", "rlcore.schedule.missed"
+_FAILURES = {"drift": DRIFT}  # events of stages whose failure is a finding about the data
 
 
 def emit_snapshot(config: RunConfig, stage: str, ref: ArtifactRef) -> None:
@@ -64,16 +67,21 @@ def emit_on_failure(preset: str, stage: str) -> Iterator[None]:
         raise
     except RlcoreError as error:
         labels = {"rlcore.error": type(error).__name__}
-        emit_event(FAILED, {**_resource(preset, stage), **labels}, f"{type(error).__name__}: {error}")
+        event = _FAILURES.get(stage, FAILED)
+        emit_event(event, {**_resource(preset, stage), **labels}, f"{type(error).__name__}: {error}")
         raise
 
 
-def emit_health_stop(preset: str, stage: str, folder: Path) -> None:
-    """Emit an event if the artifact's ``health.json`` records a stop by a health rule."""
-    path = folder / "health.json"
-    stopped = read_json(path)["stopped"] if path.is_file() else None
+def emit_findings(preset: str, stage: str, folder: Path) -> None:
+    """Emit the events of a finished artifact: a stop by a health rule, columns whose drift is a warning."""
+    health, drift = folder / "health.json", folder / "drift.json"
+    stopped = read_json(health)["stopped"] if health.is_file() else None
     if stopped is not None:
         emit_event(STOPPED, _resource(preset, stage), stopped["text"])
+    found = read_json(drift) if drift.is_file() else []
+    moved = [f"{each['name']}: {one['column']}" for each in found for one in each["columns"] if one["level"] != "calm"]
+    if moved:
+        emit_event(DRIFT, _resource(preset, stage), f"accepted, but these columns have moved: {', '.join(moved)}")
 
 
 def emit_budget_reached(preset: str, stage: str, text: str) -> None:
@@ -81,10 +89,10 @@ def emit_budget_reached(preset: str, stage: str, text: str) -> None:
     emit_event(BUDGET, _resource(preset, stage), text)
 
 
-def emit_rejection(model: str, version: int, text: str) -> None:
-    """Emit an event for a version that the promotion gate has rejected."""
+def emit_act(event: str, model: str, version: int, text: str) -> None:
+    """Emit an event for an act on a registered version: it awaits an approval, is promoted, refused, or rolled back."""
     name = f"{model} version {version}"
-    emit_event(REFUSED, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
+    emit_event(event, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
 
 
 def _resource(preset: str, stage: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-from rlcore.errors import RlcoreError
+from rlcore.errors import RlcoreError, shown
 from rlcore.progress import Progress, show
 from rlcore.tasks.pipeline.interrupts import interruptible, is_interrupted, start_prefect_server
 from rlcore.tasks.pipeline.leases import end_orphaned_servers, mark_launcher
@@ -190,13 +190,16 @@ def report_link(label: str, url: str) -> None:
 def emit_event(event: str, resource: Mapping[str, str], text: str) -> None:
     """Emit an event for automations; ``resource`` has labels, ``prefect.resource.id`` among them.
 
-    Prefect adds flow run, flow, deployment and tags. The event is sent in the background.
+    Prefect adds flow run, flow, deployment and tags. The event is sent in the background. Without a flow run it is a
+    line in the log.
     """
     run = current_flow_run()
-    if run is not None:
-        from prefect import events
+    if run is None:
+        logger.info("%s: %s %s", resource["prefect.resource.name"], event, shown(text))
+        return
+    from prefect import events
 
-        events.emit_event(event=event, resource=dict(resource), payload={"text": text, "run": run.name, "url": run.url})
+    events.emit_event(event=event, resource=dict(resource), payload={"text": text, "run": run.name, "url": run.url})
 
 
 @contextmanager

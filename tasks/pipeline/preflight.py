@@ -21,7 +21,13 @@ from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.memory_plan import memory_lines
 from rlcore.tasks.pipeline.model_checks import extras_errors, source_errors, target_errors, tokenizer_finding
 from rlcore.tasks.pipeline.model_facts import model_facts
-from rlcore.tasks.pipeline.preset_checks import PreflightContext, data_errors, evaluation_errors, stage_errors
+from rlcore.tasks.pipeline.preset_checks import (
+    PreflightContext,
+    approval_errors,
+    data_errors,
+    evaluation_errors,
+    stage_errors,
+)
 from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors, reference_errors, unmeasured_line
 from rlcore.tasks.pipeline.row_findings import row_findings
 from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
@@ -72,6 +78,7 @@ def _preflight(
     own = [
         *([] if earlier and _lacks_tables(config, earlier) else config.errors),
         *tool_errors(config.tracking),
+        *approval_errors(config),
         *source_errors(config.model),
         *extras_errors(config, stages, is_imported=IMPORT in known),
         *target_errors(config, stages, model.size),

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
-from rlcore.errors import RlcoreError
+from rlcore.errors import RlcoreError, shown
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.tasks.kinds import load
@@ -29,8 +29,10 @@ from rlcore.tasks.steps.data_source import check_options, hub_parts, is_generate
 from rlcore.tasks.steps.episodes import environment_errors
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.signatures import allowed_lines
 from rlcore.tasks.tracking.registry import read_version
 
+_SIGNER = 3  # words in a line of allowed signers: name, key type, key
 _SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
 
 
@@ -150,6 +152,21 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
             yield error
     yield from _sandbox("evaluation.verifiers", terms)
     yield from _engine_of(config, "evaluation", config.evaluation)
+
+
+def approval_errors(config: RunConfig) -> Iterator[str]:
+    """Yield the errors of the file of approvers: not there, or fewer keys than approvals."""
+    if config.promotion is None or not (settings := config.promotion.sign_off).needed:
+        return
+    key, path = f"promotion.approvers = {settings.approvers!r}", Path(settings.approvers)
+    if not path.is_file():
+        yield f"{key}: no such file; write a line for each person: name, key type and key, as in a .pub file"
+        return
+    lines = allowed_lines(path.read_text(encoding="utf-8", errors="replace"))
+    if short := [line for line in lines if len(line.split()) < _SIGNER]:
+        yield f"{key}: a line is not name, key type and key: {shown(short[0], max_chars=40)!r}"
+    if len(lines) < settings.needed:
+        yield f"{key}: has {len(lines)} key(s), and a promotion needs {settings.needed} approval(s); add people"
 
 
 def _start(context: PreflightContext, name: str) -> Iterator[str]:

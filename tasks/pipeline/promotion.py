@@ -1,8 +1,9 @@
-"""Promotion: apply a decision to the registry, and find the champion for the next one."""
+"""Promotion: apply decisions of the gate and of people to the registry, and find the champion for the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import mean
 
 from rlcore.errors import PromotionError
@@ -10,16 +11,19 @@ from rlcore.evaluation.paired_tests import paired_difference
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.kinds.compare.step import greedy_answers
 from rlcore.tasks.kinds.promote.names import model_name
-from rlcore.tasks.pipeline.events import emit_rejection
+from rlcore.tasks.pipeline.acts import announce, current_actor
+from rlcore.tasks.pipeline.approval import ask_person, decide
+from rlcore.tasks.pipeline.events import PROMOTED, REFUSED, ROLLED_BACK
 from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
-from rlcore.tasks.tracking import registry
+from rlcore.tasks.tracking import champion, registry
+from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.model_descriptions import refresh_cards
-from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, ModelVersion
+from rlcore.tasks.tracking.registry import CHAMPION, PREVIOUS, ModelVersion
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 
@@ -35,8 +39,8 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
         PromotionError: there was a champion, and now no version is champion.
     """
     tracker, name = open_tracker(home), registered_name(config)
-    champion = registry.find_champion(home, tracker, name)
-    if champion is None and (last := registry.last_champion(tracker, name)):
+    found = champion.find_champion(home, tracker, name)
+    if found is None and (last := registry.last_champion(tracker, name)):
         raise PromotionError(
             f"no version has the alias {CHAMPION!r}, and version {last} was champion last: there is nothing to judge "
             "against",
@@ -44,7 +48,7 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
             fix=f"give a version that alias again in MLflow, or delete the model's tag {CHAMPION!r} and the alias "
             f"{PREVIOUS!r} to begin without a champion",
         )
-    return champion
+    return found
 
 
 def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], base: ArtifactRef) -> str:
@@ -70,40 +74,70 @@ def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, Artif
 def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
     """Apply the decision to the registry and return a sentence about it. A repeated call changes nothing.
 
+    A version that passed awaits a person, if the preset asks for one; else it becomes champion.
     Raises:
-        PromotionError: the champion has changed since the comparison, or the version was rolled back.
+        PromotionError: the champion has changed since the comparison, the version was rolled back, or the model needs
+            approvals that the preset does not ask for.
     """
-    name, challenger = registered_name(config), config.section("promotion", PromotionConfig).challenger
-    tracker = open_tracker(home)
-    version = registry.find_by_sha256(tracker, name, refs[challenger].sha256)
+    promotion = config.section("promotion", PromotionConfig)
+    name, tracker = registered_name(config), open_tracker(home)
+    version = registry.find_by_sha256(tracker, name, refs[promotion.challenger].sha256)
     if version is None:
         raise PromotionError("the challenger is no longer in the registry", where=f"registered model {name}")
     decision = read_json(ArtifactStore(home.root).path(refs["promote"]) / "verdict.json")["verdict"]
     if decision["look"] == 0:
         return f"{name}: {decision['sentence']}"
-    tags = {
-        "verdict": decision["sentence"][:5000],
-        "verdict_artifact": refs["promote"].sha256,
-        "judged_over": str(over.version) if over else "none",
-    }
+    grounds = Grounds(over=over, verdict=refs["promote"].sha256, sentence=decision["sentence"])
     with leased(home, config.name):
         try:
-            if decision["promote"]:
-                registry.promote(home, tracker, version, over=over, tags=tags)
+            if decision["promote"] and promotion.sign_off.needed:
+                text = ask_person(home, tracker, version, grounds, promotion.sign_off)
             else:
-                _refuse(tracker, version, tags)
+                text = _conclude(home, tracker, version, grounds, is_better=decision["promote"])
         except PromotionError as error:
-            _refuse(tracker, version, tags | {"verdict": f"Not promoted: {error.what}."})
+            failed = replace(grounds, sentence=f"Not promoted: {error.what}.")
+            _conclude(home, tracker, version, failed, is_better=False)
             raise
         finally:
             refresh_cards(home, tracker, [version])
-    return f"{name} version {version.version}: {decision['sentence']}"
+    return f"{name} version {version.version}: {text}"
 
 
-def _refuse(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
-    """Leave the champion unchanged and record the rejection at the challenger."""
-    is_new = registry.read_tags(tracker, version).get("verdict_artifact") != tags["verdict_artifact"]
-    registry.set_tags(tracker, version, tags)
-    registry.set_alias(tracker, version, CHALLENGER)
-    if is_new:
-        emit_rejection(version.name, version.version, tags["verdict"])
+def _conclude(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds, *, is_better: bool) -> str:
+    """Promote or refuse a version, and announce it."""
+    if is_better:
+        entry = champion.promote(home, tracker, version, grounds, actor=current_actor())
+    else:
+        entry = champion.refuse(home, tracker, version, grounds, actor=current_actor())
+    announce(tracker, version, entry, PROMOTED if is_better else REFUSED, grounds.sentence)
+    return grounds.sentence
+
+
+def apply_signature(home: Home, subject: str, *, decision: str, document: str, signature: str) -> str:
+    """Apply a person's signed decision on a version such as ``tiny-grpo/4``; return a sentence.
+
+    Raises:
+        PromotionError: as for :func:`rlcore.tasks.pipeline.approval.decide`.
+    """
+    tracker, (name, _, number) = open_tracker(home), subject.rpartition("/")
+    with leased(home, name or subject):
+        outcome = decide(home, subject, decision=decision, document=document, signature=signature)
+        if version := registry.find_number(tracker, name, number):
+            refresh_cards(home, tracker, [version])
+    return outcome
+
+
+def take_down(home: Home, name: str, *, version: int, reason: str) -> str:
+    """Roll back the champion ``version`` of a registered model; return a sentence with the new champion.
+
+    Raises:
+        PromotionError: the version is not the champion, or there is no previous one.
+    """
+    tracker = open_tracker(home)
+    with leased(home, name):
+        again, entry = champion.roll_back(home, tracker, name, version=version, reason=reason, actor=current_actor())
+        outcome = f"{name}: version {version} is rolled back, version {again.version} is champion again"
+        if taken_down := registry.find_number(tracker, name, str(version)):
+            announce(tracker, taken_down, entry, ROLLED_BACK, f"{reason}; version {again.version} is champion again")
+            refresh_cards(home, tracker, [taken_down])
+    return outcome

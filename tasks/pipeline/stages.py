@@ -25,7 +25,7 @@ from rlcore.tasks.pipeline.cache_keys import OUTCOME, key_of, without_outcome
 from rlcore.tasks.pipeline.curves import open_curves
 from rlcore.tasks.pipeline.earlier_results import damage, find_result, other_stop
 from rlcore.tasks.pipeline.earlier_work import checkpoint_key, close_work, continued, find_start, prepare_work
-from rlcore.tasks.pipeline.events import emit_health_stop, emit_on_failure, emit_snapshot
+from rlcore.tasks.pipeline.events import emit_findings, emit_on_failure, emit_snapshot
 from rlcore.tasks.pipeline.exporter import exported
 from rlcore.tasks.pipeline.interrupts import track_stage
 from rlcore.tasks.pipeline.key_inputs import key_inputs
@@ -190,7 +190,7 @@ def _write_record(record: Record, stage: Stage, config: RunConfig, run: Pipeline
     close_work(run.home, config.name, stage, key_of(without_outcome(record.ingredients)), record.ref)
     if is_new and stage.kind == "dataset":
         emit_snapshot(config, stage.name, record.ref)
-    emit_health_stop(config.name, stage.name, run.store.path(record.ref))
+    emit_findings(config.name, stage.name, run.store.path(record.ref))
 
 
 def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:

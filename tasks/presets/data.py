@@ -25,6 +25,7 @@ _SHIPPED = ((("stages", "*"), ("folder",)),)
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
     (("model",), ("chat_template",)),
+    (("promotion",), ("approvers",)),
     (("stages", "*", "sampling", "episodes"), ("search_corpus",)),
     (("stages", "*", "rewards", "*", "options"), ("template",)),
     (("evaluation", "verifiers", "*", "options"), ("template",)),

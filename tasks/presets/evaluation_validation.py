@@ -58,7 +58,7 @@ def promotion_errors(config: RunConfig) -> Iterator[str]:
     if promotion and promotion.challenger not in made:
         named = promotion.challenger
         yield f"promotion.challenger = {named!r}: no checkpoint of this preset; choose one of {listed(made)}"
-    elif promotion and promotion.max_ref_kl is not None:
+    elif promotion and promotion.own.max_ref_kl is not None:
         yield from _max_kl(config, promotion.challenger)
     judges = [name for name, stage in config.stages.items() if stage.kind == "win_rate"]
     if promotion and (judging := promotion.win_rate) and judging not in judges:

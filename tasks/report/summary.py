@@ -17,10 +17,18 @@ from rlcore.tasks.store.markdown import on_terminal
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.database import database_of, stored_versions
 from rlcore.tasks.tracking.lineage import read_records, record_of
-from rlcore.tasks.tracking.registry import read_version
+from rlcore.tasks.tracking.registry import CANDIDATE, read_version
 
 _TITLE_WITHIN = 2000  # characters of a report's page
-_OF_VERSIONS = ("preset", "promoted_over", "verdict", "rolled_back", "parents", "sha256")  # tags that are shown
+_OF_VERSIONS = (
+    "preset",
+    "promoted_over",
+    "verdict",
+    "awaits",
+    "rolled_back",
+    "parents",
+    "sha256",
+)  # tags that are shown
 
 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
@@ -66,7 +74,8 @@ def _versions(home: Home, models: Collection[str], shown: Collection[str]) -> It
     for each in stored_versions(path, models) if path else []:
         if each.aliases or each.sha256 in shown:
             other = "" if each.sha256 in shown else "of other settings, data or code"
-            facts = ", ".join(filter(None, (each.aliases, other)))
+            awaits = f"awaits rlcore approve {each.name}/{each.version}" if CANDIDATE in each.aliases else ""
+            facts = ", ".join(filter(None, (each.aliases, awaits, other)))
             yield f"{'registered':<24}{each.name}/{each.version}{facts and f' ({facts})'}"
 
 

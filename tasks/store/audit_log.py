@@ -33,7 +33,7 @@ class AuditEntry:
         number: Position in the log, from 1.
         time: ISO 8601, UTC.
         action: A word such as ``promote``, ``approve``, ``rollback``, ``gc``.
-        subject: Registered model, or ``home`` for an act on the whole state directory.
+        subject: Registered version such as ``tiny-grpo/4``, or ``home`` for an act on the whole state directory.
         actor: Who did it: user and host, a flow run and its worker, or a signing key.
         details: From, to, digest of the verdict, reason, counts: whatever the action needs.
         previous: Digest of the entry before.
@@ -75,7 +75,7 @@ def record_action(
     """Append an entry and flush it to disk; return it.
 
     If the newest entry about the subject is the same action with the same details, that one is returned: a command that
-    was killed and is repeated adds no second entry.
+    was killed and is repeated adds no second entry. Details of an act that may happen again need a time or a count.
     Raises:
         StorageError: the log is damaged, or cannot be written.
     """
@@ -113,11 +113,20 @@ def read_entries(home: Home) -> tuple[AuditEntry, ...]:
     return tuple(_parse(audit_path(home)))
 
 
-def chain_errors(home: Home, mirrored: Mapping[int, str]) -> tuple[str, ...]:
+def entries_about(home: Home, subject: str) -> tuple[AuditEntry, ...]:
+    """Return the entries about a subject, oldest first.
+
+    Raises:
+        StorageError: a line is no entry.
+    """
+    return tuple(each for each in read_entries(home) if each.subject == subject)
+
+
+def chain_errors(home: Home, mirrored: Mapping[tuple[str, int], str]) -> tuple[str, ...]:
     """Return the errors of the log; empty if every entry is as it was written.
 
     Args:
-        mirrored: Digests of entries by number, as the registry has them.
+        mirrored: Digests of entries by subject and number, as the registry has them.
     """
     path, errors, previous = audit_path(home), list[str](), _START
     try:
@@ -130,12 +139,13 @@ def chain_errors(home: Home, mirrored: Mapping[int, str]) -> tuple[str, ...]:
         if (entry.number, entry.previous) != (place, previous):
             errors.append(f"{path.name}, line {place}: entry {entry.number} does not follow the line before it")
         previous = entry.digest
-    found = {entry.number: entry.digest for entry in entries}
-    for number, digest in sorted(mirrored.items()):
-        if number not in found:
-            errors.append(f"{path.name}: entry {number} is missing; the registry has its digest {digest[:12]}")
-        elif found[number] != digest:
-            errors.append(f"{path.name}: entry {number} is not the one whose digest {digest[:12]} the registry has")
+    found = {(entry.subject, entry.number): entry.digest for entry in entries}
+    for (subject, number), digest in sorted(mirrored.items(), key=lambda each: each[0][1]):
+        known = found.get((subject, number))
+        if known is None:
+            errors.append(f"{path.name}: entry {number} about {subject} is missing; the registry has {digest[:12]}")
+        elif known != digest:
+            errors.append(f"{path.name}: entry {number} about {subject} is not the one that the registry has")
     return tuple(errors)
 
 

@@ -126,6 +126,8 @@ def _results(record: Record, *, is_evaluated: bool) -> str:
 
 def _decision(tags: Mapping[str, str]) -> str:
     lines = [plain(tags.get("verdict") or _NOT_YET)]
+    if tags.get("awaits"):
+        lines.append("It awaits an approval.")
     if over := tags.get("promoted_over"):
         lines.append("It became champion" + (f" instead of version {plain(over)}." if over != "none" else "."))
     if reason := tags.get("rolled_back"):

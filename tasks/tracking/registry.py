@@ -1,9 +1,6 @@
-"""Model registry: versions registered with MLflow as plain files, never pickles, and the champion.
+"""Model registry: versions registered with MLflow as plain files, never pickles; their tags and aliases.
 
-The aliases of a registered model: ``champion`` (served), ``previous`` (target of a rollback), ``challenger`` (last
-rejected). MLflow cannot move an alias conditionally, so all moves are made under a lock in the state directory:
-promotions of one state directory never interleave. State directories that share a server do not see each other's lock.
-All moves can be repeated after a kill: a promotion moves the champion last, a rollback first.
+:mod:`rlcore.tasks.tracking.champion` moves the aliases that say which version is served.
 """
 
 from __future__ import annotations
@@ -14,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rlcore.errors import ModelError, PromotionError
+from rlcore.errors import ModelError
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
@@ -31,11 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHAMPION, CHALLENGER, PREVIOUS = "champion", "challenger", "previous"
-_PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
+CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE = "champion", "challenger", "previous", "candidate"
 _MODELS = "models:/"
-_NONE: Mapping[str, str] = MappingProxyType({})
-_FIRST = "none"  # the champion at the time of the promotion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +83,6 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     model = none_if_missing(tracker.client.get_registered_model, name)
     version = model.aliases.get(alias) if model else None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
-
-
-def find_champion(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
-    """Return the champion, or None; complete a promotion that was killed between its two steps."""
-    with _lock(home):
-        champion = find_version(tracker, name, CHAMPION)
-        if champion is not None and last_champion(tracker, name) != str(champion.version):
-            _crown(tracker, champion)
-    return champion
 
 
 def last_champion(tracker: Tracker, name: str) -> str:
@@ -156,8 +140,19 @@ def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -
         tracker.client.set_model_version_tag(version.name, str(version.version), name, value)
 
 
+def remove_tag(tracker: Tracker, version: ModelVersion, name: str) -> None:
+    """Remove a tag of a version, if it has it."""
+    if name in read_tags(tracker, version):
+        tracker.client.delete_model_version_tag(version.name, str(version.version), name)
+
+
+def tags_of_versions(tracker: Tracker) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield each registered version, as ``tiny-grpo/4``, with its tags."""
+    yield from ((f"{each.name}/{each.version}", each.tags) for each in pages(tracker.client.search_model_versions))
+
+
 def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
-    """Point an alias at a version; only :func:`promote` and :func:`roll_back` move the champion."""
+    """Point an alias at a version; only :mod:`rlcore.tasks.tracking.champion` moves the champion."""
     tracker.client.set_registered_model_alias(version.name, alias, str(version.version))
 
 
@@ -167,7 +162,7 @@ def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str)
     Looks of all registered models count together, because trying ten models under ten names finds a "better" one as
     easily. They are tags of the registered model ``name``: ``look.<data>.<pair>``, with truncated digests.
     """
-    with _lock(home):
+    with registry_lock(home):
         prefix = f"look.{data}."
         known = {
             tag.removeprefix(prefix): int(number)
@@ -193,99 +188,9 @@ def pages(search: Callable[..., Any]) -> Iterator[Any]:
             return
 
 
-def promote(
-    home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None, tags: Mapping[str, str] = _NONE
-) -> bool:
-    """Make a version the champion instead of ``over``, with which it was compared; False if it is champion already.
-
-    Its ``tags`` are set before it becomes the champion.
-    Raises:
-        PromotionError: the champion is no longer ``over``, or the version was rolled back before.
-    """
-    with _lock(home):
-        champion = find_version(tracker, version.name, CHAMPION)
-        if champion == version:
-            _crown(tracker, version)  # completes a promotion that was killed between its two steps
-            _remove_alias(tracker, version, CHALLENGER)
-            return False
-        if champion != over:
-            raise PromotionError(
-                f"version {version.version} was compared with {_words(over)}, but {_words(champion)} is champion now",
-                where=f"registered model {version.name}",
-                fix="run the flow promote again: it compares with the present champion",
-            )
-        if _ROLLED_BACK in read_tags(tracker, version):
-            raise PromotionError(
-                f"version {version.version} was champion before and has been rolled back",
-                where=f"registered model {version.name}",
-                fix=f"train another, or delete the version's tag {_ROLLED_BACK} when the reason is gone",
-            )
-        set_tags(tracker, version, {**tags, _PROMOTED_OVER: str(over.version) if over else _FIRST})
-        if over is not None:
-            set_alias(tracker, over, PREVIOUS)
-        _crown(tracker, version)
-        _remove_alias(tracker, version, CHALLENGER)
-    return True
-
-
-def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:
-    """Roll back version ``version`` and return the previous champion, which is champion again.
-
-    ``previous`` then names the one before, so that rollbacks can be repeated. If the version was rolled back already,
-    nothing changes: a repeated call does not roll back a second version.
-    Raises:
-        PromotionError: the version is not the champion, or there is no previous one.
-    """
-    where = f"registered model {name}"
-    with _lock(home):
-        champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
-        if champion is None:
-            raise PromotionError("there is no champion, so nothing to roll back", where=where, fix="see rlcore ui")
-        down = find_number(tracker, name, str(version))
-        if champion != down:
-            if down is None or _ROLLED_BACK not in read_tags(tracker, down):
-                what = f"version {version} is not the champion, {_words(champion)} is"
-                raise PromotionError(what, where=where, fix=f"name the version to take down: {champion.version}")
-            _crown(tracker, champion)
-            _finish_roll_back(tracker, champion)
-            return champion
-        if previous is None or previous == champion:
-            what = f"version {version} is the first champion: there is none before it"
-            raise PromotionError(what, where=where, fix="promote another version first")
-        set_tags(tracker, down, {_ROLLED_BACK: reason})
-        _crown(tracker, previous)
-        _finish_roll_back(tracker, previous)
-    return previous
-
-
-def _crown(tracker: Tracker, version: ModelVersion) -> None:
-    """Make a version the champion, and record at the model that it has one, so that a lost alias is noticed."""
-    set_alias(tracker, version, CHAMPION)
-    tracker.client.set_registered_model_tag(version.name, CHAMPION, str(version.version))
-
-
-def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
-    """Point ``previous`` at the champion before the present one."""
-    over = find_number(tracker, champion.name, read_tags(tracker, champion).get(_PROMOTED_OVER, _FIRST))
-    if over is None or CLEANED in read_tags(tracker, over):
-        _remove_alias(tracker, champion, PREVIOUS, whatever=True)
-    else:
-        set_alias(tracker, over, PREVIOUS)
-
-
-def _remove_alias(tracker: Tracker, version: ModelVersion, alias: str, *, whatever: bool = False) -> None:
-    """Remove an alias that points at ``version``, or at any if ``whatever``."""
-    holder = find_version(tracker, version.name, alias)
-    if holder is not None and (whatever or holder == version):
-        tracker.client.delete_registered_model_alias(version.name, alias)
-
-
-def _lock(home: Home) -> AbstractContextManager[bool]:
+def registry_lock(home: Home) -> AbstractContextManager[bool]:
+    """Hold the lock under which aliases and looks change; promotions of one state directory never interleave."""
     return file_lock(home.root / "registry.lock")
-
-
-def _words(version: ModelVersion | None) -> str:
-    return f"version {version.version}" if version else "no version"
 
 
 def as_version(version: MlflowVersion) -> ModelVersion:

@@ -15,9 +15,11 @@ from rlcore.tasks.pipeline.prefect_bridge import call_flow
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.audit_log import local_actor
 from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
 from rlcore.tasks.store.storage import note_digest, read_json, write_json, write_table
-from rlcore.tasks.tracking.registry import find_by_sha256, promote
+from rlcore.tasks.tracking.champion import Grounds, promote
+from rlcore.tasks.tracking.registry import find_by_sha256
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig, no_sections
 
@@ -90,7 +92,8 @@ def toy() -> None:
     tracker = open_tracker(home)
     version = find_by_sha256(tracker, f"{ToyConfig.run().name}-policy", refs["train"].sha256)
     assert version is not None
-    promote(home, tracker, version, over=None)
+    grounds = Grounds(over=None, verdict=refs["judge"].sha256, sentence="Promoted: better.")
+    promote(home, tracker, version, grounds, actor=local_actor())
 
 
 def main(_: list[str]) -> int:

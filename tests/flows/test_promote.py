@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 from rlcore.errors import ConfigError, DataError, PromotionError
+from rlcore.flows.cli.app import main
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_promotion, run_rollback, run_targets
 from rlcore.tasks.kinds.promote.figures import (
@@ -26,14 +28,15 @@ from rlcore.tasks.kinds.promote.figures import (
 )
 from rlcore.tasks.kinds.promote.step import prompt_set
 from rlcore.tasks.pipeline.pages import page_folder
-from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.promotion import ApprovalConfig, OwnLimits, PromotionConfig
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_table
-from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from rlcore.tasks.tracking.registry import CANDIDATE, CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
+from tests.ssh_keys import allowed, make_key
 
 NAME = "tiny-sft"
 SMALL = (
@@ -67,7 +70,7 @@ def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
 
 def aliases(home: Home) -> dict[str, int]:
     tracker = open_tracker(home)
-    found = {alias: find_version(tracker, NAME, alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS)}
+    found = {alias: find_version(tracker, NAME, alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE)}
     return {alias: version.version for alias, version in found.items() if version}
 
 
@@ -108,6 +111,39 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     with pytest.raises(PromotionError, match="has been rolled back"):
         run(tmp_path, RIGHT)
     assert aliases(tracked_home)[CHAMPION] == 1
+
+
+def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_policy_is_an_ingredient(
+    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, approvers = make_key(tmp_path, "anna"), tmp_path / "approvers"
+    approvers.write_text(allowed(key) + "\n", encoding="utf-8")
+    asking = ("promotion.approval=person", f"promotion.approvers='{approvers}'")
+    first = run(tmp_path, WRONG)
+    better = run(tmp_path, RIGHT, *asking)
+    assert verdict(tracked_home, better)["promote"]
+    assert aliases(tracked_home) == {CHAMPION: 1, CANDIDATE: 2}
+    assert run(tmp_path, RIGHT, *asking, "promotion.approval_days=9")["promote"] == better["promote"]
+    assert len(list((tracked_home.cache / "promote").glob("*.json"))) == len({first["promote"], better["promote"]})
+
+    assert main(["show", f"{NAME}/2"]) == 0
+    assert f"awaits:        {better['promote'].sha256}" in capsys.readouterr().out
+    words = ["approve", f"{NAME}/2", "--reason", "read fifty answers", "--key", str(key)]
+    assert main(["audit", "verify"]) == 0
+    for _ in range(2):
+        assert main(words) == 0
+        assert capsys.readouterr().out.endswith(f"{NAME}/2 was approved by anna and promoted\n")
+        assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
+    assert main(["rollback", NAME, "2", "--reason", "rude"]) == 0
+    assert main(["audit", "show", NAME]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+    assert [row[3] for row in rows] == ["promote", "await", "approve", "promote", "rollback"]
+    assert rows[2][4:] == ["anna", "reason", "read", "fifty", "answers"]
+    assert main(["audit", "verify"]) == 0
+    assert capsys.readouterr().out == "5 entries, no errors\n"
+    open_tracker(tracked_home).client.set_registered_model_alias(NAME, CHAMPION, "2")
+    assert main(["audit", "verify"]) == 1
+    assert "version 2 is champion, and by entry 5 (rollback) it is version 1" in capsys.readouterr().out
 
 
 def test_a_first_champion_that_is_not_better_than_its_base_is_a_warning(
@@ -191,10 +227,12 @@ def test_another_question_about_the_same_pair_is_another_look() -> None:
     fewer = comparison_digest(*compared(old[:9], new[:9], settings), settings)
     other = PromotionConfig(challenger="grpo", min_gain=0.1)
     assert len({asked, fewer, comparison_digest(*compared(old, new, other), other)}) == 3
+    signed = replace(settings, sign_off=ApprovalConfig(approval="person", approvers="people"))
+    assert asked == comparison_digest(*compared(old, new, signed), signed)  # who approves is no part of a comparison
 
 
 def test_a_last_update_that_measured_no_kl_leaves_that_of_the_one_before() -> None:
-    settings = PromotionConfig(challenger="grpo", max_ref_kl=0.5)
+    settings = PromotionConfig(challenger="grpo", own=OwnLimits(max_ref_kl=0.5))
     *_, limit = limits_of(answers([True], ["a"]), [{"kl/ref": 0.4}, {"skipped": 1.0}], settings)
     assert (limit.name, limit.estimate, limit.passed) == ("KL to the reference", 0.4, True)
 
@@ -339,11 +377,11 @@ def test_a_least_accuracy_without_references_is_refused() -> None:
     frame["is_graded"] = False
     assert [each.name for each in limits_of(frame, [], PromotionConfig(challenger="sft"))] == ["answers truncated"]
     with pytest.raises(ConfigError, match="min_accuracy"):
-        limits_of(frame, [], PromotionConfig(challenger="sft", min_accuracy=0.1))
+        limits_of(frame, [], PromotionConfig(challenger="sft", own=OwnLimits(min_accuracy=0.1)))
 
 
 def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:
-    settings = PromotionConfig(challenger="grpo", max_ref_kl=0.1)
+    settings = PromotionConfig(challenger="grpo", own=OwnLimits(max_ref_kl=0.1))
     frame = answers([True], ["a"])
     assert [check.passed for check in limits_of(frame, [{"kl/ref": 0.2}], settings)] == [True, True, False]
     assert limits_of(frame, [{"kl/ref": 0.2}, {"kl/ref": 0.1}], settings)[-1].passed

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-import rlcore.tasks.pipeline.promotion
 from rlcore.errors import ConfigError, DataError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_retrain
+from rlcore.tasks.pipeline import acts
+from rlcore.tasks.pipeline.events import PROMOTED, REFUSED
 from rlcore.tasks.pipeline.retrain import remember
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import find_lineage, tree_text
@@ -32,10 +33,8 @@ def aliases(home: Home) -> dict[str, int]:
 def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_data(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, int]] = []  # inline there is no server to tell
-    monkeypatch.setattr(
-        rlcore.tasks.pipeline.promotion, "emit_rejection", lambda model, version, text: told.append((model, version))
-    )
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(acts, "emit_act", lambda event, model, version, text: told.append((event, version)))
     data = write_data(tmp_path / "data")
 
     first = run_retrain("retrain", data)
@@ -73,7 +72,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
     known = run_retrain("retrain", (*data, *SPOIL))
     assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
-    assert told == [(NAME, 3)]  # of the refusal, and once
+    assert told == [(PROMOTED, 1), (PROMOTED, 2), (REFUSED, 3)]  # of each act, and once
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
     newest = tracker.find_runs("retrain", "preset", "retrain")[0]  # as if it had been killed before its last page
@@ -169,9 +168,8 @@ def likes_the_right_answer(body: Mapping[str, Any]) -> str:
 
 @pytest.mark.slow  # test_promote.py has a decision by win rates, test_win_rate.py a judge at an endpoint
 def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_champion(
-    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracked_home: Home, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(rlcore.tasks.pipeline.promotion, "emit_rejection", lambda *told: None)
     preset = tmp_path / "judged.toml"
     preset.write_text(JUDGED, encoding="utf-8")
     with serving(likes_the_right_answer) as (state, url):

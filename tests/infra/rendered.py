@@ -21,7 +21,11 @@ SECRETS = {  # as docs/operations.md makes them: their keys, and a value that no
         "MLFLOW_TRACKING_USERNAME": "rlcore",
         "MLFLOW_TRACKING_PASSWORD": "planted-web",
     },
-    "rlcore-webhook": {"url": "https://planted-webhook"},
+    "rlcore-webhook": {
+        "url": "https://planted-webhook",
+        "slack": "https://planted-slack",
+        "mail": "mailtos://planted-mail",
+    },
 }
 DEPLOYMENTS: list[dict[str, Any]] = read("prefect.yaml")["deployments"]
 

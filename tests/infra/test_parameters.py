@@ -12,6 +12,7 @@ from prefect.utilities.schema_tools import ValidationError, validate
 from infra.services.parameters import closed, names_by_preset
 
 NAMES = names_by_preset()
+DECISIONS, SIGNED = ("approve", "reject"), "-----BEGIN SSH SIGNATURE-----\nU1NI\n-----END SSH SIGNATURE-----\n"
 
 
 def refusal(flow: str, **parameters: Any) -> str:
@@ -37,6 +38,7 @@ def refusal(flow: str, **parameters: Any) -> str:
         ("evaluate", {"preset": "tiny", "checkpoint": "other", "overrides": ["stages.grpo.init_from=models:/other/3"]}),
         ("compare", {"preset": "tiny"}),
         ("rollback", {"model": "tiny-grpo", "version": 2, "reason": "worse"}),
+        *((flow, {"version": "tiny-grpo/4", "document": '{"a": 1}\n', "signature": SIGNED}) for flow in DECISIONS),
     ],
 )
 def test_parameters_that_a_preset_has_are_taken(flow: str, parameters: dict[str, Any]) -> None:
@@ -55,6 +57,11 @@ def test_parameters_that_a_preset_has_are_taken(flow: str, parameters: dict[str,
         ("compare", {"preset": "tiny", "checkpoint": "sft"}, "'checkpoint' was unexpected"),
         ("retrain", {"preset": "retrain", "cfg": {}}, "'cfg' was unexpected"),
         ("rollback", {"model": "m", "version": 1, "reason": "r", "force": True}, "'force' was unexpected"),
+        *(
+            (flow, {"version": "tiny-grpo/4", "document": "{}"}, "'signature' is a required property")
+            for flow in DECISIONS
+        ),
+        *((flow, {"version": "tiny/4", "document": "{}", "signature": "anna"}, "does not match") for flow in DECISIONS),
     ],
 )
 def test_what_no_preset_and_no_flow_has_is_refused(flow: str, parameters: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Receivers outside of the services: a webhook's, and a Prometheus that reads one page."""
+"""Receivers outside of the services: a webhook's, a mail server, and a Prometheus that reads one page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email import message_from_bytes, policy
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,6 +36,32 @@ def receiver(port: int) -> Iterator[list[dict[str, Any]]]:
             """Nothing: the tests' output is pytest's."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield received
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@contextmanager
+def mailbox(port: int) -> Iterator[list[Message]]:
+    """The mails that were sent to a port of this machine by SMTP, in their order."""
+    received: list[Message] = []
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 here\r\n")
+            while (line := self.rfile.readline()) and not line.upper().startswith(b"QUIT"):
+                if line.upper().startswith(b"DATA"):
+                    self.wfile.write(b"354 go ahead\r\n")
+                    lines = iter(self.rfile.readline, b".\r\n")
+                    received.append(message_from_bytes(b"".join(lines), policy=policy.default))
+                self.wfile.write(b"250 fine\r\n")
+            self.wfile.write(b"221 bye\r\n")
+
+    server = ThreadingTCPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield received

@@ -14,9 +14,11 @@ import sys
 import tempfile
 import time
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +58,13 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Services:
-    """Services that run from ``home``; ``ports`` by name, and those of the webhook and of the runs' page of metrics."""
+    """Services that run from ``home``; ``ports`` by name, those where people are told, and that of the runs' page."""
 
     home: Path
     ports: Mapping[str, int]
     webhook: int
+    slack: int
+    mail: int
     page: int
     more: Mapping[str, str] = field(default_factory=dict)
 
@@ -77,6 +81,8 @@ class Services:
         local = "127.0.0.1"
         told = {
             "RLCORE_WEBHOOK_URL": f"http://{local}:{self.webhook}",
+            "RLCORE_SLACK_URL": f"http://{local}:{self.slack}/services/T0/B0/x",
+            "RLCORE_MAIL_URL": f"mailto://{local}:{self.mail}?from=rlcore@example.org&to=team@example.org",
             "RLCORE_METRICS_ADDRESS": f"{local}:{self.page}",
         }
         quick = {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # else a worker looks for runs every 10 s
@@ -112,10 +118,11 @@ class Services:
         """``prefect deployment run <deployment> --watch``, to its end."""
         return self._run(_submission(deployment, overrides, parameters), self._client_variables())
 
-    def submit(self, deployment: str, *overrides: str, **parameters: str) -> str:
+    def submit(self, deployment: str, *overrides: str, **parameters: Any) -> str:
         """Queue a run of a deployment as Prefect's page does; its id. What is refused raises an ``HTTPError``."""
         identifier = self.ask("prefect", f"api/deployments/name/{deployment}")["id"]
-        question = {"parameters": {**parameters, "overrides": overrides}, "state": {"type": "SCHEDULED"}}
+        given = {**parameters, "overrides": overrides} if overrides else parameters
+        question = {"parameters": given, "state": {"type": "SCHEDULED"}}
         return str(self.ask("prefect", f"api/deployments/{identifier}/create_flow_run", question)["id"])
 
     def python(self, code: str, *arguments: str, served: bool = False) -> str:
@@ -135,6 +142,13 @@ class Services:
     def ask(self, service: str, path: str, question: Any = None) -> Any:
         """Return a server's JSON answer."""
         return json.loads(self._send(service, path, question, "GET" if question is None else "POST"))
+
+    def emit(self, event: str, **payload: str) -> None:
+        """Send an event as a flow does."""
+        resource = {"prefect.resource.id": "rlcore.test.1", "prefect.resource.name": "a test"}
+        now = datetime.now(UTC).isoformat()
+        sent = {"id": str(uuid.uuid4()), "occurred": now, "event": event, "resource": resource, "payload": payload}
+        self._send("prefect", "api/events", [sent], "POST")
 
     def change(self, service: str, path: str, change: Mapping[str, Any] | None) -> None:
         """Change a thing on a server; None: remove it."""
@@ -235,9 +249,9 @@ def running_services(**more: str) -> Iterator[Services]:
     """
     folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
     folder.chmod(0o755)
-    ports = free_ports(("postgres", "prefect", "mlflow", "webhook", "page"))
-    webhook, page = ports.pop("webhook"), ports.pop("page")
-    made = Services(home=folder / "home", webhook=webhook, page=page, ports=ports, more=more)
+    ports = free_ports(("postgres", "prefect", "mlflow"))
+    others = free_ports(("webhook", "slack", "mail", "page"))
+    made = Services(home=folder / "home", ports=ports, more=more, **others)
     up = made.make("services")
     assert up.returncode == 0, up.stdout + up.stderr
     yield made

@@ -34,10 +34,10 @@ from rlcore.tasks.pipeline.events import (
     REFUSED,
     SNAPSHOT,
     STOPPED,
-    emit_health_stop,
+    emit_act,
+    emit_findings,
     emit_on_failure,
     emit_on_refusal,
-    emit_rejection,
     emit_snapshot,
 )
 from rlcore.tasks.pipeline.leases import crash_flow_run, hold_lease, recover_dead_runs
@@ -177,8 +177,8 @@ def toy_events(error: Exception | None, config: Any, folder: Path) -> None:
     ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
     emit_snapshot(config, "prepare_preferences", ref)
     write_json({"findings": [], "stopped": {"text": "stopped after iteration 3"}}, folder / "health.json")
-    emit_health_stop("toy", "grpo", folder)
-    emit_rejection("toy-grpo", 3, "Refused: no gain.")
+    emit_findings("toy", "grpo", folder)
+    emit_act(REFUSED, "toy-grpo", 3, "Refused: no gain.")
     with suppress(ConfigError), emit_on_refusal("presets/toy.toml"):
         raise ConfigError("row 3 lacks 'prompt'")
     with emit_on_failure("toy", "grpo"):

@@ -16,12 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
+from infra.services.automations import read_automations
+from rlcore.tasks.pipeline.approval import statement
 from rlcore.tasks.pipeline.exporter import PORTS
+from rlcore.tasks.store.audit_log import read_entries
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.signatures import sign
 from tests.flows.micro import WRECKED
 from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
 from tests.integration.browser import REFUSALS, refusals
-from tests.integration.listeners import read_page, receiver, scraped
+from tests.integration.listeners import mailbox, read_page, receiver, scraped
 from tests.integration.service_runs import ROOT, SMALL, Services, command_of, running_services, wait_until
+from tests.ssh_keys import allowed, make_key
 
 pytestmark = pytest.mark.services
 
@@ -250,19 +256,17 @@ def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
     gate = services.submit("prepare-data/prepare-data", *data, preset="retrain")
     done = services.deploy("online-rl/grpo", *SMALL, *WRONG_VERIFIER, preset="tiny")
     assert done.returncode == 1, done.stdout + done.stderr
-    wait_until(lambda: len(told) == 2, seconds=END_SECONDS, what="told of both")
-    assert [each["event"] for each in told] == ["rlcore.run.refused", "rlcore.stage.failed"]
-    assert told[0]["text"].startswith("retrain: ConfigError: preset has 1 error")
-    assert "prompts.jsonl" in told[0]["text"]
-    assert told[0]["url"].endswith(gate)
-    assert told[1]["text"].startswith("grpo of tiny: CanaryError: the reward")
-    assert told[1]["run"] == "grpo tiny"
+    refused, failed = wait_for(told, "rlcore.run.refused"), wait_for(told, "rlcore.stage.failed")
+    assert refused["text"].startswith("retrain: ConfigError: preset has 1 error")
+    assert "prompts.jsonl" in refused["text"]
+    assert refused["url"].endswith(gate)
+    assert failed["text"].startswith("grpo of tiny: CanaryError: the reward")
+    assert failed["run"] == "grpo tiny"
 
 
 def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     services: Services, told: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    before = len(told)
     done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), *SPOIL, preset="retrain")
     assert done.returncode == 0, done.stdout + done.stderr
     assert services.champion(NAME) == "2"  # of the retraining by the event
@@ -270,11 +274,68 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
         "online-rl/grpo", *SMALL, *WRECKED, "stages.grpo.checkpoints.every_iterations=1", preset="tiny"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    wait_until(lambda: len(told) == before + 2, seconds=END_SECONDS, what="told of both")
-    refused, stopped = told[before:]
-    assert (refused["event"], stopped["event"]) == ("rlcore.promotion.refused", "rlcore.run.stopped")
+    refused, stopped = wait_for(told, "rlcore.promotion.refused"), wait_for(told, "rlcore.health.stopped")
     assert refused["text"].startswith(f"{NAME} version 3: ")
     assert re.search(r"^grpo of tiny: stopped after iteration \d+: .*the result is iteration \d+", stopped["text"])
+
+
+def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_calls_the_webhook(
+    services: Services, told: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    key = make_key(tmp_path, "anna")
+    (tmp_path / "approvers").write_text(allowed(key) + "\n")
+    asking = (
+        "promotion.challenger=sft",
+        "promotion.approval=person",
+        f"promotion.approvers='{tmp_path / 'approvers'}'",
+    )
+    done = services.deploy("promote/promote", *SMALL, *asking, "name=signed", preset="tiny")
+    assert done.returncode == 0, done.stdout + done.stderr
+    awaits = wait_for(told, "rlcore.promotion.awaits")
+    assert "rlcore approve signed-sft/1 --reason" in awaits["text"]
+    with pytest.raises(urllib.error.HTTPError):  # nobody is champion yet
+        services.champion("signed-sft")
+    document = statement(Home(services.home), "signed-sft/1", "approve", "read fifty answers")
+    given = {"version": "signed-sft/1", "document": document.strip(), "signature": sign(document, key)}
+    run = services.submit("approve/approve", **given)
+    promoted = wait_for(told, "rlcore.promotion.promoted", text="signed-sft version 1: approved by anna: read fifty")
+    assert promoted["url"].endswith(run)
+    assert services.champion("signed-sft") == "1"
+    approval = read_entries(Home(services.home))[-2]
+    assert (approval.actor["principal"], approval.actor["flow_run"]) == ("anna", "approve signed-sft/1")
+    assert approval.actor["worker"]
+    services.submit("rollback/rollback", model=NAME, version=2, reason="answers are rude")
+    back = wait_for(told, "rlcore.promotion.rolled_back")
+    assert back["text"] == f"{NAME} version 2: answers are rude; version 1 is champion again"
+    drifted = (*write_data(tmp_path / "long", digits=30), *LEARN)
+    assert services.deploy("retrain/retrain", *drifted, preset="retrain").returncode == 1
+    assert "prompt_tokens" in wait_for(told, "rlcore.drift")["text"]
+    verified = services.python("from rlcore.flows.cli.app import main; main(['audit', 'verify'])", served=True)
+    assert verified.endswith("entries, no errors\n")
+
+
+def test_every_event_reaches_the_webhook_slack_and_the_mailbox(services: Services, told: list[dict[str, Any]]) -> None:
+    names = sorted({name for each in read_automations() for name in each["trigger"]["expect"] if "rlcore." in name})
+    names.remove("rlcore.snapshot.made")  # starts a retraining
+    assert len(names) == 10
+    with receiver(services.slack) as slack, mailbox(services.mail) as mails:
+        for name in names:
+            services.emit(name, text=f"this is {name}", run="a run", url="http://here")
+            wait_for(told, name, text=f"a test: this is {name}")
+        wait_until(lambda: len(mails) == len(slack) == len(names), seconds=60.0, what="told everywhere")
+    assert sorted(each["text"] for each in slack) == [f"a test: this is {name} http://here" for name in names]
+    assert sorted(each["Subject"] for each in mails) == [f"a test: {name}" for name in names]
+    assert {each["To"] for each in mails} == {"team@example.org"}
+
+
+def wait_for(told: list[dict[str, Any]], event: str, *, text: str = "") -> dict[str, Any]:
+    """The newest message about an event whose text begins so."""
+
+    def found() -> list[dict[str, Any]]:
+        return [each for each in told if each["event"] == event and each["text"].startswith(text)]
+
+    wait_until(lambda: bool(found()), seconds=END_SECONDS, what=f"told of {event}")
+    return found()[-1]
 
 
 def drop_rows(path: Path, count: int) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rlcore.config import to_dict
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.promotion import PairedMetric
@@ -125,7 +124,7 @@ def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], set
     figures = [
         [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
     ]
-    return hashlib.sha256(json.dumps([figures, to_dict(settings)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([figures, settings.limits]).encode()).hexdigest()
 
 
 def judge_check(distrust: Sequence[str]) -> Check:
@@ -151,15 +150,15 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
         ConfigError: there is a limit on a metric that was not measured: accuracy, or KL to the reference policy.
     """
     correct = _graded(answers)["correct"].astype(float).tolist()
-    if settings.min_accuracy and not correct:
+    if settings.own.min_accuracy and not correct:
         raise ConfigError(
             "promotion.min_accuracy: no held-out prompt has the reference that its verifier needs",
             fix="leave min_accuracy out, evaluate on data with references, or name another verifier",
         )
-    limits = [check_min("accuracy by itself", correct, settings.min_accuracy)] if correct else []
+    limits = [check_min("accuracy by itself", correct, settings.own.min_accuracy)] if correct else []
     cut = float((answers["finish_reason"] == "length").mean())
-    limits.append(check_max("answers truncated", cut, settings.max_truncated))
-    if settings.max_ref_kl is not None:
+    limits.append(check_max("answers truncated", cut, settings.own.max_truncated))
+    if settings.own.max_ref_kl is not None:
         # An update whose steps were all skipped has no KL, and did not change the policy.
         kl = next((row["kl/ref"] for row in reversed(history) if "kl/ref" in row), None)
         if kl is None:
@@ -167,7 +166,7 @@ def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: 
                 f"promotion.max_ref_kl: the run {settings.challenger} measured no KL to the reference",
                 fix="give it a kl.coefficient above 0, or leave max_kl out",
             )
-        limits.append(check_max("KL to the reference", kl, settings.max_ref_kl))
+        limits.append(check_max("KL to the reference", kl, settings.own.max_ref_kl))
     return limits
 
 

@@ -27,6 +27,10 @@ COMMANDS = (
     ("reproduce", "tiny-grpo/1"),
     ("remember", "tiny-grpo/1"),
     ("rollback", "tiny-grpo", "1", "--reason", "worse"),
+    ("approve", "tiny-grpo/1", "--reason", "better"),
+    ("reject", "tiny-grpo/1", "--reason", "worse"),
+    ("audit", "show"),
+    ("audit", "verify"),
     *((command, "tiny", "--set", "seed=-1") for command in ("run", "promote", "retrain")),
     ("retrain", "tiny"),
 )

@@ -82,14 +82,15 @@ def test_a_stage_that_runs_now_and_versions_with_their_aliases_are_named(micro_h
     home = without(micro_home, tmp_path / "home", "grpo")
     with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
         alias = "INSERT INTO registered_model_aliases (name, alias, version) VALUES (?, ?, 1)"
-        database.executemany(alias, [("tiny-sft", "champion"), ("tiny-grpo", "challenger")])
+        database.executemany(alias, [("tiny-sft", "champion"), ("tiny-grpo", "candidate")])
     (home / "work").mkdir()
     with file_lock(home / "work" / f"{key}.lock"):
         lines = shown(home, "tiny", *overrides()).stdout.splitlines()
     assert "running now             grpo" in lines
     assert "registered              tiny-ppo/1" in lines
     assert "registered              tiny-sft/1 (champion)" in lines
-    assert "registered              tiny-grpo/1 (challenger, of other settings, data or code)" in lines
+    awaits = "candidate, awaits rlcore approve tiny-grpo/1, of other settings, data or code"
+    assert f"registered              tiny-grpo/1 ({awaits})" in lines
 
 
 def test_where_nothing_was_run_there_is_nothing_to_show(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
 from rlcore.tasks.tracking.lineage import read_records
-from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, find_by_sha256, find_version, promote, set_alias
+from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, find_by_sha256, find_version, set_alias
 from rlcore.tasks.tracking.runs import open_tracker
+from tests.registered import promote
 from tests.toys import ToyConfig, no_sections
 
 PRESET, NAME = "tiny", "tiny-grpo"

@@ -25,8 +25,9 @@ from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import find_lineage, nodes, read_records, tree_text
-from rlcore.tasks.tracking.registry import CHAMPION, PREVIOUS, find_version, roll_back
+from rlcore.tasks.tracking.registry import CHAMPION, PREVIOUS, find_version
 from rlcore.tasks.tracking.runs import open_tracker
+from tests.registered import roll_back
 from tests.tasks.operations.daily import NAME, PRESET, age, retrain, table
 from tests.toys import ToyConfig
 
@@ -82,7 +83,7 @@ def test_a_look_changes_nothing_and_tells_what_a_collection_then_removes(tracked
     removed = sum(fact.st_size for path, fact in files.items() if not path.exists())
     assert weights >= 4096  # one file with two names, which counts where the second goes
     assert sum(line.bytes for line in gone.lines if line.kind.startswith("result")) <= removed - 4096
-    (entry,) = read_entries(tracked_home)
+    *_, entry = read_entries(tracked_home)
     assert (entry.action, entry.subject) == ("gc", "home")
     assert ["weights of a version", 1, weights] in entry.details["removes"]
 

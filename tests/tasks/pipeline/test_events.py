@@ -1,14 +1,22 @@
-"""Events of the pipeline and the automations of the Prefect server name the same events and labels."""
+"""Events of the pipeline: their names and labels are those of the automations, and inline each is a line in the log."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 
+from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.pipeline import events
+from rlcore.tasks.pipeline.events import emit_act, emit_findings, emit_on_failure, emit_on_refusal, emit_snapshot
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.storage import write_json
 
 AUTOMATIONS = Path(__file__).parents[3] / "infra" / "automations.yaml"
 
@@ -19,18 +27,82 @@ def our_triggers() -> list[dict[str, Any]]:
     return [each for each in triggers if any(name.startswith("rlcore.") for name in each["expect"])]
 
 
-def source() -> ast.Module:
-    return ast.parse(Path(events.__file__).read_text(encoding="utf-8"))
-
-
-def test_every_emitted_event_has_an_automation_and_every_automation_has_an_event() -> None:
-    calls = [node for node in ast.walk(source()) if isinstance(node, ast.Call)]
-    names = [ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func).endswith("emit_event")]
-    emitted = {getattr(events, name) for name in names}
-    assert emitted == {name for trigger in our_triggers() for name in trigger["expect"]}
+def test_every_event_has_an_automation_and_every_automation_has_an_event() -> None:
+    names = {value for value in vars(events).values() if isinstance(value, str) and value.startswith("rlcore.")}
+    assert names - {events.__name__, events.__package__} == {
+        name for trigger in our_triggers() for name in trigger["expect"]
+    }
 
 
 def test_every_label_that_an_automation_matches_is_one_that_an_event_has() -> None:
-    keys = [key for node in ast.walk(source()) if isinstance(node, ast.Dict) for key in node.keys]
+    tree = ast.parse(Path(events.__file__).read_text(encoding="utf-8"))
+    keys = [key for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys]
     labels = {key.value for key in keys if isinstance(key, ast.Constant)}
     assert {label for trigger in our_triggers() for label in trigger["match"]} <= labels
+
+
+def snapshot(folder: Path) -> None:
+    ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
+    config: Any = SimpleNamespace(name="toy", retrain=None)
+    emit_snapshot(config, "prepare_preferences", ref)
+
+
+def stopped(folder: Path) -> None:
+    write_json({"findings": [], "stopped": {"text": "stopped after iteration 3"}}, folder / "health.json")
+    emit_findings("toy", "grpo", folder)
+
+
+def drifted(folder: Path) -> None:
+    columns = [{"column": "tokens", "level": "warn"}, {"column": "turns", "level": "calm"}]
+    write_json([{"name": "prompts", "columns": columns}], folder / "drift.json")
+    emit_findings("toy", "drift", folder)
+
+
+def refused_data(folder: Path) -> None:
+    with suppress(DataError), emit_on_failure("toy", "drift"):
+        raise DataError("the new data drift")
+
+
+def failed(folder: Path) -> None:
+    with suppress(CanaryError), emit_on_failure("toy", "grpo"):
+        raise CanaryError("the sampler is stale")
+
+
+def refused_run(folder: Path) -> None:
+    with suppress(ConfigError), emit_on_refusal("presets/toy.toml"):
+        raise ConfigError("row 3 lacks 'prompt'")
+
+
+@pytest.mark.parametrize(
+    ("happens", "line"),
+    [
+        (snapshot, "prepare_preferences of toy: rlcore.snapshot.made 5 rows for training and held out (preference_pai"),
+        (stopped, "grpo of toy: rlcore.health.stopped stopped after iteration 3"),
+        (drifted, "drift of toy: rlcore.drift accepted, but these columns have moved: prompts: tokens"),
+        (refused_data, "drift of toy: rlcore.drift DataError: the new data drift"),
+        (failed, "grpo of toy: rlcore.stage.failed CanaryError: the sampler is stale"),
+        (refused_run, "toy: rlcore.run.refused ConfigError: row 3 lacks 'prompt'"),
+        *(
+            (lambda _, name=name: emit_act(name, "m", 3, "why"), f"m version 3: {name} why")
+            for name in (events.AWAITS, events.PROMOTED, events.REFUSED, events.ROLLED_BACK)
+        ),
+    ],
+)
+def test_inline_an_event_is_one_line_in_the_log(
+    happens: Callable[[Path], None], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    happens(tmp_path)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(line)
+
+
+def test_what_is_as_it_should_be_is_no_event(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    emit_findings("toy", "sft", tmp_path)
+    write_json({"findings": [], "stopped": None}, tmp_path / "health.json")
+    write_json([{"name": "prompts", "columns": [{"column": "turns", "level": "calm"}]}], tmp_path / "drift.json")
+    emit_findings("toy", "grpo", tmp_path)
+    with suppress(ConfigError), emit_on_failure("toy", "grpo"):
+        raise ConfigError("no such key")  # a wrong preset is its user's affair
+    assert caplog.records == []

@@ -20,6 +20,7 @@ from rlcore.tasks.pipeline import sizes
 from rlcore.tasks.store.settings import Home
 from tests.flows.micro import MICRO, PRESETS
 
+SIGNED = "promotion={{challenger='grpo',approval='person',approvers='{}'{}}}"
 OWN = "def brief(rollouts, *, limit=10):\n    return [1.0 for _ in rollouts]\n"
 
 
@@ -43,6 +44,12 @@ def math(**more: str) -> str:
 
 
 FAULTS = [
+    (SIGNED.format("nobody", ""), "promotion.approvers = 'nobody': no such file; write a line for each person"),
+    (
+        SIGNED.format("people", ",four_eyes=true"),
+        "promotion.approvers = 'people': has 1 key(s), and a promotion needs 2",
+    ),
+    (SIGNED.format("names", ""), "promotion.approvers = 'names': a line is not name, key type and key: 'anna'"),
     ("stages.grpo.rewards.0.kind=mth", "stages.grpo.rewards.0.kind: unknown reward 'mth'; did you mean 'math'?"),
     (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; known: last_number"),
     (math(options="{partial='much'}"), "stages.grpo.rewards.0.options.partial = 'much': must be a number"),
@@ -126,6 +133,8 @@ def _folder(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """A state folder of its own; the user's modules lie in the current folder."""
     (tmp_path / "own_reward.py").write_text(OWN)
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1", "answer": "#### 2"}\n')
+    (tmp_path / "people").write_text("# those who approve\nanna ssh-ed25519 AAAA\n")
+    (tmp_path / "names").write_text("anna\n")
     (tmp_path / "broken_reward.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -11,18 +11,9 @@ from rlcore.tasks.pipeline.promotion import apply_decision, current_champion
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
-from rlcore.tasks.tracking.mlflow_model import Cards, Package
-from rlcore.tasks.tracking.registration import register_model
-from rlcore.tasks.tracking.registry import (
-    CHALLENGER,
-    CHAMPION,
-    ModelVersion,
-    find_version,
-    promote,
-    read_tags,
-    roll_back,
-)
+from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, ModelVersion, find_version, read_tags
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from tests.registered import promote, register_versions, roll_back
 
 NAME = "tiny-grpo"
 
@@ -35,11 +26,7 @@ def tracker(tracked_home: Home) -> Tracker:
 @pytest.fixture
 def versions(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
     """Three versions, of which the first is the champion."""
-    run, folder = tracker.start_run("tiny", "grpo", tags={}), tmp_path / "artifact"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
-    found = [register_model(run, package, name=NAME, tags={"sha256": digest}) for digest in ("a", "b", "c")]
+    found = register_versions(tracker, tmp_path / "artifact", NAME)
     promote(tracked_home, tracker, found[0], over=None)
     return found
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import StorageError
-from rlcore.tasks.store.audit_log import audit_path, chain_errors, read_entries, record_action
+from rlcore.tasks.store.audit_log import audit_path, chain_errors, entries_about, read_entries, record_action
 from rlcore.tasks.store.settings import Home
 
 
@@ -25,7 +25,7 @@ def test_entries_follow_each_other(home: Home) -> None:
     entries = read_entries(home)
     assert [(each.number, each.details["to"]) for each in entries] == [(1, 1), (2, 2), (3, 3)]
     assert [each.previous for each in entries[1:]] == [each.digest for each in entries[:-1]]
-    assert chain_errors(home, {each.number: each.digest for each in entries}) == ()
+    assert chain_errors(home, {(each.subject, each.number): each.digest for each in entries}) == ()
 
 
 def test_a_repeated_act_adds_no_entry_and_another_subject_does(home: Home) -> None:
@@ -33,6 +33,12 @@ def test_a_repeated_act_adds_no_entry_and_another_subject_does(home: Home) -> No
     assert record_action(home, "gc", "home", {"bytes": 1}).number == 4
     assert record_action(home, "promote", "tiny-grpo", {"to": 3}).number == 3
     assert record_action(home, "promote", "tiny-grpo", {"to": 1}).number == 5
+
+
+def test_entries_about_one_version_are_those_of_no_other(home: Home) -> None:
+    record_action(home, "promote", "tiny-grpo/12", {"to": 12})
+    record_action(home, "promote", "tiny-grpo/1", {"to": 1})
+    assert [each.number for each in entries_about(home, "tiny-grpo/1")] == [5]
 
 
 def _edit(lines: list[str]) -> list[str]:
@@ -66,7 +72,7 @@ def _reseal(lines: list[str]) -> list[str]:
     ids=["edited", "edited and resealed", "first gone", "middle gone", "last gone", "swapped", "repeated", "no entry"],
 )
 def test_a_gap_or_an_edit_is_found(home: Home, tamper: Callable[[list[str]], list[str]]) -> None:
-    mirrored = {each.number: each.digest for each in read_entries(home)}
+    mirrored = {(each.subject, each.number): each.digest for each in read_entries(home)}
     lines = audit_path(home).read_text(encoding="utf-8").splitlines()
     audit_path(home).write_text("\n".join(tamper(lines)) + "\n", encoding="utf-8")
     assert chain_errors(home, mirrored)

@@ -62,6 +62,13 @@ def test_a_verdict_and_a_roll_back_are_added_and_a_repeated_call_writes_nothing(
     assert not path.exists()
 
 
+def test_a_version_that_awaits_an_approval_says_so(tracker: Tracker, tracked_home: Home) -> None:
+    version = version_of(tracker)
+    set_tags(tracker, version, {"verdict": "Promoted: better.", "awaits": "ab"})
+    refresh_cards(tracked_home, tracker, [version])
+    assert "Promoted: better. It awaits an approval." in description(tracker)
+
+
 def test_the_card_of_a_reward_model_says_how_to_load_one(tracker: Tracker, tracked_home: Home) -> None:
     records = read_records(tracked_home)
     sft = next(each for each in records if each.ref.kind == "checkpoint")

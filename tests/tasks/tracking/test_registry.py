@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,28 +7,20 @@ import pyarrow.parquet as parquet
 import pytest
 from mlflow import MlflowClient
 
-from rlcore.errors import ModelError, PromotionError
+from rlcore.errors import ModelError
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.mlflow_model import Cards, Package
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import (
-    CHALLENGER,
-    CHAMPION,
-    PREVIOUS,
     ModelVersion,
     count_look,
     download_model,
     find_by_sha256,
-    find_champion,
     find_version,
-    last_champion,
-    promote,
-    read_tags,
-    roll_back,
     set_alias,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-from tests.registered import sealed
+from tests.registered import register_versions, sealed
 
 
 @pytest.fixture
@@ -103,138 +93,9 @@ def test_a_models_figures_name_the_data_that_they_were_measured_on(tracker: Trac
     assert (metric.key, metric.value, metric.dataset_digest) == ("eval/accuracy", 0.5, dataset.digest)
 
 
-RACE = """
-import sys
-from rlcore.errors import ModelError, PromotionError
-from rlcore.tasks.tracking.registry import ModelVersion, find_version, promote
-from rlcore.tasks.store.settings import configure_environment, find_home
-from rlcore.tasks.tracking.runs import open_tracker
-home = find_home()
-configure_environment(home)
-tracker = open_tracker(home)
-over = find_version(tracker, "m", "champion")
-mine = ModelVersion(name="m", version=int(sys.argv[1]), model_id=sys.argv[2], sha256=sys.argv[3])
-print("ready", flush=True)
-sys.stdin.readline()
-try:
-    print("promoted" if promote(home, tracker, mine, over=over) else "already", flush=True)
-except PromotionError as error:
-    print("refused:", error.what, flush=True)
-"""
-
-
 @pytest.fixture
 def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
-    """Three versions of the model ``m``."""
-    run = tracker.start_run("e", "grpo", tags={})
-    folder = checkpoint(tmp_path / "model")
-    return [register_model(run, folder, name="m", tags={"sha256": digest}) for digest in ("a", "b", "c")]
-
-
-def aliases(tracker: Tracker) -> dict[str, int]:
-    found = {alias: find_version(tracker, "m", alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS)}
-    return {alias: version.version for alias, version in found.items() if version}
-
-
-def test_a_promotion_moves_the_aliases_once_and_a_repeated_one_changes_nothing(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
-    first, second, _ = versions
-    assert promote(tracked_home, tracker, first, over=None)
-    assert aliases(tracker) == {CHAMPION: 1}
-    set_alias(tracker, second, CHALLENGER)
-    assert promote(tracked_home, tracker, second, over=first)
-    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
-    assert not promote(tracked_home, tracker, second, over=first)
-    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
-    assert read_tags(tracker, second)["promoted_over"] == "1"
-
-
-def test_a_promotion_and_a_roll_back_that_were_killed_before_their_last_note_are_finished_by_the_next(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
-    first, second, _ = versions
-    promote(tracked_home, tracker, first, over=None)
-    promote(tracked_home, tracker, second, over=first)
-
-    def forget() -> None:
-        tracker.client.delete_registered_model_tag("m", CHAMPION)
-
-    forget()
-    promote(tracked_home, tracker, second, over=first)
-    assert last_champion(tracker, "m") == "2"
-    forget()
-    assert find_champion(tracked_home, tracker, "m") == second  # by a retraining, which has nothing to promote then
-    assert last_champion(tracker, "m") == "2"
-    roll_back(tracked_home, tracker, "m", version=2, reason="slow")
-    forget()
-    roll_back(tracked_home, tracker, "m", version=2, reason="slow")
-    assert last_champion(tracker, "m") == "1"
-
-
-def test_a_verdict_against_a_champion_of_yesterday_moves_nothing(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
-    first, second, third = versions
-    promote(tracked_home, tracker, first, over=None)
-    promote(tracked_home, tracker, second, over=first)
-    for stale in (first, None):
-        with pytest.raises(PromotionError, match="version 2 is champion now"):
-            promote(tracked_home, tracker, third, over=stale)
-    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
-
-
-def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_promotion(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
-    first, *challengers = versions
-    promote(tracked_home, tracker, first, over=None)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RACE, str(each.version), each.model_id, each.sha256],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for each in challengers
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
-    assert sorted(answer.partition(":")[0] for answer in answers) == ["promoted", "refused"]
-    winner = challengers[answers.index("promoted")]
-    assert aliases(tracker) == {CHAMPION: winner.version, PREVIOUS: 1}
-
-
-def test_a_roll_back_returns_to_the_previous_champion_and_goes_on_to_the_one_before(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
-    first, second, third = versions
-    for version, over in ((first, None), (second, first), (third, second)):
-        promote(tracked_home, tracker, version, over=over)
-    for _ in range(2):  # a repeated call takes no second version down
-        assert roll_back(tracked_home, tracker, "m", version=3, reason="rude") == second
-        assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
-    with pytest.raises(PromotionError, match="has been rolled back"):
-        promote(tracked_home, tracker, third, over=second)
-    assert roll_back(tracked_home, tracker, "m", version=2, reason="slow") == first
-    assert aliases(tracker) == {CHAMPION: 1}
-    with pytest.raises(PromotionError, match="there is none before it"):
-        roll_back(tracked_home, tracker, "m", version=1, reason="all bad")
-    assert read_tags(tracker, third)["rolled_back"] == "rude"
-
-
-def test_only_the_champion_is_rolled_back(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
-    with pytest.raises(PromotionError, match="there is no champion"):
-        roll_back(tracked_home, tracker, "m", version=1, reason="")
-    promote(tracked_home, tracker, versions[0], over=None)
-    with pytest.raises(PromotionError, match="version 2 is not the champion, version 1 is"):
-        roll_back(tracked_home, tracker, "m", version=2, reason="")
+    return register_versions(tracker, tmp_path / "model", "m")
 
 
 def test_every_new_pair_on_the_same_data_is_a_look_and_a_repeated_one_is_not(

@@ -1,0 +1,270 @@
+"""Approval by a person: a version that passed the gate awaits signed decisions.
+
+The state is in the audit log: an entry ``await`` is a request, later entries of the version are the decisions on it. A
+decision is a line of JSON with version, artifact, verdict, champion, decision, reason and time, signed by an ssh key.
+Another champion, verdict or candidate makes a request void. A rejection is final until there is a new verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rlcore.errors import PromotionError, shown
+from rlcore.tasks.pipeline.acts import announce, current_actor
+from rlcore.tasks.pipeline.events import AWAITS, PROMOTED, REFUSED
+from rlcore.tasks.pipeline.prefect_bridge import report_markdown
+from rlcore.tasks.presets.promotion import ApprovalConfig
+from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, entries_about, record_action
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.signatures import allowed_lines, verify
+from rlcore.tasks.tracking import champion
+from rlcore.tasks.tracking.champion import AWAIT, NOBODY, PROMOTE, REJECT, Grounds, subject_of
+from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_number, find_version, read_tags
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
+
+APPROVE = "approve"
+_JUDGED = ("artifact", "verdict", "champion")  # details of a request that a decision repeats
+_SKEW = timedelta(minutes=5)  # difference of two machines' clocks
+_BY_FORM = """Without this state directory, write decision (approve or reject), reason and time into this line:
+```
+{line}```
+Sign its file, and enter both in the form of the deployment `approve` or `reject`:
+```bash
+ssh-keygen -Y sign -n rlcore -f ~/.ssh/id_ed25519 FILE
+```"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Newest request about a version, and the decisions on it."""
+
+    request: AuditEntry
+    approvals: tuple[AuditEntry, ...]
+    rejection: AuditEntry | None
+    promotion: AuditEntry | None
+
+    @property
+    def until(self) -> datetime:
+        """Time at which the request ends."""
+        return datetime.fromisoformat(self.request.details["until"])
+
+    @property
+    def missing(self) -> int:
+        """Number of approvals that it lacks."""
+        return max(0, int(self.request.details["needed"]) - len(self.approvals))
+
+    def is_about(self, details: Mapping[str, Any]) -> bool:
+        """Return True if the request has these details."""
+        return all(self.request.details[name] == value for name, value in details.items())
+
+
+def find_standing(home: Home, subject: str) -> Standing | None:
+    """Return the newest request about a version such as ``tiny-grpo/4``; None if there was none."""
+    entries = entries_about(home, subject)
+    requests = [place for place, each in enumerate(entries) if each.action == AWAIT]
+    if not requests:
+        return None
+    request, *later = entries[requests[-1] :]
+    first = {each.action: each for each in reversed(later)}
+    approvals = tuple(each for each in later if each.action == APPROVE)
+    return Standing(request=request, approvals=approvals, rejection=first.get(REJECT), promotion=first.get(PROMOTE))
+
+
+def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds, settings: ApprovalConfig) -> str:
+    """Let a version that passed the gate await its approvals; return a sentence. A repeated call changes nothing.
+
+    A request that has ended is made again; what was decided on this verdict is applied.
+    Raises:
+        PromotionError: the champion has changed since the comparison, the version was rolled back, or the file of
+            approvers is missing.
+    """
+    subject, now = subject_of(version), datetime.now(UTC)
+    needed = max(settings.needed, champion.approvals_needed(tracker, version.name))
+    request = {"approvers": str(Path(settings.approvers).absolute()), "needed": needed}
+    _read_approvers(str(request["approvers"]))
+    standing = find_standing(home, subject)
+    known = standing if standing and standing.is_about(grounds.details(version)) else None
+    if known and (known.rejection or not known.missing):
+        return _apply(home, tracker, version, known)
+    is_open = known is not None and known.is_about(request) and now <= known.until
+    until = known.request.details["until"] if known and is_open else _text(now + timedelta(days=settings.approval_days))
+    entry = champion.await_approval(
+        home, tracker, version, grounds, request={**request, "until": until}, actor=current_actor()
+    )
+    awaits = f"It awaits {_count(needed)} until {until}: rlcore approve {subject} --reason …"
+    text = f"{grounds.sentence} {awaits}"
+    announce(tracker, version, entry, AWAITS, text)
+    report_markdown("how to decide", _BY_FORM.format(line=statement(home, subject, APPROVE, "…")))
+    return text
+
+
+def statement(home: Home, subject: str, decision: str, reason: str) -> str:
+    """Return the document that a person signs to decide on a version.
+
+    Raises:
+        PromotionError: the version awaits no decision.
+    """
+    details = _require_standing(home, subject).request.details
+    judged = {name: details[name] for name in _JUDGED}
+    fields = {"version": subject, **judged, "decision": decision, "reason": reason, "time": _text(datetime.now(UTC))}
+    return json.dumps(fields, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def decide(home: Home, subject: str, *, decision: str, document: str, signature: str) -> str:
+    """Record a signed decision on a version and apply it; return a sentence. A repeated call changes nothing.
+
+    Raises:
+        PromotionError: nothing awaits it, it is signed by nobody of the approvers or for another version, verdict or
+            decision, the request is void or has ended, or a person has rejected the version.
+    """
+    standing, tracker = _require_standing(home, subject), open_tracker(home)
+    if errors := chain_errors(home, champion.mirrored_entries(tracker)):
+        raise PromotionError(f"the audit log has errors: {errors[0]}", where=subject, fix="see rlcore audit verify")
+    name, _, number = subject.rpartition("/")
+    version = find_number(tracker, name, number)
+    if version is None:
+        raise PromotionError(f"there is no version {subject}", where="the model registry")
+    document = document.strip() + "\n"
+    time = _require_stated(document, standing, subject, decision)
+    allowed = _read_approvers(standing.request.details["approvers"])
+    signer = verify(document, signature, allowed)
+    decided = (*standing.approvals, *filter(None, [standing.rejection]))
+    if not any((each.action, each.actor.get("principal")) == (decision, signer.principal) for each in decided):
+        _require_open(standing, subject, decision, time)
+        _require_current(tracker, version, standing)
+        if decision == APPROVE and signer.key in [each.actor["key"] for each in standing.approvals]:
+            raise PromotionError("this key has approved already, under another name", where=subject)
+        details = {"document": document, "signature": signature, "allowed": allowed}
+        actor = {"principal": signer.principal, "key": signer.key} | current_actor()
+        record_action(home, decision, subject, details, actor=actor)
+    return _apply(home, tracker, version, _require_standing(home, subject))
+
+
+def _apply(home: Home, tracker: Tracker, version: ModelVersion, standing: Standing) -> str:
+    """Apply the decisions on a request, unless they were applied before; return a sentence."""
+    details, subject = standing.request.details, subject_of(version)
+    over = None if details["champion"] == NOBODY else find_number(tracker, version.name, details["champion"])
+    for each in standing.approvals:
+        champion.mirror(tracker, version, each)
+    if standing.rejection is not None:
+        text = f"Rejected by {_who(standing.rejection)}: {_reason(standing.rejection)}"
+        if not champion.is_mirrored(tracker, version, standing.rejection):
+            grounds = Grounds(over=over, verdict=details["verdict"], sentence=text)
+            champion.refuse(
+                home, tracker, version, grounds, actor=standing.rejection.actor, rejection=standing.rejection
+            )
+            announce(tracker, version, standing.rejection, REFUSED, text)
+        return f"{text} It stays rejected until there is a new verdict."
+    if standing.missing:
+        return f"{_names(standing)} approved {subject}; it awaits {_count(standing.missing)} more"
+    text = f"approved by {_names(standing)}"
+    if standing.promotion is None or not champion.is_mirrored(tracker, version, standing.promotion):
+        numbers = tuple(each.number for each in standing.approvals)
+        sentence = read_tags(tracker, version).get("verdict", "")
+        grounds = Grounds(over=over, verdict=details["verdict"], sentence=sentence, approvals=numbers)
+        entry = champion.promote(home, tracker, version, grounds, actor=current_actor())
+        announce(tracker, version, entry, PROMOTED, f"{text}: {_reason(standing.approvals[-1])}")
+    return f"{subject} was {text} and promoted"
+
+
+def _require_standing(home: Home, subject: str) -> Standing:
+    standing = find_standing(home, subject)
+    if standing is None:
+        raise PromotionError(
+            f"{subject} awaits no approval in this state directory",
+            where=str(home.root),
+            fix="rlcore promote PRESET, with [promotion] approval = 'person', asks for one",
+        )
+    return standing
+
+
+def _require_stated(document: str, standing: Standing, subject: str, decision: str) -> datetime:
+    """Return the time of a document, which must be about this version, request and decision."""
+    judged = {name: standing.request.details[name] for name in _JUDGED}
+    expected = {"version": subject, **judged, "decision": decision}
+    try:
+        fields = json.loads(document)
+        stated = {name: fields[name] for name in expected}
+        time = datetime.fromisoformat(fields["time"])
+        is_whole = set(fields) == {*expected, "reason", "time"} and str(fields["reason"]).strip() and time.tzinfo
+    except (ValueError, TypeError, KeyError) as error:
+        raise PromotionError(f"not a decision on a version: {shown(document)}", where=subject) from error
+    if wrong := [name for name in expected if stated[name] != expected[name]]:
+        name = wrong[0]
+        raise PromotionError(
+            f"the signed {name} is {shown(stated[name])!r}, and {expected[name]!r} is to be decided", where=subject
+        )
+    if not is_whole:
+        raise PromotionError(f"the document lacks a reason or a time with its zone: {shown(document)}", where=subject)
+    return time
+
+
+def _require_open(standing: Standing, subject: str, decision: str, time: datetime) -> None:
+    """Refuse a decision on a request that is decided or has ended, and one that was not signed during it."""
+    again = "run rlcore promote again"
+    if standing.rejection is not None:
+        raise PromotionError(
+            f"{_who(standing.rejection)} has rejected {subject}: {_reason(standing.rejection)}",
+            where=subject,
+            fix="a rejection is final until there is a new verdict",
+        )
+    if standing.promotion is not None or not standing.missing:
+        raise PromotionError(
+            f"{subject} has its approvals, by {_names(standing)}: too late to {decision}",
+            where=subject,
+            fix="rlcore rollback takes a champion down",
+        )
+    now, begun = datetime.now(UTC), datetime.fromisoformat(standing.request.time)
+    if now > standing.until:
+        raise PromotionError(f"the request ended at {standing.until.isoformat()}", where=subject, fix=again)
+    if not begun - _SKEW <= time <= now + _SKEW:
+        what = f"signed at {time.isoformat()}, and the request is of {standing.request.time}"
+        raise PromotionError(what, where=subject, fix="sign it now")
+
+
+def _require_current(tracker: Tracker, version: ModelVersion, standing: Standing) -> None:
+    """Refuse a decision if the champion, the verdict or the candidate has changed since the request."""
+    details = standing.request.details
+    present = find_version(tracker, version.name, CHAMPION)
+    found = (champion.number_of(present), read_tags(tracker, version).get(champion.AWAITS, "no verdict"))
+    if found != (details["champion"], details["verdict"]):
+        raise PromotionError(
+            f"the request is void: champion and awaited verdict are {found[0]} and {found[1][:12]}, not "
+            f"{details['champion']} and {details['verdict'][:12]}",
+            where=subject_of(version),
+            fix="run rlcore promote again: it compares with the present champion",
+        )
+
+
+def _read_approvers(path: str) -> str:
+    """Return the lines of the file of approvers."""
+    try:
+        lines = allowed_lines(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromotionError(f"cannot read the approvers: {error}", where=path, fix="restore the file") from error
+    return "\n".join(lines)
+
+
+def _who(entry: AuditEntry) -> str:
+    return str(entry.actor["principal"])
+
+
+def _names(standing: Standing) -> str:
+    return " and ".join(map(_who, standing.approvals))
+
+
+def _reason(entry: AuditEntry) -> str:
+    return str(json.loads(entry.details["document"])["reason"])
+
+
+def _count(number: int) -> str:
+    return "an approval" if number == 1 else f"{number} approvals by different people"
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat(timespec="seconds")

@@ -1,0 +1,148 @@
+"""The audit log against the registry and its signatures: each kind of tampering is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlcore.errors import StorageError
+from rlcore.tasks.operations.audit import audit_errors, audit_table
+from rlcore.tasks.store.audit_log import AuditEntry, audit_path, read_entries, record_action
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.signatures import sign
+from rlcore.tasks.tracking import champion
+from rlcore.tasks.tracking.champion import Grounds, mirror
+from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, set_alias
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from tests.registered import ANNA, register_versions, roll_back
+from tests.ssh_keys import allowed, make_key
+
+NAME = "tiny-grpo"
+
+
+@pytest.fixture
+def tracker(tracked_home: Home) -> Tracker:
+    return open_tracker(tracked_home)
+
+
+@pytest.fixture
+def versions(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
+    """Two champions, the second with an approval: entries 1 (promote), 2 (await), 3 (approve), 4 (promote)."""
+    found = register_versions(tracker, tmp_path / "model", NAME)
+    first = Grounds(over=None, verdict="v1", sentence="Promoted.")
+    done = champion.promote(tracked_home, tracker, found[0], first, actor=ANNA)
+    assert done is not None
+    mirror(tracker, found[0], done)
+    request = {"approvers": "/people", "needed": 1, "until": "2030-01-01T00:00:00+00:00"}
+    second = Grounds(over=found[0], verdict="v2", sentence="Promoted.")
+    waiting = champion.await_approval(tracked_home, tracker, found[1], second, request=request, actor=ANNA)
+    key = make_key(tmp_path, "anna")
+    document = json.dumps({"version": f"{NAME}/2", "decision": "approve", "reason": "good"}) + "\n"
+    signed = {"document": document, "signature": sign(document, key), "allowed": allowed(key)}
+    approval = record_action(tracked_home, "approve", f"{NAME}/2", signed, actor={"principal": "anna"})
+    both = Grounds(over=found[0], verdict="v2", sentence="Promoted.", approvals=(approval.number,))
+    done = champion.promote(tracked_home, tracker, found[1], both, actor=ANNA)
+    assert done is not None
+    for entry in (waiting, approval, done):
+        mirror(tracker, found[1], entry)
+    return found
+
+
+def rewrite(home: Home, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Change the entries and give the file a chain that fits, as one who knows it would."""
+    entries = change([json.loads(line) for line in audit_path(home).read_text().splitlines()])
+    lines, previous = list[str](), ""
+    for number, values in enumerate(entries, start=1):
+        made = AuditEntry(**{**values, "number": number, "previous": previous})
+        previous = made.computed_digest()
+        lines.append(json.dumps({**values, "number": number, "previous": made.previous, "digest": previous}))
+    audit_path(home).write_text("".join(f"{line}\n" for line in lines))
+
+
+def remirror(home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
+    """Change the registry's copies too."""
+    for entry in read_entries(home):
+        mirror(tracker, versions[int(entry.subject[-1]) - 1], entry)
+
+
+def test_an_untouched_log_has_no_errors_and_a_table_with_the_newest_last(
+    tracked_home: Home, versions: list[ModelVersion]
+) -> None:
+    record_action(tracked_home, "gc", "home", {"bytes": 12})
+    assert audit_errors(tracked_home) == ((), 5)
+    rows = [line.split() for line in audit_table(tracked_home).splitlines()]
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row[2:4] for row in rows[2:]] == [[f"{NAME}/2", "approve"], [f"{NAME}/2", "promote"], ["home", "gc"]]
+    assert rows[2][4:] == ["anna", "reason", "good"]
+    assert "bytes 12" in " ".join(rows[4])
+    about = audit_table(tracked_home, NAME)
+    assert (about.count("\n"), "home" in about.replace(NAME, "")) == (4, False)
+    assert audit_table(tracked_home, f"{NAME}/1").count("\n") == 1
+    assert audit_table(tracked_home, "other").startswith("no entries about other in ")
+
+
+def test_an_entry_that_is_gone_or_rewritten_with_its_chain_is_found_in_the_registry(
+    tracked_home: Home, versions: list[ModelVersion]
+) -> None:
+    text = audit_path(tracked_home).read_text()
+    audit_path(tracked_home).write_text("".join(text.splitlines(keepends=True)[:3]))
+    assert audit_errors(tracked_home)[0][0].startswith(f"audit.jsonl: entry 4 about {NAME}/2 is missing")
+    audit_path(tracked_home).write_text(text)
+    rewrite(tracked_home, lambda entries: [{**each, "actor": {"user": "eve"}} for each in entries])
+    assert f"entry 1 about {NAME}/1 is not the one that the registry has" in audit_errors(tracked_home)[0][0]
+    audit_path(tracked_home).unlink()
+    assert len(audit_errors(tracked_home)[0]) == 4
+
+
+def test_an_alias_that_was_moved_by_hand_is_found(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    set_alias(tracker, versions[2], CHAMPION)
+    (error,) = audit_errors(tracked_home)[0]
+    assert error.startswith(f"{NAME}: version 3 is champion, and by entry 4 (promote) it is version 2")
+    tracker.client.delete_registered_model_alias(NAME, CHAMPION)
+    assert audit_errors(tracked_home)[0][0].startswith(f"{NAME}: no version is champion")
+    set_alias(tracker, versions[1], CHAMPION)
+    roll_back(tracked_home, tracker, NAME, version=2, reason="rude")
+    assert audit_errors(tracked_home)[0] == ()
+
+
+def _reason(entry: dict[str, Any]) -> dict[str, Any]:
+    document = entry["details"]["document"].replace("good", "very good")
+    return {**entry, "details": {**entry["details"], "document": document}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda every: [*every[:2], _reason(every[2]), every[3]], "entry 3: the signature of anna does not fit"),
+        (
+            lambda every: [*every[:2], {**every[2], "actor": {"principal": "ben"}}, every[3]],
+            "entry 3: signed by anna, not by b",
+        ),
+        (lambda every: [*every[:2], {**every[2], "subject": f"{NAME}/3"}, every[3]], "entry 3: the document is about"),
+        (lambda every: [*every[:2], every[3]], "entry 3: tiny-grpo/2 was promoted with 0 approvals"),
+    ],
+    ids=["another reason", "another signer", "another version", "no approval"],
+)
+def test_a_decision_that_nobody_signed_is_found_whatever_else_was_rewritten(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion], change: Any, message: str
+) -> None:
+    rewrite(tracked_home, change)
+    for version in versions:
+        for tag in [
+            name for name in tracker.client.get_model_version(NAME, str(version.version)).tags if "audit." in name
+        ]:
+            tracker.client.delete_model_version_tag(NAME, str(version.version), tag)
+    remirror(tracked_home, tracker, versions)
+    assert message in "\n".join(audit_errors(tracked_home)[0])
+
+
+def test_where_nothing_was_run_there_is_nothing_to_show_or_verify(tmp_path: Path) -> None:
+    for read in (audit_table, audit_errors):
+        with pytest.raises(StorageError, match="nothing was run here yet"):
+            read(Home(tmp_path / "nothing"))

@@ -1,0 +1,398 @@
+"""Approval by people with real keys: every way to become champion, and every way that is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from rlcore.errors import PromotionError
+from rlcore.flows.presets import open_preset
+from rlcore.tasks.operations.audit import audit_errors
+from rlcore.tasks.pipeline import approval, promotion
+from rlcore.tasks.pipeline.approval import statement
+from rlcore.tasks.pipeline.promotion import apply_decision, apply_signature
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.audit_log import audit_path, read_entries
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.signatures import sign
+from rlcore.tasks.store.storage import write_json
+from rlcore.tasks.tracking.registry import (
+    CANDIDATE,
+    CHALLENGER,
+    CHAMPION,
+    PREVIOUS,
+    ModelVersion,
+    find_version,
+    read_tags,
+)
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from tests.registered import promote, register_versions, roll_back
+from tests.ssh_keys import allowed, make_key
+
+NAME = "tiny-grpo"
+NOBODY_ASKS = ("approval=none", "approvers=''", "four_eyes=false")
+
+
+@dataclass
+class Office:
+    """Three versions of which the first is champion, people with keys, and the events so far."""
+
+    home: Home
+    tracker: Tracker
+    versions: list[ModelVersion]
+    folder: Path
+    keys: dict[str, Path]
+    events: list[tuple[str, int]]
+
+    @property
+    def approvers(self) -> Path:
+        return self.folder / "approvers"
+
+    def judged(self, number: int, over: int | None = 1, *changes: str, sentence: str = "Promoted: better.") -> str:
+        """Apply the verdict "better" on a version, from a comparison with another one."""
+        rules = {"approval": "person", "approvers": f"'{self.approvers}'", "four_eyes": "false"}
+        rules |= dict(each.split("=", 1) for each in changes)
+        overrides = [f"promotion.{name}={value}" for name, value in rules.items()]
+        config = open_preset("tiny", ["promotion.challenger=grpo", *overrides])
+        store, verdict = ArtifactStore(self.home.root), self.folder / "verdict"
+        verdict.mkdir()
+        document = {"promote": True, "look": 1, "sentence": sentence}
+        write_json({"verdict": document, "of": number, "over": over}, verdict / "verdict.json")
+        ref = store.commit(verdict, kind="verdict")
+        model = ArtifactRef(kind="policy", uri="", sha256=self.versions[number - 1].sha256, bytes=0)
+        champion = self.versions[over - 1] if over else None
+        return apply_decision(self.home, config, {"grpo": model, "promote": ref}, over=champion)
+
+    def signed(self, who: str, decision: str = "approve", number: int = 2, **changes: Any) -> tuple[str, str]:
+        """A document, with some of its fields changed, and its signature."""
+        document = statement(self.home, f"{NAME}/{number}", decision, "read fifty answers")
+        if changes:
+            document = json.dumps({**json.loads(document), **changes}) + "\n"
+        return document, sign(document, self.keys[who])
+
+    def decide(self, who: str, decision: str = "approve", number: int = 2) -> str:
+        return self.hand_in(decision, number, *self.signed(who, decision, number))
+
+    def hand_in(self, decision: str, number: int, document: str, signature: str) -> str:
+        return apply_signature(self.home, f"{NAME}/{number}", decision=decision, document=document, signature=signature)
+
+    @property
+    def aliases(self) -> dict[str, int]:
+        found = {
+            alias: find_version(self.tracker, NAME, alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE)
+        }
+        return {alias: version.version for alias, version in found.items() if version}
+
+    @property
+    def actions(self) -> list[tuple[str, str]]:
+        """Actions since the first champion, with the number of the version."""
+        return [(each.action, each.subject.rpartition("/")[2]) for each in read_entries(self.home)[1:]]
+
+    def tag(self, number: int, name: str) -> str:
+        return read_tags(self.tracker, self.versions[number - 1]).get(name, "")
+
+
+@pytest.fixture
+def office(tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Office:
+    tracker, keys = open_tracker(tracked_home), {name: make_key(tmp_path, name) for name in ("anna", "ben", "eve")}
+    versions = register_versions(tracker, tmp_path / "model", NAME)
+    promote(tracked_home, tracker, versions[0], over=None)
+    made = Office(tracked_home, tracker, versions, tmp_path, keys, [])
+    made.approvers.write_text(f"# people\n{allowed(keys['anna'])}\n{allowed(keys['ben'])}\n")
+    monkeypatch.setattr(
+        "rlcore.tasks.pipeline.acts.emit_act",
+        lambda event, model, version, text: made.events.append((event.removeprefix("rlcore.promotion."), version)),
+    )
+    return made
+
+
+BEFORE = {CHAMPION: 1}
+WAITING = {CHAMPION: 1, CANDIDATE: 2}
+PROMOTED = {CHAMPION: 2, PREVIOUS: 1}
+
+
+def test_a_version_that_passed_awaits_a_person_and_is_champion_when_one_has_signed(office: Office) -> None:
+    text = office.judged(2)
+    assert "It awaits an approval until " in text and f"rlcore approve {NAME}/2 --reason" in text
+    assert office.aliases == WAITING
+    assert office.tag(2, "awaits") == office.tag(2, "verdict_artifact") != ""
+    assert office.judged(2) == text  # and nothing else
+    assert (office.actions, office.events) == ([("await", "2")], [("awaits", 2)])
+    for _ in range(2):  # repeated without effect
+        assert office.decide("anna") == f"{NAME}/2 was approved by anna and promoted"
+        assert office.aliases == PROMOTED
+        assert office.actions == [("await", "2"), ("approve", "2"), ("promote", "2")]
+    assert office.events == [("awaits", 2), ("promoted", 2)]
+    approve, promoted = read_entries(office.home)[-2:]
+    assert (approve.actor["principal"], promoted.details["approvals"]) == ("anna", [approve.number])
+    stated = json.loads(approve.details["document"])
+    assert (stated["version"], stated["champion"], stated["artifact"]) == (f"{NAME}/2", "1", "b")
+    assert (stated["verdict"], stated["reason"]) == (office.tag(2, "verdict_artifact"), "read fifty answers")
+    assert office.tag(2, "awaits") == ""
+    assert audit_errors(office.home) == ((), 4)
+
+
+def test_a_rejection_is_final_until_there_is_a_new_verdict(office: Office) -> None:
+    office.judged(2)
+    for _ in range(2):
+        assert office.decide("ben", "reject").startswith("Rejected by ben: read fifty answers")
+        assert office.aliases == {CHAMPION: 1, CHALLENGER: 2}
+    assert office.tag(2, "verdict") == "Rejected by ben: read fifty answers"
+    with pytest.raises(PromotionError, match="ben has rejected tiny-grpo/2: read fifty answers"):
+        office.decide("anna")
+    assert "stays rejected" in office.judged(2)
+    assert office.aliases == {CHAMPION: 1, CHALLENGER: 2}
+    assert office.actions == [("await", "2"), ("reject", "2")]
+    assert office.events == [("awaits", 2), ("refused", 2)]
+    office.judged(2, sentence="Promoted: better, on fresh prompts.")
+    assert office.aliases == WAITING
+    office.decide("anna")
+    assert office.aliases == PROMOTED
+    assert audit_errors(office.home)[0] == ()
+
+
+def test_a_first_champion_awaits_a_person_too(office: Office) -> None:
+    office.tracker.client.delete_registered_model_alias(NAME, CHAMPION)
+    office.judged(2, None)
+    assert office.aliases == {CANDIDATE: 2}
+    office.decide("anna")
+    assert office.aliases == {CHAMPION: 2}
+
+
+def _other_candidate(office: Office) -> None:
+    office.judged(3)
+
+
+def _other_champion(office: Office) -> None:
+    office.judged(3)
+    office.decide("ben", number=3)
+
+
+def _taken_down(office: Office) -> None:
+    office.judged(3)
+    office.decide("ben", number=3)
+    office.judged(2, 3)
+    roll_back(office.home, office.tracker, NAME, version=3, reason="rude")
+
+
+def _asked_nobody(office: Office) -> None:
+    with pytest.raises(PromotionError, match=r"lacks 1 approval\(s\)"):
+        office.judged(2, 1, *NOBODY_ASKS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_other_candidate, _other_champion, _taken_down, _asked_nobody],
+    ids=["another candidate", "another champion", "the champion rolled back", "a preset that asks nobody"],
+)
+def test_a_change_of_champion_or_candidate_makes_a_request_void(
+    office: Office, change: Callable[[Office], None]
+) -> None:
+    office.judged(2)
+    change(office)
+    before = office.aliases
+    with pytest.raises(PromotionError, match="the request is void"):
+        office.decide("anna")
+    assert office.aliases == before
+    assert before.get(CHAMPION) != 2
+
+
+def test_a_signature_on_an_earlier_verdict_is_refused(office: Office) -> None:
+    office.judged(2)
+    document, signature = office.signed("anna")
+    office.judged(2, sentence="Promoted: better, on fresh prompts.")
+    with pytest.raises(PromotionError, match="the signed verdict is "):
+        office.hand_in("approve", 2, document, signature)
+    assert office.aliases == WAITING
+
+
+@pytest.mark.parametrize(
+    ("who", "decision", "changes", "message"),
+    [
+        ("eve", "approve", {}, "of no key among the approvers"),
+        ("anna", "reject", {}, "the signed decision is 'reject', and 'approve' is to be decided"),
+        ("anna", "approve", {"version": f"{NAME}/3"}, "the signed version is 'tiny-grpo/3'"),
+        ("anna", "approve", {"champion": "3"}, "the signed champion is '3', and '1' is to be decided"),
+        ("anna", "approve", {"artifact": "c"}, "the signed artifact is 'c'"),
+        ("anna", "approve", {"reason": " "}, "lacks a reason"),
+        ("anna", "approve", {"time": "2026-11-26T06:00:00"}, "a time with its zone"),
+        ("anna", "approve", {"time": "soon"}, "not a decision on a version"),
+        ("anna", "approve", {"time": "2020-01-01T00:00:00+00:00"}, "signed at 2020-01-01"),
+        ("anna", "approve", {"time": "2999-01-01T00:00:00+00:00"}, "signed at 2999-01-01"),
+        ("anna", "approve", {"more": 1}, "the document lacks a reason or a time"),
+    ],
+    ids=lambda each: str(each) if isinstance(each, dict) else None,
+)
+def test_what_is_signed_by_nobody_or_for_something_else_changes_nothing(
+    office: Office, who: str, decision: str, changes: dict[str, Any], message: str
+) -> None:
+    office.judged(2)
+    document, signature = office.signed(who, decision, **changes)
+    with pytest.raises(PromotionError, match=message):
+        office.hand_in("approve", 2, document, signature)
+    assert (office.aliases, office.actions) == (WAITING, [("await", "2")])
+
+
+def test_a_document_that_was_changed_after_it_was_signed_is_refused(office: Office) -> None:
+    office.judged(2)
+    document, signature = office.signed("anna")
+    with pytest.raises(PromotionError, match="does not fit the document"):
+        office.hand_in("approve", 2, document.replace("fifty", "all"), signature)
+    with pytest.raises(PromotionError, match="not a decision on a version"):
+        office.hand_in("approve", 2, "[]", signature)
+    office.hand_in("approve", 2, f"  {document}\n", signature.replace("\n", " "))  # as a form may hand it in
+    assert office.aliases == PROMOTED
+
+
+def test_a_request_ends_and_is_made_again_by_the_next_promotion(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(days=4)
+
+    office.judged(2, 1, "approval_days=3")
+    monkeypatch.setattr(approval, "datetime", Later)
+    with pytest.raises(PromotionError, match="the request ended at ") as caught:
+        office.decide("anna")
+    assert "run rlcore promote again" in caught.value.fix
+    office.judged(2, 1, "approval_days=3")
+    assert office.actions == [("await", "2"), ("await", "2")]
+    assert office.aliases == WAITING
+
+
+def test_an_approval_of_an_earlier_request_does_not_count_for_the_next(office: Office) -> None:
+    office.judged(2, 1, "four_eyes=true")
+    office.decide("anna")
+    office.judged(2, 1, "four_eyes=true", "approvers=" + repr(str(_moved(office.approvers))))
+    assert office.actions == [("await", "2"), ("approve", "2"), ("await", "2")]
+    assert office.decide("ben") == f"ben approved {NAME}/2; it awaits an approval more"
+    assert office.aliases == WAITING
+
+
+def _moved(path: Path) -> Path:
+    return Path(path.rename(path.with_name("people")))
+
+
+def test_four_eyes_are_two_people_with_two_keys(office: Office) -> None:
+    text = office.judged(2, 1, "four_eyes=true")
+    assert "It awaits 2 approvals by different people" in text
+    for _ in range(2):
+        assert office.decide("anna") == f"anna approved {NAME}/2; it awaits an approval more"
+    assert office.aliases == WAITING
+    office.approvers.write_text(f"{allowed(office.keys['anna'], 'carla')}\n{allowed(office.keys['ben'])}\n")
+    with pytest.raises(PromotionError, match="this key has approved already, under another name"):
+        office.decide("anna")
+    assert office.decide("ben") == f"{NAME}/2 was approved by anna and ben and promoted"
+    assert office.aliases == PROMOTED
+    with pytest.raises(PromotionError, match="has its approvals, by anna and ben: too late to reject"):
+        office.decide("ben", "reject")
+    assert office.actions == [("await", "2"), ("approve", "2"), ("approve", "2"), ("promote", "2")]
+    assert audit_errors(office.home)[0] == ()
+
+
+def test_one_rejection_outweighs_an_approval(office: Office) -> None:
+    office.judged(2, 1, "four_eyes=true")
+    office.decide("anna")
+    office.decide("ben", "reject")
+    assert office.aliases == {CHAMPION: 1, CHALLENGER: 2}
+    with pytest.raises(PromotionError, match="ben has rejected"):
+        office.decide("ben")
+
+
+def test_where_nothing_awaits_nothing_is_approved(office: Office) -> None:
+    with pytest.raises(PromotionError, match="tiny-grpo/2 awaits no approval in this state directory"):
+        statement(office.home, f"{NAME}/2", "approve", "good")
+    with pytest.raises(PromotionError, match="awaits no approval"):
+        office.hand_in("approve", 7, "{}", "")
+    assert office.aliases == BEFORE
+
+
+def test_a_missing_file_of_approvers_is_named_and_nothing_awaits(office: Office) -> None:
+    office.approvers.unlink()
+    with pytest.raises(PromotionError, match="cannot read the approvers"):
+        office.judged(2)
+    assert office.aliases == {CHAMPION: 1, CHALLENGER: 2}
+
+
+def test_a_log_that_was_edited_decides_nothing(office: Office) -> None:
+    office.judged(2, 1, "four_eyes=true")
+    document, signature = office.signed("anna")
+    path = audit_path(office.home)
+    path.write_text(path.read_text().replace('"needed": 2', '"needed": 1'))
+    with pytest.raises(PromotionError, match=r"the audit log has errors: .*line 2: the entry was changed"):
+        office.hand_in("approve", 2, document, signature)
+    assert office.aliases == WAITING
+
+
+class Killed(BaseException):
+    """End of a process at a call of MLflow."""
+
+
+@pytest.mark.parametrize("decision", ["approve", "reject"])
+def test_a_decision_that_is_killed_anywhere_and_repeated_is_made_once(office: Office, decision: str) -> None:
+    office.judged(2)
+    kills = 0
+    for after in range(20):
+        with pytest.MonkeyPatch.context() as killed:
+            _die(killed, after)
+            try:
+                office.decide("anna", decision)
+                break
+            except Killed:
+                kills += 1
+    assert kills >= 4
+    office.decide("anna", decision)
+    if decision == "approve":
+        assert office.aliases == PROMOTED
+        assert office.actions == [("await", "2"), ("approve", "2"), ("promote", "2")]
+    else:
+        assert office.aliases == {CHAMPION: 1, CHALLENGER: 2}
+        assert office.actions == [("await", "2"), ("reject", "2")]
+    assert set(office.events) == {("awaits", 2), ("promoted" if decision == "approve" else "refused", 2)}
+    assert audit_errors(office.home)[0] == ()
+
+
+def _die(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the process end at a writing call of MLflow: the first is 0."""
+    done = 0
+
+    def killed_at(call: str) -> Callable[..., object]:
+        real = getattr(MlflowClient, call)
+
+        def write(*args: object, **kwargs: object) -> object:
+            nonlocal done
+            done += 1
+            if done > after:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return write
+
+    for call in ("set_model_version_tag", "set_registered_model_alias", "delete_registered_model_alias"):
+        monkeypatch.setattr(MlflowClient, call, killed_at(call))
+
+
+def test_a_promotion_that_was_killed_after_its_approval_is_completed_by_the_next_run_too(office: Office) -> None:
+    office.judged(2)
+    with pytest.MonkeyPatch.context() as killed, pytest.raises(Killed):
+        _die(killed, 0)
+        office.decide("anna")
+    assert office.aliases == WAITING
+    assert "was approved by anna and promoted" in office.judged(2)
+    assert office.aliases == PROMOTED
+    assert promotion.current_champion(office.home, open_preset("tiny", ["promotion.challenger=grpo"])) is not None
+
+
+def test_times_have_a_zone(office: Office) -> None:
+    office.judged(2)
+    stated = json.loads(office.signed("anna")[0])
+    assert datetime.fromisoformat(stated["time"]).tzinfo == UTC

@@ -1,0 +1,325 @@
+"""Moves of aliases: promotion, refusal, request, rollback, each with one entry in the audit log, also after kills."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from rlcore.errors import PromotionError
+from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, read_entries
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking import champion
+from rlcore.tasks.tracking.champion import Grounds, find_champion, mirror, mirrored_entries
+from rlcore.tasks.tracking.registry import (
+    CANDIDATE,
+    CHALLENGER,
+    CHAMPION,
+    PREVIOUS,
+    ModelVersion,
+    find_version,
+    last_champion,
+    read_tags,
+    set_alias,
+)
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from tests.registered import ANNA, promote, register_versions, roll_back
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def tracker(tracked_home: Home) -> Tracker:
+    return open_tracker(tracked_home)
+
+
+@pytest.fixture
+def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
+    return register_versions(tracker, tmp_path / "model", "m")
+
+
+RACE = """
+import sys
+from rlcore.errors import ModelError, PromotionError
+from rlcore.tasks.tracking.registry import ModelVersion, find_version
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.tracking.runs import open_tracker
+from tests.registered import promote
+home = find_home()
+configure_environment(home)
+tracker = open_tracker(home)
+over = find_version(tracker, "m", "champion")
+mine = ModelVersion(name="m", version=int(sys.argv[1]), model_id=sys.argv[2], sha256=sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    print("promoted" if promote(home, tracker, mine, over=over) else "already", flush=True)
+except PromotionError as error:
+    print("refused:", error.what, flush=True)
+"""
+
+
+def aliases(tracker: Tracker) -> dict[str, int]:
+    found = {alias: find_version(tracker, "m", alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE)}
+    return {alias: version.version for alias, version in found.items() if version}
+
+
+def test_a_promotion_moves_the_aliases_once_and_a_repeated_one_changes_nothing(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, _ = versions
+    assert promote(tracked_home, tracker, first, over=None)
+    assert aliases(tracker) == {CHAMPION: 1}
+    set_alias(tracker, second, CHALLENGER)
+    assert promote(tracked_home, tracker, second, over=first)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    assert not promote(tracked_home, tracker, second, over=first)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    assert read_tags(tracker, second)["promoted_over"] == "1"
+
+
+def test_a_promotion_and_a_roll_back_that_were_killed_before_their_last_note_are_finished_by_the_next(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, _ = versions
+    promote(tracked_home, tracker, first, over=None)
+    promote(tracked_home, tracker, second, over=first)
+
+    def forget() -> None:
+        tracker.client.delete_registered_model_tag("m", CHAMPION)
+
+    forget()
+    promote(tracked_home, tracker, second, over=first)
+    assert last_champion(tracker, "m") == "2"
+    forget()
+    assert find_champion(tracked_home, tracker, "m") == second  # by a retraining, which has nothing to promote then
+    assert last_champion(tracker, "m") == "2"
+    roll_back(tracked_home, tracker, "m", version=2, reason="slow")
+    forget()
+    roll_back(tracked_home, tracker, "m", version=2, reason="slow")
+    assert last_champion(tracker, "m") == "1"
+
+
+def test_a_verdict_against_a_champion_of_yesterday_moves_nothing(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    promote(tracked_home, tracker, first, over=None)
+    promote(tracked_home, tracker, second, over=first)
+    for stale in (first, None):
+        with pytest.raises(PromotionError, match="version 2 is champion now"):
+            promote(tracked_home, tracker, third, over=stale)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+
+
+def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_promotion(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, *challengers = versions
+    promote(tracked_home, tracker, first, over=None)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, str(each.version), each.model_id, each.sha256],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for each in challengers
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert sorted(answer.partition(":")[0] for answer in answers) == ["promoted", "refused"]
+    winner = challengers[answers.index("promoted")]
+    assert aliases(tracker) == {CHAMPION: winner.version, PREVIOUS: 1}
+
+
+def test_a_roll_back_returns_to_the_previous_champion_and_goes_on_to_the_one_before(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    for version, over in ((first, None), (second, first), (third, second)):
+        promote(tracked_home, tracker, version, over=over)
+    for _ in range(2):  # a repeated call takes no second version down
+        assert roll_back(tracked_home, tracker, "m", version=3, reason="rude") == second
+        assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    with pytest.raises(PromotionError, match="has been rolled back"):
+        promote(tracked_home, tracker, third, over=second)
+    assert roll_back(tracked_home, tracker, "m", version=2, reason="slow") == first
+    assert aliases(tracker) == {CHAMPION: 1}
+    with pytest.raises(PromotionError, match="there is none before it"):
+        roll_back(tracked_home, tracker, "m", version=1, reason="all bad")
+    assert read_tags(tracker, third)["rolled_back"] == "rude"
+
+
+def test_only_the_champion_is_rolled_back(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
+    with pytest.raises(PromotionError, match="there is no champion"):
+        roll_back(tracked_home, tracker, "m", version=1, reason="")
+    promote(tracked_home, tracker, versions[0], over=None)
+    with pytest.raises(PromotionError, match="version 2 is not the champion, version 1 is"):
+        roll_back(tracked_home, tracker, "m", version=2, reason="")
+
+
+def grounds(over: ModelVersion | None, verdict: str = "v") -> Grounds:
+    return Grounds(over=over, verdict=verdict, sentence="Promoted: better.")
+
+
+REQUEST = {"approvers": "/people", "needed": 1, "until": "2030-01-01T00:00:00+00:00"}
+Act = Callable[[Home, Tracker, list[ModelVersion]], AuditEntry | None]
+
+
+def promoted(home: Home, tracker: Tracker, versions: list[ModelVersion]) -> AuditEntry | None:
+    return champion.promote(home, tracker, versions[2], grounds(versions[1]), actor=ANNA)
+
+
+def refused(home: Home, tracker: Tracker, versions: list[ModelVersion]) -> AuditEntry | None:
+    return champion.refuse(home, tracker, versions[2], grounds(versions[1]), actor=ANNA)
+
+
+def awaited(home: Home, tracker: Tracker, versions: list[ModelVersion]) -> AuditEntry | None:
+    return champion.await_approval(home, tracker, versions[2], grounds(versions[1]), request=REQUEST, actor=ANNA)
+
+
+def rolled_back(home: Home, tracker: Tracker, versions: list[ModelVersion]) -> AuditEntry | None:
+    return champion.roll_back(home, tracker, "m", version=2, reason="rude", actor=ANNA)[1]
+
+
+ACTS: dict[Act, tuple[int, dict[str, int]]] = {  # the version that the entry is about, and the aliases afterwards
+    promoted: (2, {CHAMPION: 3, PREVIOUS: 2}),
+    refused: (2, {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}),
+    awaited: (2, {CHAMPION: 2, PREVIOUS: 1, CANDIDATE: 3}),
+    rolled_back: (1, {CHAMPION: 1}),
+}
+CALLS = (
+    "set_model_version_tag",
+    "set_registered_model_tag",
+    "set_registered_model_alias",
+    "delete_registered_model_alias",
+    "delete_model_version_tag",
+)
+
+
+class Killed(BaseException):
+    """End of a process at a call of MLflow."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the process end at a writing call of MLflow: the first is 0."""
+    done = 0
+
+    def killed_at(call: str) -> Callable[..., object]:
+        real = getattr(MlflowClient, call)
+
+        def write(*args: object, **kwargs: object) -> object:
+            nonlocal done
+            done += 1
+            if done > after:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return write
+
+    for call in CALLS:
+        monkeypatch.setattr(MlflowClient, call, killed_at(call))
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda each: each.__name__)
+def test_an_act_that_is_killed_anywhere_and_repeated_has_one_entry_and_the_right_aliases(
+    act: Act, tracked_home: Home, tracker: Tracker, tmp_path: Path, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    for version, over in ((first, None), (second, first)):
+        promote(tracked_home, tracker, version, over=over)
+    about, expected = ACTS[act]
+    if act is promoted:
+        set_alias(tracker, third, CHALLENGER)
+    kills = 0
+    for after in range(20):
+        with pytest.MonkeyPatch.context() as killed:
+            dying(killed, after)
+            try:
+                entry = act(tracked_home, tracker, versions)
+                if entry is not None:
+                    mirror(tracker, versions[about], entry)
+                break
+            except Killed:
+                kills += 1
+    assert kills >= 3
+    for _ in range(2):  # and once more, when it is done
+        entry = act(tracked_home, tracker, versions)
+        if entry is not None:
+            mirror(tracker, versions[about], entry)
+        assert [each.subject for each in read_entries(tracked_home)] == ["m/1", "m/2", f"m/{about + 1}"]
+        assert aliases(tracker) == expected
+    mirrored = mirrored_entries(tracker)
+    assert sorted(mirrored, key=lambda each: each[1]) == [("m/1", 1), ("m/2", 2), (f"m/{about + 1}", 3)]
+    assert chain_errors(tracked_home, mirrored) == ()
+
+
+def test_an_entry_says_who_moved_the_champion_from_where_to_where_and_by_which_verdict(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, _ = versions
+    promote(tracked_home, tracker, first, over=None)
+    champion.promote(tracked_home, tracker, second, grounds(first, "abc"), actor={"flow_run": "promote tiny"})
+    roll_back(tracked_home, tracker, "m", version=2, reason="rude")
+    begun, moved, taken_down = read_entries(tracked_home)
+    assert (begun.action, begun.details["champion"], begun.details["to"], begun.actor) == ("promote", "none", "1", ANNA)
+    assert moved.details == {"artifact": "b", "champion": "1", "verdict": "abc", "to": "2", "approvals": []}
+    assert moved.actor == {"flow_run": "promote tiny"}
+    assert (taken_down.action, taken_down.subject) == ("rollback", "m/2")
+    assert taken_down.details == {"artifact": "a", "to": "1", "reason": "rude"}
+    assert datetime.fromisoformat(moved.time) <= datetime.now(UTC)
+
+
+def test_once_a_request_was_made_no_caller_promotes_without_approvals(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, _ = versions
+    promote(tracked_home, tracker, first, over=None)  # nobody had asked for one
+    champion.await_approval(tracked_home, tracker, second, grounds(first), request={**REQUEST, "needed": 2}, actor=ANNA)
+    for given in ((), (7,)):
+        with pytest.raises(PromotionError, match=f"lacks {2 - len(given)} approval"):
+            champion.promote(
+                tracked_home,
+                tracker,
+                second,
+                Grounds(over=first, verdict="v", sentence="", approvals=given),
+                actor=ANNA,
+            )
+    assert aliases(tracker) == {CHAMPION: 1, CANDIDATE: 2}
+    champion.await_approval(tracked_home, tracker, second, grounds(first), request=REQUEST, actor=ANNA)
+    assert champion.approvals_needed(tracker, "m") == 2  # a preset that asks for less does not count
+    both = Grounds(over=first, verdict="v", sentence="", approvals=(7, 8))
+    champion.promote(tracked_home, tracker, second, both, actor=ANNA)
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+
+
+def test_there_is_one_candidate_and_a_change_of_the_champion_ends_its_wait(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    promote(tracked_home, tracker, first, over=None)
+    for version in (second, third):
+        champion.await_approval(tracked_home, tracker, version, grounds(first), request=REQUEST, actor=ANNA)
+    assert aliases(tracker) == {CHAMPION: 1, CANDIDATE: 3}
+    assert ["awaits" in read_tags(tracker, each) for each in (second, third)] == [False, True]
+    champion.promote(
+        tracked_home, tracker, second, Grounds(over=first, verdict="v", sentence="", approvals=(1,)), actor=ANNA
+    )
+    assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
+    assert "awaits" not in read_tags(tracker, third)
+    champion.await_approval(tracked_home, tracker, third, grounds(second), request=REQUEST, actor=ANNA)
+    roll_back(tracked_home, tracker, "m", version=2, reason="rude")
+    assert aliases(tracker) == {CHAMPION: 1}
