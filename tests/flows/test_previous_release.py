@@ -32,6 +32,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["lineage", "tiny-grpo/1"], "import_sft"),
         (["plan", "tiny"], "import_sft"),
         (["upgrade-check", "tiny"], "code changed"),
+        (["gc"], "can go"),
+        (["audit", "verify"], "0 entries, no errors"),
         (["upgrade"], "every database is of the installed versions"),
     ],
 )

@@ -29,7 +29,7 @@ def activate(services: Services) -> None:
 def test_servers_that_are_lost_with_their_home_come_back_from_a_backup(tmp_path: Path) -> None:
     target = tmp_path / "target"
     with running_services() as services:
-        run = services.python(LOG, served=True).strip()
+        run = services.python(LOG, served=True).splitlines()[-1]
         activate(services)
         (backup,) = services.ask("prefect", "api/deployments/name/backup/backup")["schedules"]
         assert backup["active"] is False
