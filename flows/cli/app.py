@@ -22,6 +22,7 @@ from rlcore.flows.cli import (
     delivery,
     machine,
     models,
+    records,
     retention,
     runs,
     servers,
@@ -77,6 +78,7 @@ for _group, _commands in (
     (_INSPECT, (settings.migrate_preset, settings.from_trl)),
     (_OPERATE, (approval.approve, approval.reject, approval.audit)),
     (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade_check, machine.upgrade)),
+    (_OPERATE, (records.rows, records.erase, records.documentation)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

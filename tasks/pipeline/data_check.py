@@ -18,7 +18,8 @@ from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
 from rlcore.tasks.steps.references import unusable
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.deny_list import read_denied
+from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.store.storage import read_column, read_json
 
 References = Literal["compared", "unused", "unknown"]
@@ -104,7 +105,7 @@ def check_data(
         (folder / old).unlink(missing_ok=True)
     unbounded = replace(config, max_tokens=ANY_LENGTH)
     try:
-        use = Use(is_graded=references == "compared")
+        use = Use(is_graded=references == "compared", denied=read_denied(find_home()))
         prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))

@@ -20,6 +20,8 @@ from rlcore.tasks.pipeline.data_check import ANY_LENGTH, NO_TOKENIZER
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.steps.data import TokenView, cached_hub_source, is_exact, open_stream, token_meter
 from rlcore.tasks.steps.references import is_compared
+from rlcore.tasks.store.deny_list import read_denied
+from rlcore.tasks.store.settings import find_home
 
 SAMPLE = 300
 """Lines of each file that are tried; the data gate of a run reads all of them."""
@@ -53,7 +55,8 @@ def tried(
     if is_hub and (source := cached_hub_source(data.path, limit=SAMPLE + 1)) is None:
         return [], [f"{key}.{which}: not checked: the run fetches these rows, the hub's cache on this machine has none"]
     try:
-        stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None)
+        denied = read_denied(find_home())
+        stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None, denied=denied)
         trial = _trial(stream, contract, data, tokens, is_graded=is_graded)
     except (ContractError, RlcoreError) as error:
         setting = "adapter" if error.what.startswith("the adapter") else which

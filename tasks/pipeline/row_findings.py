@@ -17,7 +17,9 @@ from rlcore.tasks.presets.graph import math_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.data_source import adapter_code, hub_parts, hub_snapshot
 from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.deny_list import deny_list_digest
 from rlcore.tasks.store.remembered import remembered
+from rlcore.tasks.store.settings import find_home
 
 
 def row_findings(
@@ -30,6 +32,7 @@ def row_findings(
     """
     findings: list[Finding] = []
     notes: list[str] = []
+    denied = deny_list_digest(find_home()).values()
     for name in names:
         data = config.data[name]
         is_graded = name in math_data(config) and data.contract == "prompts"
@@ -42,7 +45,7 @@ def row_findings(
             own = replace(data, path=path, eval_path="", system_prompt=system, num_train=1, num_eval=1)
             tokenizer = files.source if files else ""
             asked = {"key": f"data.{name}", "which": key, "data": to_dict(own), "graded": is_graded, "files": tokenizer}
-            state = (digest, files.digest if files else "", adapter_code(data.reader), code_state())
+            state = (digest, files.digest if files else "", adapter_code(data.reader), code_state(), *denied)
             texts, said, count = _findings(json.dumps(asked), "\n".join(state))
             findings += [Finding(file=path, text=text) for text in texts]
             notes += said
@@ -85,7 +88,7 @@ def _digest(path: str) -> str | None:
 def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
     """Return errors, notes, and the number of rows if it is known and there are no errors.
 
-    ``state``: digests of rows, tokenizer and code, which decide besides the settings.
+    ``state``: digests of rows, of erased ones, tokenizer and code, which decide besides the settings.
     """
     from rlcore.tasks.kinds.data.step import token_view  # brings pandas and transformers
     from rlcore.tasks.pipeline.row_checks import tried

@@ -18,6 +18,7 @@ from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
+from rlcore.data_contracts.gate.denied import NONE_DENIED, DeniedPrompts
 from rlcore.data_contracts.gate.overlap import SharedWords
 from rlcore.data_contracts.gate.reading import Source, joined, read_source, source_of
 from rlcore.data_contracts.gate.row_rules import RowFilter
@@ -53,11 +54,12 @@ class Use:
 
     ``evaluated``: evaluation prompts of other datasets. They are held out if the gate divides the rows; a source that
     has them in its ``train`` split is rejected. ``is_graded``: answers are compared with the reference answers, and
-    rows with unusable ones are rejected.
+    rows with unusable ones are rejected. ``denied``: prompts of erased rows, which are left out.
     """
 
     evaluated: Sequence[Messages] = ()
     is_graded: bool = False
+    denied: DeniedPrompts = NONE_DENIED
 
 
 def prepare_dataset(
@@ -93,18 +95,23 @@ def prepare_dataset(
         shared_words=SharedWords(size=config.comparison.ngram_size, action=config.comparison.ngram_overlap),
     )
     with contract_errors():
-        stream, contract = open_stream(kind, config, seed=seed)
+        stream, contract = open_stream(kind, config, seed=seed, denied=use.denied)
     graded = "references" if use.is_graded and config.contract == "prompts" else "none"
     screen = SCREENS["tests" if contract is code_tasks.CONTRACT else graded]
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
 def open_stream(
-    kind: Kind, config: DatasetConfig, *, seed: int, source: Source | None = None
+    kind: Kind,
+    config: DatasetConfig,
+    *,
+    seed: int,
+    source: Source | None = None,
+    denied: DeniedPrompts = NONE_DENIED,
 ) -> tuple[RowStream, Contract]:
     """Open the rows of a dataset as contract rows, with their contract. Nothing is read but what names the format.
 
-    ``source``: rows that are already open.
+    ``source``: rows that are already open. ``denied``: prompts of erased rows, which are left out.
 
     Raises:
         ContractError: an unreadable source, or an adapter of other rows.
@@ -114,7 +121,7 @@ def open_stream(
     source = source or _source(kind, adapter, config, seed)
     contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
     stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
-    return replace(stream, system=config.system_prompt), contract
+    return replace(stream, system=config.system_prompt, denied=denied), contract
 
 
 def prepare_source(

@@ -148,6 +148,19 @@ class SharedStore:
                 if files.exists(f"{root}/{path}"):
                     files.rm_file(f"{root}/{path}")
 
+    def remove(self, path: str) -> None:
+        """Remove a file of an artifact, and its manifest first, without which the artifact counts as absent.
+
+        Raises:
+            StoreAwayError: no answer.
+        """
+        with self._answering():
+            files, root = self._place
+            artifact = PurePosixPath(*PurePosixPath(path).parts[:3])
+            for each in (f"{root}/{artifact}/{MANIFEST}", f"{root}/{path}"):
+                if files.exists(each):
+                    files.rm_file(each)
+
     def claim(self, stage: str, key: str, owner: str) -> bool:
         """Claim a key for ``owner``; return False if another process has it.
 

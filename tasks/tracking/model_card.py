@@ -48,11 +48,11 @@ def write_cards(
     ``version``: None before the registration. ``repo``: the hub's repository that the card is for.
     """
     root = ancestry(home, tuple(records), record)
-    base = _base(home, records, root)
-    data = _data_sets(home, records, root)
+    base = base_of(home, records, root)
+    data = data_sets_of(home, records, root)
     license_id = str(base.get("licence", ""))
     evaluated = _evaluation(records, record)
-    read = _data_sets(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
+    read = data_sets_of(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
     used = evaluated.ingredients["inputs"] if evaluated else ()
     index = model_index(name, evaluated, [each for each in read if each["stage"] in used])
     fields = header_fields(record, base, data=data, index=index)
@@ -62,7 +62,8 @@ def write_cards(
         "How to load it": _loading(f"models:/{name}/{version or 'VERSION'}", record, repo),
         "Results": _results(evaluated or record, is_evaluated=evaluated is not None),
         "Decision": _decision(tags),
-        "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md` of the version in MLflow.",
+        "Training data": _data_table(data) + _erased(tags) + "\n\nMore of each dataset is in `data_card.md` of the "
+        "version in MLflow.",
         "License": _license(license_id),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
@@ -177,6 +178,12 @@ def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([head, "|---|---|---|---|---|---|", *rows])
 
 
+def _erased(tags: Mapping[str, str]) -> str:
+    """Return a sentence about rows that were erased after the training."""
+    found = tags.get("erasure")
+    return f"\n\nRows were erased since ({plain(found)}). The weights are unchanged." if found else ""
+
+
 def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
     sections = [f"# Data of {code(name)}", _data_table(data)]
     for each in data:
@@ -196,7 +203,7 @@ def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
+def base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
     """Return the card of the imported base, empty if it has none."""
     for node in nodes(root):
         found = _read(home, records, node, _BASE_CARD)
@@ -205,7 +212,7 @@ def _base(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str,
     return {}
 
 
-def _data_sets(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
+def data_sets_of(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
     """Return the reports of all datasets above the model, each with the name of its ``stage``."""
     found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]

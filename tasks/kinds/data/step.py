@@ -15,6 +15,8 @@ from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.data import TokenView, Use, is_exact, prepare_dataset
+from rlcore.tasks.store.deny_list import read_denied
+from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
@@ -46,7 +48,8 @@ def prepare(
     is_graded: bool = False,
 ) -> StageResult:
     """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
-    use = Use(evaluated=evaluated_prompts(context, held_out), is_graded=is_graded)
+    evaluated, denied = evaluated_prompts(context, held_out), read_denied(find_home())
+    use = Use(evaluated=evaluated, is_graded=is_graded, denied=denied)
     view = token_view(ChatTokenizer.load(tokenizer))
     # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"
