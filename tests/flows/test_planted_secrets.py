@@ -18,6 +18,8 @@ from tests.judge_server import nonce_of, serving
 
 RUN = """
 import sys
+from rlcore.tasks.store.settings import configure_environment, find_home
+configure_environment(find_home())  # before Prefect reads its settings
 from rlcore.flows.evaluate import evaluate
 from rlcore.tasks.pipeline.prefect_bridge import call_flow
 call_flow(evaluate, preset="tiny", overrides=tuple(sys.argv[1:]), checkpoint="base")
@@ -57,17 +59,20 @@ def test_no_planted_secret_is_found_in_anything_that_a_run_leaves(tmp_path: Path
         options = f"{{base_url='{url}',model='m',api_key_env='JUDGE_KEY',retries=0}}"
         verifiers = f"evaluation.verifiers=[{{kind='judge',options={options}}}]"
         small = (*MICRO, "evaluation.num_problems=2", "evaluation.num_sampled_problems=1")
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, *small, verifiers],
-            capture_output=True,
-            env=environment(home) | held | {"RLCORE_ENGINE": "prefect"},
-            cwd=ROOT,
-            check=False,
-        )
-    assert judge.headers, done.stderr.decode()
+        variables = environment(home) | held | {"RLCORE_ENGINE": "prefect"}
+        with (tmp_path / "output").open("wb") as output:  # no pipe, which a server that is left behind would hold
+            subprocess.run(
+                [sys.executable, "-c", RUN, *small, verifiers],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                cwd=ROOT,
+                check=False,
+            )
+    assert judge.headers, (tmp_path / "output").read_text()
     assert f"Bearer {planted['JUDGE_KEY']}" in str(judge.headers)  # it was there to be leaked
     assert (home / "prefect" / "prefect.db").stat().st_size > 0
     assert (home / "mlflow.db").stat().st_size > 0
-    left = [*texts(home), (Path("output"), done.stdout + done.stderr)]
+    left = [*texts(home), (Path("output"), (tmp_path / "output").read_bytes())]
     found = [(str(path), name) for path, text in left for name, each in planted.items() if each.encode() in text]
     assert found == []
