@@ -149,22 +149,18 @@ def queue_wait() -> ServiceCheck:
 
 
 def retraining() -> ServiceCheck:
-    """Measure the days since a retraining completed; they matter if one is scheduled."""
+    """Measure the days since a retraining completed, or since its schedule was enabled; without one none is missing."""
     query = {"flows": {"name": {"any_": ["retrain"]}}, "flow_runs": {"state": {"type": {"any_": ["COMPLETED"]}}}}
     last = ask("flow_runs/filter", {**query, "sort": "END_TIME_DESC", "limit": 1})
-    days = _age(last[0]["end_time"]) if last else math.nan
-    planned = [
-        _time(run["expected_start_time"])
-        for each in ask("deployments/filter", {"flows": {"name": {"any_": ["retrain"]}}})
-        if _is_scheduled(each)
-        for run in _planned(each["id"], limit=2)
-    ]
+    scheduled = [each for each in ask("deployments/filter", {"flows": query["flows"]}) if _is_scheduled(each)]
+    planned = [_time(run["expected_start_time"]) for each in scheduled for run in _planned(each["id"], limit=2)]
     interval = (max(planned) - min(planned)) / timedelta(days=1) if len(planned) > 1 else math.inf
-    limits = (_MISSED_INTERVALS[0] * interval, _MISSED_INTERVALS[1] * interval)
-    text = f"last completed {days:.1f} days ago" if last else "none has completed"
+    enabled = [each["updated"] for deployment in scheduled for each in deployment["schedules"] if each["active"]]
+    days = min((_age(each) for each in [*enabled, *(run["end_time"] for run in last)]), default=math.nan)
+    text = f"last completed {_age(last[0]['end_time']):.1f} days ago" if last else "none has completed"
     return ServiceCheck(
         subject="retraining",
-        state=_state(days, limits) if last else "warn" if planned else "ok",
+        state=_state(days, (_MISSED_INTERVALS[0] * interval, _MISSED_INTERVALS[1] * interval)),
         text=f"{text}; {f'scheduled every {interval:.2g} days' if planned else 'not scheduled'}",
         fix="read the newest run of the flow retrain: a gate, its data or the queue stopped it",
         value=days,

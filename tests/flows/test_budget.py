@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+from contextlib import closing
 from pathlib import Path
 
-from tests.flows.conftest import run_flows
+import pytest
+
+from tests.flows.conftest import environment, flows_command, run_flows
 from tests.flows.homes import record, weights, without
 
 
@@ -39,3 +44,20 @@ def test_a_plan_names_a_machine_without_a_price(micro_home: Path, tmp_path: Path
     assert refused.returncode == 2
     assert "budget.cost: " in refused.stderr
     assert "has no price of 'cpu'" in refused.stderr
+
+
+@pytest.mark.slow
+def test_under_prefect_a_stop_is_a_failed_run_that_nothing_heals_and_an_event(micro_home: Path, tmp_path: Path) -> None:
+    home = without(micro_home, tmp_path / "home", "grpo")
+    variables = environment(home) | {"RLCORE_ENGINE": "prefect"}
+    done = subprocess.run(
+        flows_command("run", "budget.tokens=1"), capture_output=True, text=True, env=variables, check=False
+    )
+    assert done.returncode == 3, done.stderr
+    assert "Crash" not in done.stderr
+    with closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
+        states = [row[0] for row in database.execute("SELECT state_type FROM flow_run")]
+        names = [row[0] for row in database.execute("SELECT event FROM events")]
+    assert states == ["FAILED"]
+    assert "rlcore.budget.reached" in names
+    assert "rlcore.stage.failed" not in names

@@ -33,7 +33,7 @@ def ago(**distance: float) -> str:
 
 def healthy() -> dict[str, Any]:
     """The answers of a server where everything is well, by path; a function has the question."""
-    nightly = {"id": "d1", "name": "retrain", "paused": False, "schedules": [{"active": True}]}
+    nightly = {"id": "d1", "name": "retrain", "paused": False, "schedules": [{"active": True, "updated": ago(days=40)}]}
 
     def runs(question: dict[str, Any]) -> Any:
         filters = question.get("flow_runs", {})
@@ -156,8 +156,10 @@ def test_a_nightly_retraining_that_has_not_completed_for_nights_is_noticed(
     answers["flow_runs/filter"] = lambda asked: [{"end_time": ago(days=days)}] if "flows" in asked else planned(asked)
     assert checks(home)["retraining"].state == state
     answers["flow_runs/filter"] = lambda asked: [] if "flows" in asked else planned(asked)
+    (schedule,) = answers["deployments/filter"][0]["schedules"]
+    schedule["updated"] = ago(days=days)  # none has completed since it was enabled
     found = checks(home)["retraining"]
-    assert (found.state, found.text.startswith("none has completed")) == ("warn", True)
+    assert (found.state, found.text.startswith("none has completed")) == (state, True)
 
 
 @pytest.mark.parametrize(("days", "state"), [(1.0, "ok"), (3.0, "warn"), (9.0, "fail")])
