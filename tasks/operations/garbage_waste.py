@@ -5,28 +5,31 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
+from rlcore.errors import StorageError
 from rlcore.tasks.operations.garbage_databases import old_rows, remove_old_rows
 from rlcore.tasks.operations.garbage_roots import Sources, kept_results, last_use
 from rlcore.tasks.operations.rows import remember
 from rlcore.tasks.pipeline.earlier_results import use_key
 from rlcore.tasks.pipeline.earlier_work import works
-from rlcore.tasks.store.artifacts import ArtifactStore
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore, file_sha256, listed_files
 from rlcore.tasks.store.cache import Record
 from rlcore.tasks.store.locks import file_lock, is_held
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import link_or_copy
 from rlcore.tasks.tracking.database import database_of, deleted_runs
+from rlcore.tasks.tracking.files import local_path
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.retention import HeldVersion, clean_version, erase_run, held_versions, weights_of
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 _DAY = 86_400.0  # seconds
+_LARGE = 1 << 20  # bytes of a file that is worth a look
 _DIGITS = 12  # characters of a digest in the name of a page's folder
 
 
@@ -155,7 +158,7 @@ def _deleted_runs(scene: Scene) -> Iterator[Waste]:
     for run, (deleted, location) in deleted_runs(path, before=scene.before).items():
         yield Waste(
             kind="MLflow run",
-            paths=(Path(unquote(urlparse(location).path)),),
+            paths=tuple(filter(None, [local_path(location)])),
             changed=deleted,
             reason="deleted by a user",
             remove=partial(erase_run, scene.tracker, run),
@@ -168,7 +171,6 @@ def _folders(scene: Scene) -> Iterator[Waste]:
     for kind, reason, paths in (
         ("training checkpoint", "of a run that was not extended", home.checkpoints.glob("*/*")),
         ("unfinished stage", "not resumed; rejected rows may be in it", home.work.glob("[!.]*")),
-        ("report", "a copy is in MLflow's run", (home.root / "reports").glob("*")),
         ("champion's data record", "MLflow has it", home.past.glob("*")),
     ):
         for path in sorted(paths):
@@ -176,6 +178,34 @@ def _folders(scene: Scene) -> Iterator[Waste]:
                 yield _plain(scene, kind, path, reason, path)
     for path in sorted(home.artifacts.glob("*/.[dt]*")):
         yield _plain(scene, "partial result", path, "left by a killed process", path)
+    yield from _copies(scene)
+
+
+def _copies(scene: Scene) -> Iterator[Waste]:
+    """Yield large files of results with the bytes of another, such as a champion's weights that a run imported."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for manifest in scene.home.artifacts.glob(f"*/*/{MANIFEST}"):
+        with suppress(StorageError):  # a damaged one is computed again
+            for name, digest in listed_files(manifest, manifest.parent.name).items():
+                path = manifest.parent / name
+                if manifest.parent.name in scene.kept and path.is_file() and path.stat().st_size >= _LARGE:
+                    found[digest].append(path)
+    for digest, paths in found.items():
+        source, *others = sorted(paths, key=lambda path: path.stat().st_nlink, reverse=True)
+        for path in (each for each in others if not each.samefile(source)):
+            remove = partial(_share, scene, source, path, digest)
+            reason = "becomes a second name of the same bytes"
+            yield Waste(kind="copy", paths=(path,), changed=path.stat().st_mtime, reason=reason, remove=remove)
+
+
+def _share(scene: Scene, source: Path, copy: Path, digest: str) -> bool:
+    """Make a file a second name of another that has the bytes with a digest."""
+    if file_sha256(source) != digest:
+        return False
+    with scratch_folder(scene.home.work) as aside:
+        link_or_copy(source, aside / copy.name)
+        (aside / copy.name).replace(copy)
+    return True
 
 
 def _plain(scene: Scene, kind: str, dated: Path, reason: str, *paths: Path) -> Waste:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlparse
 
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.tracking.errors import ignore_existing
+from rlcore.tasks.tracking.files import local_path
 from rlcore.tasks.tracking.mlflow_model import Package, write_package
 from rlcore.tasks.tracking.registry import ModelVersion, as_version
 from rlcore.tasks.tracking.runs import RunTracker
@@ -17,7 +16,6 @@ from rlcore.tasks.tracking.runs import RunTracker
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, LoggedModelOutput
 
-_LOCAL = "file:"
 _NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow rejects these in the name of a logged model
 
 
@@ -67,8 +65,7 @@ def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
 
 def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
     """Write the model's files to MLflow's location: directly, or through its server."""
-    if model.artifact_location.startswith(_LOCAL):
-        folder = Path(unquote(urlparse(model.artifact_location).path))
+    if (folder := local_path(model.artifact_location)) is not None:
         if not folder.exists():  # complete, from a call that was killed afterwards
             write_package(package, name, folder, model)
         return

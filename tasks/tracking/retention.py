@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlparse
 
+from rlcore.tasks.tracking.files import local_path
 from rlcore.tasks.tracking.mlflow_model import CLEANED, WEIGHTS
 from rlcore.tasks.tracking.registry import ModelVersion, as_version, pages, set_tags
 from rlcore.tasks.tracking.runs import Tracker
@@ -47,8 +47,8 @@ def held_versions(tracker: Tracker) -> list[HeldVersion]:
 
 def weights_of(tracker: Tracker, version: ModelVersion) -> tuple[Path, ...]:
     """Return the folders with a version's weights; empty if a server has them."""
-    location = urlparse(_location(tracker, version))
-    return tuple(Path(unquote(location.path)) / each for each in WEIGHTS) if location.scheme == "file" else ()
+    folder = local_path(_location(tracker, version))
+    return tuple(folder / each for each in WEIGHTS) if folder else ()
 
 
 def clean_version(tracker: Tracker, version: ModelVersion) -> bool:

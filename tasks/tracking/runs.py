@@ -26,6 +26,7 @@ from rlcore.tasks.store.stops import is_continued
 from rlcore.tasks.tracking.database import make_database, require_made
 from rlcore.tasks.tracking.datasets import LoggedDataset, describe_dataset
 from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
+from rlcore.tasks.tracking.files import log_files
 from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
 from rlcore.tasks.tracking.retry import patient_client, retry_while_unavailable
 
@@ -213,14 +214,13 @@ class RunTracker:
         self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def log_artifact(self, path: Path, folder: str) -> None:
-        """Copy a file into the run's folder: a plot, a table, the rollouts of one iteration."""
-        self.client.log_artifact(self.run_id, str(path), folder)
+        """Add a file to the run's folder: a plot, a table, the rollouts of one iteration."""
+        log_files(self.client, self.run_id, path, folder)
 
     def log_table(self, path: Path, folder: str) -> None:
-        """Copy a JSON table (``columns``, ``data``) that MLflow's interface shows: the newest hundred of a run.
+        """Add a JSON table (``columns``, ``data``) that MLflow's interface shows: the newest hundred of a run.
 
-        The copy is made in the background: the file must stay until :meth:`flush`. MLflow's ``log_table`` reads and
-        rewrites earlier tables.
+        The file must stay until :meth:`flush`. MLflow's ``log_table`` would read and rewrite earlier tables.
         """
         self._writer.submit(partial(self.log_artifact, path, folder))
         if self._tables is None:
@@ -235,8 +235,8 @@ class RunTracker:
         self._writer.submit(job)
 
     def log_artifacts(self, path: Path, folder: str) -> None:
-        """Copy a folder's files into the run's folder."""
-        self.client.log_artifacts(self.run_id, str(path), folder)
+        """Add a folder's files to the run's folder."""
+        log_files(self.client, self.run_id, path, folder)
 
     def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
         """Log a Parquet file as this run's data: with the SHA-256 of its bytes, its columns and row count.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
@@ -17,7 +18,7 @@ from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.store.storage import write_json
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, find_by_sha256, find_version, set_alias
@@ -40,8 +41,8 @@ def rows(context: StageContext) -> StageResult:
 
 
 def start(context: StageContext, *, uri: str, sha256: str) -> StageResult:
-    """The champion, as a copy of its files would be."""
-    _write_model(context.folder, sha256)
+    """A copy of the champion."""
+    shutil.copytree(find_home().artifacts / "policy" / sha256 / MODEL, context.folder / MODEL)
     return StageResult(metrics={})
 
 

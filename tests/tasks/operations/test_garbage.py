@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ModelError, StorageError
+from rlcore.tasks.operations import garbage_waste
 from rlcore.tasks.operations.garbage import Collection, collect, look
 from rlcore.tasks.operations.garbage_table import table_text
 from rlcore.tasks.operations.garbage_waste import find_waste, open_scene
@@ -93,6 +94,21 @@ def test_the_weights_of_a_registered_version_lie_once(tracked_home: Home) -> Non
     (registered,) = tracked_home.mlartifacts.rglob("model.safetensors")
     assert artifact.samefile(registered)
     assert artifact.stat().st_nlink == 2
+
+
+def test_a_copy_of_large_files_becomes_a_second_name_of_them(
+    tracked_home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage_waste, "_LARGE", 4096)
+    policy, start = retrain(tracked_home, 1)["grpo"], retrain(tracked_home, 2)["champion"]
+    weights = [tracked_home.root / ref.uri / "model" / "model.safetensors" for ref in (policy, start)]
+    assert not weights[0].samefile(weights[1])
+    (line,) = collect(tracked_home, keep_days=KEEP).lines
+    assert (line.kind, line.count, line.bytes) == ("copy", 1, 4096)
+    assert weights[0].samefile(weights[1])
+    assert weights[0].stat().st_nlink == 3  # with MLflow's
+    assert there(tracked_home, {"policy": policy, "start": start}) == {"policy", "start"}
+    assert look(tracked_home, keep_days=KEEP).lines == ()
 
 
 def test_what_is_young_or_was_used_a_short_while_ago_stays(tracked_home: Home, refs: list[Refs]) -> None:
@@ -213,7 +229,6 @@ def test_remains_of_old_work_go_and_living_ones_stay(tracked_home: Home, refs: l
     remains = {
         "training checkpoint": tracked_home.checkpoints / PRESET / "grpo",
         "unfinished stage": tracked_home.work / "abandoned",
-        "report": tracked_home.root / "reports" / "r",
         "champion's data record": tracked_home.past / "d",
         "partial result": tracked_home.artifacts / "policy" / ".damaged-abc",
     }
