@@ -21,7 +21,11 @@ from rlcore.errors import ServiceError
 _DEPLOYMENTS = CODE / "infra" / "prefect.yaml"
 _GPU_RUNS = 1  # runs at a time: a second one would compete for memory
 _READ = (".py", ".toml")  # sources of deployments and the names in their parameters
-_NIGHTLY = {"retrain/retrain": "0 2 * * *", "backup/backup": "0 5 * * *"}
+_SCHEDULES = {
+    "retrain/retrain": ("nightly", "0 2 * * *"),
+    "gc/gc": ("weekly", "0 4 * * 0"),
+    "backup/backup": ("nightly", "0 5 * * *"),
+}
 
 
 def stamp_path(layout: Layout) -> Path:
@@ -101,14 +105,14 @@ async def _limit_queue(client: Any) -> None:
 
 
 async def _offer_schedules(client: Any) -> None:
-    """Add nightly schedules, paused until the user enables them. Existing ones are the user's and stay."""
+    """Add schedules, paused until the user enables them. Existing ones are the user's and stay."""
     from prefect.client.schemas.schedules import CronSchedule
 
-    for name, time in _NIGHTLY.items():
+    for name, (slug, times) in _SCHEDULES.items():
         deployment = await client.read_deployment_by_name(name)
         if not deployment.schedules:
-            nightly = CronSchedule(cron=time, timezone="UTC")
-            await client.create_deployment_schedules(deployment.id, [(nightly, False)], slug="nightly")
+            schedule = CronSchedule(cron=times, timezone="UTC")
+            await client.create_deployment_schedules(deployment.id, [(schedule, False)], slug=slug)
 
 
 def _deployments() -> list[str]:

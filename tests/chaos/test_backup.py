@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from rlcore.tasks.operations.backup_target import BackupTarget
@@ -14,7 +15,7 @@ from tests.chaos.killer import ROOT as WATCHED
 from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm
 
-SHARE, SEED = 25, 5  # percent of the events, and which
+SHARE, SEED = 20, 5  # percent of the events, and which
 
 
 def killed(arguments: list[str], home: Path, folder: Path) -> list[str]:
@@ -30,15 +31,18 @@ def killed(arguments: list[str], home: Path, folder: Path) -> list[str]:
 def test_a_backup_that_is_killed_several_times_is_whole_and_so_is_each_that_is_listed(
     undisturbed: Path, tmp_path: Path
 ) -> None:
-    target = tmp_path / "watched" / "target"
-    events = killed(["backup", str(target)], undisturbed, target)
-    assert {event.split()[0] for event in events} >= {"mkdir", "replace"}
-    names = BackupTarget(str(target)).names()
+    watched = tmp_path / "watched"
+    home, target = watched / "home", str(watched / "target")
+    shutil.copytree(undisturbed, home)
+    events = killed(["backup", target], home, watched)
+    assert {event.split()[0] for event in events} >= {"copyfile"}
+    names = BackupTarget(target).names()
     assert names
-    for name in names:
-        restore(Home(tmp_path / name), str(target), name)
-        assert differences(books(undisturbed), books(tmp_path / name)) == []
-    assert read_entries(Home(undisturbed))[-1].details["name"] == names[-1]
+    for folder in (home, *(tmp_path / name for name in names)):
+        if folder != home:
+            restore(Home(folder), target, folder.name)
+        assert differences(books(undisturbed), books(folder)) == []
+    assert read_entries(Home(home))[-1].details["name"] == names[-1]
 
 
 def test_a_restore_that_is_killed_several_times_ends_with_the_same_books(undisturbed: Path, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_nothing_is_reached_that_no_rule_allows(overlay: str) -> None:
     }
     assert policies["nobody"] == {"podSelector": {}, "policyTypes": ["Ingress"]}
     allowed = policies["database"]["ingress"][0]["from"][0]["podSelector"]["matchExpressions"][0]["values"]
-    assert allowed == ["prefect", "mlflow", "backup"]
+    assert allowed == ["prefect", "mlflow", "home-backup"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
