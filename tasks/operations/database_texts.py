@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rlcore.errors import ServiceError
 from rlcore.tasks.operations.postgres import DATABASES, services_folder
 from rlcore.tasks.operations.quotes import Quotes, redacted_text
 from rlcore.tasks.pipeline.server_access import HOST
@@ -21,7 +22,7 @@ _ROWS_AT_A_TIME, _BUSY_SECONDS = 1000, 60
 
 def open_databases(home: Home) -> Iterator[tuple[str, Engine]]:
     """Yield the databases in a state directory, those of its services included, by name."""
-    from sqlalchemy import URL, create_engine
+    from sqlalchemy import create_engine
 
     for path in sorted(home.root.rglob("*.db")):
         options = {"connect_args": {"timeout": _BUSY_SECONDS}}
@@ -31,8 +32,22 @@ def open_databases(home: Home) -> Iterator[tuple[str, Engine]]:
         passwords = json.loads((services / "passwords.json").read_text(encoding="utf-8"))
         port = json.loads((services / "layout.json").read_text(encoding="utf-8"))["ports"]["postgres"]
         for name in DATABASES:
-            where = URL.create("postgresql+psycopg2", name, passwords[name], HOST, port, name)
-            yield f"the service's database {name}", create_engine(where)
+            yield f"the service's database {name}", _service_engine(name, passwords[name], port)
+
+
+def _service_engine(name: str, password: str, port: int) -> Engine:
+    from sqlalchemy import URL, create_engine
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        engine = create_engine(URL.create("postgresql+psycopg2", name, password, HOST, port, name))
+        engine.connect().close()
+    except (ImportError, OperationalError) as error:
+        raise ServiceError(
+            f"the database {name} of the services cannot be searched: {str(error).splitlines()[0]}",
+            fix="pip install 'rlcore[services]', and start the services: make services",
+        ) from error
+    return engine
 
 
 def count_quotes(engine: Engine, quotes: Quotes) -> Mapping[str, int]:

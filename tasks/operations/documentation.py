@@ -16,7 +16,7 @@ from rlcore.tasks.store.cache import Record
 from rlcore.tasks.store.markdown import code, plain
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
-from rlcore.tasks.tracking.lineage import Ancestor, find_lineage, read_records
+from rlcore.tasks.tracking.lineage import Ancestor, find_lineage, nodes, read_records
 from rlcore.tasks.tracking.model_card import base_of, data_sets_of
 
 NOT_STATED = "not stated"
@@ -208,11 +208,7 @@ def _row_tokens(report: Mapping[str, Any], answers: int) -> float:
 
 def _chain(records: Iterable[Record], root: Ancestor) -> list[Record]:
     """Return the records of a version's ancestors, each once, the oldest first."""
-    wanted = set[str]()
-    level: tuple[Ancestor, ...] = (root,)
-    while level:
-        wanted |= {node.sha256 for node in level}
-        level = tuple(parent for node in level for parent in node.parents)
+    wanted = {node.sha256 for node in nodes(root)}
     found = {each.ref.sha256: each for each in records if each.ref.sha256 in wanted}
     return sorted(found.values(), key=lambda each: each.created)
 

@@ -58,7 +58,7 @@ def erasure_of(home: Home, records: Sequence[Record], wanted: WantedRows, holdin
     prompts = {each for found in wanted.prompts.values() for each in found}
     prompts |= {each for holding in holdings for each in holding.prompts}
     texts, asked, ids = {*wanted.texts}, set[str](), set[str]()
-    for rows in _snapshot_rows(home):
+    for rows in _snapshot_rows(home, [each.sha256 for each in holdings]):
         held = [row for row in rows if _hash(row) in prompts]
         texts |= {text for row in held for text in strings_in(row)}
         asked |= {_last_turn(row) for row in held}
@@ -224,14 +224,14 @@ def _has_text(kind: Any) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or any(map(_has_text, inner))
 
 
-def _snapshot_rows(home: Home) -> Iterator[list[dict[str, Any]]]:
-    for table in sorted(home.artifacts.glob("dataset/*/*.parquet")):
+def _snapshot_rows(home: Home, names: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    for table in sorted(table for name in names for table in home.artifacts.glob(f"dataset/{name}/*.parquet")):
         yield from _rows(table)
 
 
 def _kept_texts(home: Home, prompts: set[str], asked: set[str]) -> Iterator[list[str]]:
     """Yield the texts of the rows that stay; what they ask is removed from ``asked``."""
-    for rows in _snapshot_rows(home):
+    for rows in _snapshot_rows(home, ["*"]):
         kept = [row for row in rows if _hash(row) not in prompts]
         asked.difference_update(map(_last_turn, kept))
         yield [text for row in kept for text in strings_in(row)]

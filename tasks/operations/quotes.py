@@ -53,11 +53,11 @@ class Quotes:
         """Return the marks of these rows that others, whose texts are given in batches, do not have."""
         windows, short, words = self.windows, set(self.short), set(self.words)
         for texts in kept:
-            forms = {reduced(text) for text in texts}
-            seen = np.concatenate([_NONE, *map(windows_of, forms)])
-            windows = windows[~_isin(windows, np.sort(seen))]
+            forms = {reduced(text) for text in {*texts}}
+            joined = "".join(forms)  # windows over two texts are in no row
+            windows = windows[~_isin(windows, np.sort(windows_of(joined)))]
             short -= forms
-            words.difference_update(" ".join(forms).split())
+            words.difference_update(joined.split())
         return Quotes(windows=windows, short=frozenset(short), words=frozenset(words))
 
 

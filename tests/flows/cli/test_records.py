@@ -159,6 +159,9 @@ def test_the_versions_name_the_erasure_and_can_still_be_loaded_and_compared(
 ) -> None:
     command(home, "erase", str(request_file), "--reason", "request 17", "--delete")
     assert "rows erased" in command(home, "lineage", f"{NAME}/1")
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "21+1"}\n')
+    assert f"{NAME}/1" in command(home, "rows", str(other))  # also without the tables that had this row
     shown = command(home, "documentation", f"{NAME}/1")
     (certificate,) = home.glob("erasures/*/certificate.json")
     assert json.loads(certificate.read_text())["erasure"] in shown
@@ -188,8 +191,8 @@ def test_a_reason_that_quotes_the_person_is_refused_before_anything_is_deleted(h
 
 def test_a_killed_erasure_is_completed_by_its_repeat(home: Path, request_file: Path, tmp_path: Path) -> None:
     arguments = ("erase", str(request_file), "--reason", "request 17", "--delete")
-    kills = run_killed(arguments, home, tmp_path / "ledger", share=10, seed=1)
-    assert kills > 3
+    kills = run_killed(arguments, home, tmp_path / "ledger", share=5, seed=1)
+    assert kills > 2
     assert places(home) == []
     (certificate,) = home.glob("erasures/*/certificate.json")
     document = json.loads(certificate.read_text())

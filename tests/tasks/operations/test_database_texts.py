@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rlcore.errors import ServiceError
 from rlcore.tasks.operations.database_texts import count_quotes, open_databases, redact
 from rlcore.tasks.operations.quotes import REDACTED, quotes_of
 from rlcore.tasks.store.settings import Home
@@ -61,3 +62,12 @@ def test_everything_else_stays(home: Home) -> None:
     assert (identity, occurred) == ("e", "2026-01-01 00:00:00")
     assert json.loads(str(payload)) == {"text": REDACTED, "run": "tiny"}
     assert _rows(home, "SELECT value FROM unkeyed WHERE name = 'seed'") == [("0",)]
+
+
+def test_a_database_of_the_services_that_cannot_be_searched_ends_the_search(home: Home) -> None:
+    folder = home.root / "services"
+    folder.mkdir()
+    (folder / "passwords.json").write_text('{"mlflow": "secret", "prefect": "secret"}')
+    (folder / "layout.json").write_text('{"ports": {"postgres": 1}}')
+    with pytest.raises(ServiceError, match="the database mlflow of the services cannot be searched"):
+        list(open_databases(home))
