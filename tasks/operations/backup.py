@@ -59,8 +59,7 @@ def back_up(home: Home, url: str, *, keep: int = 0) -> Backup:
     with leased(home, _ACTION) as lease, file_lock(home.root / "backup.lock", wait=False) as is_free:
         if not is_free:
             raise StorageError("another backup is active", where=str(home.root), fix="wait until it has ended")
-        names, started = target.names(), datetime.now(UTC)
-        copier = _Copier(target, target.read(names[-1]) if names else None)
+        started, copier = datetime.now(UTC), _Copier(target, _newest(target))
         running = _copy_all(home, copier, lease)
         manifest = Manifest(
             name=started.strftime("%Y%m%dT%H%M%S%f"),
@@ -70,11 +69,10 @@ def back_up(home: Home, url: str, *, keep: int = 0) -> Backup:
             files=tuple(copier.files.values()),
         )
         target.write(manifest)
-        removed = _prune(target, keep) if keep else ()
         last = {"time": started.isoformat(timespec="seconds"), "target": target.url, "bytes": manifest.size}
         write_json(last, home.root / "backups" / "last.json")
-        about = {"name": manifest.name, "seal": manifest.seal, "removed": list(removed)}
-        record_action(home, _ACTION, "home", {**last, **about})
+        record_action(home, _ACTION, "home", {**last, "name": manifest.name, "seal": manifest.seal})
+        removed = _prune(target, keep) if keep else ()
     return Backup(manifest=manifest, target=target.url, copied=copier.copied, removed=removed)
 
 
@@ -219,6 +217,14 @@ def _not_reached(paths: Mapping[str, BackupFile]) -> dict[str, str]:
         for name, url in served.items()
         if url.startswith("http") and f"{DUMPS}/{name}.dump" not in paths
     }
+
+
+def _newest(target: BackupTarget) -> Manifest | None:
+    """Return the newest backup, by which unchanged files are known; None if there is none, or it is damaged."""
+    try:
+        return target.read(target.names()[-1])
+    except (IndexError, StorageError):
+        return None
 
 
 def _prune(target: BackupTarget, keep: int) -> tuple[str, ...]:

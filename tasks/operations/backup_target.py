@@ -96,7 +96,7 @@ class Manifest:
         return manifest
 
 
-_OLDER = "restore an older backup: --at NAME"
+_OLDER = "restore another backup (--at NAME), or remove this file"
 
 
 class BackupTarget:

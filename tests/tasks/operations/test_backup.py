@@ -116,6 +116,20 @@ def test_old_backups_go_with_the_contents_that_only_they_have(filled: Home, targ
     assert BackupTarget(target).contents().keys() == {each.sha256 for each in second.manifest.files}
 
 
+def test_a_damaged_manifest_keeps_nobody_from_the_next_backup_and_nothing_is_removed(filled: Home, target: str) -> None:
+    first = back_up(filled, target)
+    path = Path(target) / "manifests" / f"{first.manifest.name}.json"
+    path.write_bytes(path.read_bytes()[:-9])
+    second = back_up(filled, target)
+    assert second.manifest.left_out == {}
+    before = BackupTarget(target).contents()
+    with pytest.raises(StorageError, match="the manifest is damaged"):
+        back_up(filled, target, keep=3)
+    assert BackupTarget(target).contents().keys() >= before.keys()
+    assert len(BackupTarget(target).names()) == 3
+    assert read_entries(filled)[-1].details["name"] == BackupTarget(target).names()[-1]
+
+
 def test_a_backup_is_in_the_audit_log_and_its_time_in_the_home(
     filled: Home, target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

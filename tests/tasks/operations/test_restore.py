@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rlcore.errors import ConfigError, StorageError
 from rlcore.flows.cli.app import main
@@ -57,6 +59,20 @@ def test_a_restored_home_has_the_same_files_links_and_audit_log(
     known = set(done.manifest.files)
     new = {each.path for each in back_up(elsewhere, str(target)).manifest.files if each not in known}
     assert new <= CHANGED  # by path, digest and time
+
+
+def test_a_url_serves_as_a_folder_does(filled: Home, elsewhere: Home) -> None:
+    url = f"memory://{uuid4().hex}"
+    first, second = back_up(filled, url), back_up(filled, url, keep=1)
+    assert (second.copied < first.copied, second.removed) == (True, (first.manifest.name,))
+    restore(elsewhere, url)
+    assert content(elsewhere).items() <= content(filled).items()
+    spoiled = next(each for each in second.manifest.files if each.path.endswith("weights.bin"))
+    MemoryFileSystem.store[f"/{url.removeprefix('memory://')}/content/{spoiled.sha256[:2]}/{spoiled.sha256}"].write(
+        b"x"
+    )
+    with pytest.raises(StorageError, match="is damaged, and nothing was restored"):
+        restore(Home(elsewhere.root.parent / "third"), url)
 
 
 def test_the_newest_backup_is_restored_or_the_named_one(
