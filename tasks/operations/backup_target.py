@@ -129,9 +129,13 @@ class BackupTarget:
         return {name: size for name, size in self._find(_CONTENT).items() if _DIGEST.fullmatch(name)}
 
     def put(self, source: Path, sha256: str) -> None:
-        """Store a file's content. A killed copy into a folder has another name."""
+        """Store a file's content. A killed copy into a folder has another name.
+
+        Raises:
+            FileNotFoundError: the file was removed.
+        """
         place = self._place(sha256)
-        with self._reached():
+        with self._reached(source):
             if self.folder is None:
                 self._files.put_file(str(source), place)
                 return
@@ -140,10 +144,14 @@ class BackupTarget:
             shutil.copyfile(source, f"{place}.tmp")
             Path(f"{place}.tmp").replace(place)
 
-    def get(self, sha256: str, path: Path) -> None:
-        """Write a content to ``path``."""
+    def get(self, sha256: str, path: Path) -> bool:
+        """Write a content to ``path``; return False if the target lacks it."""
         with self._reached():
-            self._files.get_file(self._place(sha256), str(path))
+            try:
+                self._files.get_file(self._place(sha256), str(path))
+            except FileNotFoundError:
+                return False
+        return True
 
     def write(self, manifest: Manifest) -> None:
         """Write the manifest of a backup whose contents are stored."""
@@ -184,13 +192,15 @@ class BackupTarget:
         return {path.rpartition("/")[2]: int(about["size"]) for path, about in found.items()}
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
-        """Convert errors of the target; a source that has vanished is the caller's."""
+    def _reached(self, source: Path | None = None) -> Iterator[None]:
+        """Convert all errors of the target; that ``source`` has vanished is none of them."""
         try:
             yield
-        except (RlcoreError, FileNotFoundError):
+        except RlcoreError:
             raise
         except Exception as error:  # each protocol has its own
+            if source and not source.exists():
+                raise
             raise StorageError(
                 f"the target of backups failed: {error}", where=self.url, fix="check its address, space and credentials"
             ) from error

@@ -106,14 +106,14 @@ def _bring(home: Home, target: BackupTarget, file: BackupFile) -> Iterator[str]:
         aside.unlink(missing_ok=True)
         if file.link:
             link_or_copy(_place(home, file.link), aside)
+        elif not target.get(file.sha256, aside):
+            yield f"{file.path} is missing"
+            return
         else:
-            target.get(file.sha256, aside)
             os.utime(aside, ns=(file.modified, file.modified))  # by which the next backup knows the file
         if file_sha256(aside) != file.sha256:
             yield f"{file.path} is damaged"
         aside.replace(path)
-    except FileNotFoundError:
-        yield f"{file.path} is missing"
     except OSError as error:
         raise to_storage_error("write", path, error) from error
 

@@ -87,6 +87,13 @@ def test_a_manifest_that_was_changed_is_refused_by_name(tmp_path: Path, change: 
     assert caught.value.where == str(path)
 
 
+def test_a_missing_content_is_no_error_of_the_target_and_a_removed_source_is_the_callers(tmp_path: Path) -> None:
+    target = BackupTarget(str(tmp_path / "target"))
+    assert not target.get(DIGEST, tmp_path / "back")
+    with pytest.raises(FileNotFoundError):
+        target.put(tmp_path / "removed", DIGEST)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT)
     with pytest.raises(StorageError, match="the target of backups failed") as caught:

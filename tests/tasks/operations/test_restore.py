@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from rlcore.errors import ConfigError, StorageError
 from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.backup import Backup, back_up
+from rlcore.tasks.operations.backup_target import BackupTarget
 from rlcore.tasks.operations.restore import restore
 from rlcore.tasks.store.audit_log import chain_errors, read_entries
 from rlcore.tasks.store.settings import Home, configure_environment
 from rlcore.tasks.store.state import UNFINISHED
+from tests.s3_server import serve_s3
 from tests.tasks.operations.conftest import add_result
 
 
@@ -61,18 +63,33 @@ def test_a_restored_home_has_the_same_files_links_and_audit_log(
     assert new <= CHANGED  # by path, digest and time
 
 
-def test_a_url_serves_as_a_folder_does(filled: Home, elsewhere: Home) -> None:
-    url = f"memory://{uuid4().hex}"
+@pytest.fixture(params=["memory", "s3"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "memory":
+        yield f"memory://{uuid4().hex}"
+        return
+    for package in ("s3fs", "moto"):
+        pytest.importorskip(package)
+    with serve_s3() as server:
+        yield server.new_bucket(monkeypatch)
+
+
+def test_a_url_serves_as_a_folder_does(filled: Home, url: str, elsewhere: Home, tmp_path: Path) -> None:
     first, second = back_up(filled, url), back_up(filled, url, keep=1)
     assert (second.copied < first.copied, second.removed) == (True, (first.manifest.name,))
     restore(elsewhere, url)
     assert content(elsewhere).items() <= content(filled).items()
     spoiled = next(each for each in second.manifest.files if each.path.endswith("weights.bin"))
-    MemoryFileSystem.store[f"/{url.removeprefix('memory://')}/content/{spoiled.sha256[:2]}/{spoiled.sha256}"].write(
-        b"x"
-    )
-    with pytest.raises(StorageError, match="is damaged, and nothing was restored"):
-        restore(Home(elsewhere.root.parent / "third"), url)
+    (tmp_path / "other").write_bytes(b"x" * spoiled.bytes)
+    BackupTarget(url).put(tmp_path / "other", spoiled.sha256)
+    with pytest.raises(StorageError, match=f"{spoiled.path} is damaged"):
+        restore(Home(tmp_path / "third"), url)
+    if url.startswith("s3"):
+        with pytest.raises(StorageError, match="the target of backups failed"):
+            back_up(filled, "s3://no-such-bucket/x")
+    BackupTarget(url).remove([], [spoiled.sha256])
+    with pytest.raises(StorageError, match=f"{spoiled.path} is missing"):
+        restore(Home(tmp_path / "third"), url)
 
 
 def test_the_newest_backup_is_restored_or_the_named_one(
