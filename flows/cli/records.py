@@ -57,7 +57,7 @@ def erase(
     rlcore erase request.jsonl --reason "request 17" --delete --key ~/.ssh/id_ed25519
     ```
     """
-    home = open_home()
+    home = open_home(reads=True)
     from rlcore.tasks.operations.certificate import erase as erase_rows
     from rlcore.tasks.operations.certificate import find, summary
 

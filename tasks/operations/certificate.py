@@ -36,7 +36,7 @@ from rlcore.tasks.store.markdown import code_cell, plain
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.store.storage import read_json, write_bytes, write_json
-from rlcore.tasks.tracking.database import database_of
+from rlcore.tasks.tracking.database import database_of, require_made
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.model_descriptions import refresh_cards
 from rlcore.tasks.tracking.past import renew_past
@@ -110,8 +110,9 @@ def erase(home: Home, path: Path, *, reason: str, key: Path | None = None) -> Pa
 
     Raises:
         DataError: as :func:`find`, or the reason quotes a row.
-        StorageError: a run is active, or a file cannot be changed.
+        StorageError: nothing was run here, a run is active, or a file cannot be changed.
     """
+    require_made(home)
     with startup_lock(home):
         if held := held_leases(home):
             names = ", ".join(sorted(each.experiment for each in held))

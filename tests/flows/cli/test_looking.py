@@ -31,6 +31,10 @@ COMMANDS = (
     ("reject", "tiny-grpo/1", "--reason", "worse"),
     ("audit", "show"),
     ("audit", "verify"),
+    ("rows", "request.jsonl"),
+    ("erase", "request.jsonl", "--reason", "request 17"),
+    ("erase", "request.jsonl", "--reason", "request 17", "--delete"),
+    ("documentation", "tiny-grpo/1"),
     *((command, "tiny", "--set", "seed=-1") for command in ("run", "promote", "retrain")),
     ("retrain", "tiny"),
 )
