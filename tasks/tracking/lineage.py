@@ -174,7 +174,7 @@ def tree_lines(root: Ancestor) -> list[str]:
 def _facts(home: Home, record: Record) -> tuple[str, ...]:
     ingredients, ref = record.ingredients, record.ref
     facts = [
-        f"{ref.rows} {'iterations' if ref.kind == 'policy' else 'rows'}" if ref.rows else "",
+        f"{ref.rows} {'iteration' if ref.kind == 'policy' else 'row'}{'s' * (ref.rows != 1)}" if ref.rows else "",
         *(f"source {digest[:DIGITS]}" for digest in list(flatten(ingredients["external"]).values())[:1] if digest),
     ]
     is_erased = (home.root / ref.uri / ERASED).is_file()
