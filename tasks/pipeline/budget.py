@@ -5,6 +5,7 @@ ends when an attempt completes. Stopped, failed and killed attempts count. Each 
 every few seconds, so that a kill loses no more than that. The section ``budget`` itself is not among the values.
 
 In an RL run a reached limit is raised like an interruption, so that the loop writes a checkpoint of its last iteration.
+With prefetch or several ranks it writes none, and the run resumes from its newest checkpoint.
 Outside of the stage it is an error with a fix, and Prefect shows the run as failed, not as crashed: nothing heals it.
 """
 
