@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from rlcore.tasks.pipeline.leases import hold_lease
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.settings import Home
 from tests.chaos.chain import run_killed
@@ -186,6 +187,14 @@ def test_a_reason_that_quotes_the_person_is_refused_before_anything_is_deleted(h
     before = places(home)
     shown = command(home, "erase", str(request_file), "--reason", f"on behalf of {PERSON}", "--delete", fails=True)
     assert "the reason quotes an erased row" in shown
+    assert places(home) == before
+
+
+def test_while_a_run_is_active_nothing_is_erased(home: Path, request_file: Path) -> None:
+    before = places(home)
+    with hold_lease(Home(home), experiment="nightly"):
+        shown = command(home, "erase", str(request_file), "--reason", "request 17", "--delete", fails=True)
+    assert "runs are active here: nightly" in shown
     assert places(home) == before
 
 
