@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from infra.services.layout import (
     Layout,
@@ -20,6 +21,7 @@ from infra.services.layout import (
 )
 from infra.services.table import SERVICES
 from rlcore.errors import ConfigError, StorageError
+from tests.architecture.source_files import ROOT
 
 
 @pytest.fixture
@@ -68,6 +70,15 @@ def test_a_password_stands_in_the_environment_of_its_user_alone(layout: Layout) 
         "web": ["prefect", "mlflow", "worker"],
         "mlflow_sessions": ["mlflow"],
     }
+
+
+def test_prefect_forgets_old_runs_as_in_containers(layout: Layout) -> None:
+    save_layout(layout)
+    compose = yaml.safe_load((ROOT / "infra" / "compose.yaml").read_text(encoding="utf-8"))
+    contained = compose["services"]["prefect"]["environment"]
+    limits = {name: value for name, value in contained.items() if "VACUUM" in name or "RETENTION" in name}
+    assert len(limits) == 3
+    assert limits.items() <= environment(layout, "prefect").items()
 
 
 def test_a_shell_that_reads_the_private_file_is_a_client_of_these_servers(layout: Layout) -> None:
