@@ -104,7 +104,7 @@ def function_of(run: Callable[..., Any]) -> tuple[str, Mapping[str, Any]]:
 def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()) -> Differences:
     """Return the names that differ, by kind of key input; inputs named ``unknown`` are left out."""
     found = {}
-    for kind in _WORDS:
+    for kind in (each for each in _WORDS if old.get(each) != new.get(each)):
         before, after = flatten(old.get(kind)), flatten(new.get(kind))
         names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
         names -= set(unknown) if kind == "inputs" else set()
