@@ -7,9 +7,11 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -230,15 +232,21 @@ def audit_log(home: Home) -> ServiceCheck:
 def daily_growth(home: Home) -> float:
     """Return the bytes per day of artifacts and MLflow's files, over two weeks or the age of the first of them."""
     now, seen, first, total = time.time(), set[int](), math.inf, 0
-    for folder in (home.artifacts, home.mlartifacts, home.root / "services" / "mlflow-artifacts"):
-        for path in folder.rglob("*"):
-            state = path.stat(follow_symlinks=False)
-            if path.is_file() and state.st_ino not in seen:  # a file with two names
-                seen.add(state.st_ino)
-                first = min(first, state.st_mtime)
-                total += state.st_size if now - state.st_mtime < _GROWTH_DAYS * 86_400 else 0
+    for state in _files(home.artifacts, home.mlartifacts, home.root / "services" / "mlflow-artifacts"):
+        if state.st_ino not in seen:  # a file may have two names
+            seen.add(state.st_ino)
+            first = min(first, state.st_mtime)
+            total += state.st_size if now - state.st_mtime < _GROWTH_DAYS * 86_400 else 0
     days = min(max((now - first) / 86_400, 1.0), _GROWTH_DAYS)
     return total / days
+
+
+def _files(*folders: Path) -> Iterator[os.stat_result]:
+    """Yield the states of all files; those that are removed meanwhile are left out."""
+    for parent, _, names in (step for folder in folders for step in os.walk(folder)):
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield Path(parent, name).lstat()
 
 
 def ask(path: str, question: Mapping[str, Any] | None = None) -> Any:
