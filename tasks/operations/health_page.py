@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LEVEL, VALUE, CHECKED = "rlcore_health", "rlcore_health_value", "rlcore_health_checked_timestamp_seconds"
+LEVEL, VALUE, CHECKED = "rlcore_service_check", "rlcore_service_check_value", "rlcore_service_checked_timestamp_seconds"
 REFRESH_SECONDS = 120.0  # between two checks, which ask the servers and read the state directory
 _Values = Mapping[tuple[str, ...], float]  # by the values of the labels
 _LEVELS = {"ok": 0.0, "warn": 1.0, "fail": 2.0}

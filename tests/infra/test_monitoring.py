@@ -54,7 +54,7 @@ def test_panels_have_a_place_of_their_own_and_are_filtered_by_preset_and_stage()
         assert max(x for x, _ in covered) < 24, panel["title"]
         cells |= covered
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
-    ours = [query for query in QUERIES if "rlcore_" in query and not re.search("rlcore_(health|accepted)", query)]
+    ours = [query for query in QUERIES if "rlcore_" in query and not re.search("rlcore_(service|accepted)", query)]
     assert all('{preset=~"$preset",stage=~"$stage"}' in query for query in ours)
     assert {each["name"] for each in DASHBOARD["templating"]["list"]} == {"preset", "stage"}
 

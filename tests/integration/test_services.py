@@ -149,7 +149,7 @@ def test_a_deployment_runs_through_the_worker(deployed: Deployed, deployment: st
 def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: Services, deployed: Deployed) -> None:
     dashboard = (ROOT / "infra" / "grafana" / "dashboard.json").read_text()
     asked = set(re.findall(r"\b(?:rlcore|process)_\w+", dashboard))
-    of_worker = {name for name in asked if name.startswith(("rlcore_health", "rlcore_accepted"))}
+    of_worker = {name for name in asked if name.startswith(("rlcore_service", "rlcore_accepted"))}
     asked -= of_worker
     assert len(asked) > 30
     assert asked - deployed.exported.keys() == set()
@@ -158,7 +158,7 @@ def test_runs_and_servers_show_prometheus_what_the_dashboard_asks_for(services: 
     server = {name for name, _ in read_page(page, **services.let_in)}
     assert {name for name in asked if name.startswith("process_")} <= server
     worker = {name for name, _ in read_page(f"http://127.0.0.1:{services.page + PORTS}/metrics")}
-    assert {name for name in of_worker if "health" in name} <= worker  # no model was accepted yet
+    assert {name for name in of_worker if "service" in name} <= worker  # no model was accepted yet
 
 
 def test_the_doctor_finds_the_installation_in_health(services: Services, deployed: Deployed) -> None:

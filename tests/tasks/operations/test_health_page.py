@@ -49,10 +49,10 @@ def test_the_page_has_a_level_and_a_figure_for_each_check_and_the_cost_of_models
     record_action(home, "promote", "toy-grpo/1", {})
     threading.Thread(target=serve_health, args=(home,), daemon=True).start()
     page = read(first + PORTS)
-    assert page["rlcore_health", "disk"] == 1.0
-    assert page["rlcore_health", "Prefect server"] == 2.0
-    assert page["rlcore_health_value", "disk"] == 12.0
-    assert ("rlcore_health_value", "Prefect server") not in page
+    assert page["rlcore_service_check", "disk"] == 1.0
+    assert page["rlcore_service_check", "Prefect server"] == 2.0
+    assert page["rlcore_service_check_value", "disk"] == 12.0
+    assert ("rlcore_service_check_value", "Prefect server") not in page
     assert page[health_page.CHECKED, ""] == pytest.approx(time.time(), abs=60.0)
     assert page["rlcore_accepted_models", "toy"] == 1.0
 
