@@ -129,15 +129,23 @@ async def _deployments(client: PrefectClient, automations: list[dict[str, Any]])
 
 async def _blocks() -> dict[str, UUID]:
     """Save the addresses as blocks of the server; return their ids."""
-    from prefect.blocks.notifications import SlackWebhook
-    from prefect.blocks.webhook import Webhook
+    from prefect.blocks.notifications import CustomWebhookNotificationBlock, SlackWebhook
     from prefect.types import SecretDict
     from pydantic import SecretStr
 
-    headers, found = SecretDict({"Content-Type": "application/json"}), dict[str, UUID]()
+    found = dict[str, UUID]()
     for name, address in addresses().items():
-        # Prefect has no block for SMTP. That of Slack hands any address on to Apprise, which sends mail.
-        is_mail, url = address.startswith(_MAIL), SecretStr(address)
-        block = SlackWebhook(url=url) if is_mail else Webhook(url=url, headers=headers)
+        if address.startswith(_MAIL):  # Prefect has no block for SMTP; that of Slack hands any address on to Apprise
+            found[name] = await SlackWebhook(url=SecretStr(address)).asave(name, overwrite=True)
+            continue
+        # Not the action `call-webhook`: its calls share one pool of connections, which the first to end closes.
+        block = CustomWebhookNotificationBlock(
+            name=name,
+            url="{{ address }}",
+            form_data="{{ body }}",
+            headers={"Content-Type": "application/json"},
+            cookies=None,
+            secrets=SecretDict({"address": address}),
+        )
         found[name] = await block.asave(name, overwrite=True)
     return found

@@ -42,7 +42,7 @@ def find_result(
         absent = store.absence(record.ref)
         note = damage([absent]) if absent else other_stop(stage, sections, store.root / record.ref.uri)
         if not note:
-            return record, _watched_otherwise(record.ingredients, ingredients)
+            return record, _watched_otherwise(stage, record.ingredients, ingredients)
     return None, note
 
 
@@ -100,12 +100,13 @@ def damage(errors: Sequence[str]) -> str:
     return errors[0] if errors[0].startswith(CLEANED) else f"artifact missing or damaged: {errors[0]}"
 
 
-def _watched_otherwise(old: KeyInputs, new: KeyInputs) -> str:
+def _watched_otherwise(stage: Stage, old: KeyInputs, new: KeyInputs) -> str:
     before, after = old.get(OBSERVERS, {}), new.get(OBSERVERS, {})
     names = differences({"config": before}, {"config": after}).get("config", ())
     if not names:
         return ""
-    return f"weights and recorded curve are reused although {', '.join(setting_changes(before, after, names))}"
+    reused = "weights and recorded curve are" if stage.continuation else "the result is"
+    return f"{reused} reused although {', '.join(setting_changes(before, after, names))}"
 
 
 def overrides_of_results(

@@ -114,9 +114,9 @@ def rendered(field: str, block: str, event: str) -> str:
 @pytest.mark.parametrize("event", TOLD)
 def test_the_message_of_every_event_is_whole_on_each_channel(event: str) -> None:
     text = 'tiny-grpo version 4: it "awaits"\n<you> – now'
-    told = json.loads(rendered("payload", "rlcore-webhook", event))
+    told = json.loads(rendered("body", "rlcore-webhook", event))
     assert told == {"text": text, "event": event, "run": "promote tiny", "url": "http://here/runs/1"}
-    assert json.loads(rendered("payload", "rlcore-slack", event)) == {"text": f"{text} http://here/runs/1"}
+    assert json.loads(rendered("body", "rlcore-slack", event)) == {"text": f"{text} http://here/runs/1"}
     assert rendered("subject", "rlcore-mail", event) == f"tiny-grpo version 4: {event}"
     assert rendered("body", "rlcore-mail", event).endswith("now\n\npromote tiny http://here/runs/1")
 

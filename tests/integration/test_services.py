@@ -279,6 +279,21 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     assert re.search(r"^grpo of tiny: stopped after iteration \d+: .*the result is iteration \d+", stopped["text"])
 
 
+TWO_CHAMPIONS = """
+import sys
+from pathlib import Path
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.tracking.runs import open_tracker
+from tests.registered import promote, register_versions
+home = find_home()
+configure_environment(home)
+tracker = open_tracker(home)
+first, second, _ = register_versions(tracker, Path(sys.argv[1]) / "model", "two")
+promote(home, tracker, first, over=None)
+promote(home, tracker, second, over=first)
+"""
+
+
 def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_calls_the_webhook(
     services: Services, told: list[dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -288,10 +303,11 @@ def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_cal
         "promotion.challenger=sft",
         "promotion.approval=person",
         f"promotion.approvers='{tmp_path / 'approvers'}'",
+        *("promotion.min_accuracy=0.0", "promotion.max_truncated=1.0"),
     )
     done = services.deploy("promote/promote", *SMALL, *asking, "name=signed", preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
-    awaits = wait_for(told, "rlcore.promotion.awaits")
+    awaits = wait_for(told, "rlcore.promotion.awaits", text="signed-sft version 1: ")
     assert "rlcore approve signed-sft/1 --reason" in awaits["text"]
     with pytest.raises(urllib.error.HTTPError):  # nobody is champion yet
         services.champion("signed-sft")
@@ -304,12 +320,11 @@ def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_cal
     approval = read_entries(Home(services.home))[-2]
     assert (approval.actor["principal"], approval.actor["flow_run"]) == ("anna", "approve signed-sft/1")
     assert approval.actor["worker"]
-    services.submit("rollback/rollback", model=NAME, version=2, reason="answers are rude")
-    back = wait_for(told, "rlcore.promotion.rolled_back")
-    assert back["text"] == f"{NAME} version 2: answers are rude; version 1 is champion again"
-    drifted = (*write_data(tmp_path / "long", digits=30), *LEARN)
-    assert services.deploy("retrain/retrain", *drifted, preset="retrain").returncode == 1
-    assert "prompt_tokens" in wait_for(told, "rlcore.drift")["text"]
+    services.python(TWO_CHAMPIONS, str(tmp_path), served=True)
+    services.submit("rollback/rollback", model="two", version=2, reason="answers are rude")
+    back = wait_for(told, "rlcore.promotion.rolled_back", text="two")
+    assert back["text"] == "two version 2: answers are rude; version 1 is champion again"
+    assert services.champion("two") == "1"
     verified = services.python("from rlcore.flows.cli.app import main; main(['audit', 'verify'])", served=True)
     assert verified.endswith("entries, no errors\n")
 

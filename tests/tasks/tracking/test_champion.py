@@ -30,8 +30,6 @@ from rlcore.tasks.tracking.registry import (
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import ANNA, promote, register_versions, roll_back
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture
 def tracker(tracked_home: Home) -> Tracker:
@@ -46,10 +44,10 @@ def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
 RACE = """
 import sys
 from rlcore.errors import ModelError, PromotionError
+from rlcore.tasks.tracking.champion import Grounds, promote
 from rlcore.tasks.tracking.registry import ModelVersion, find_version
 from rlcore.tasks.store.settings import configure_environment, find_home
 from rlcore.tasks.tracking.runs import open_tracker
-from tests.registered import promote
 home = find_home()
 configure_environment(home)
 tracker = open_tracker(home)
@@ -58,7 +56,8 @@ mine = ModelVersion(name="m", version=int(sys.argv[1]), model_id=sys.argv[2], sh
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    print("promoted" if promote(home, tracker, mine, over=over) else "already", flush=True)
+    done = promote(home, tracker, mine, Grounds(over=over, verdict="v", sentence=""), actor={})
+    print("promoted" if done else "already", flush=True)
 except PromotionError as error:
     print("refused:", error.what, flush=True)
 """
@@ -128,7 +127,6 @@ def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=ROOT,
         )
         for each in challengers
     ]
