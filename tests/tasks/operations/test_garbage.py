@@ -154,6 +154,9 @@ def test_commands_say_what_was_cleaned_and_a_run_makes_it_again(tracked_home: Ho
     assert find_version(tracker, NAME, "challenger").version == 5  # type: ignore[union-attr]
     with open_registered(tracked_home, f"{NAME}/5") as opened:
         assert opened.folder.is_dir()
+    _, old = find_lineage(tracked_home, f"{NAME}/1")  # of the same key
+    assert old.sha256 == refs[0]["grpo"].sha256
+    assert "the artifact was cleaned on 20" in "".join(old.facts)
     _, root = find_lineage(tracked_home, f"{NAME}/5")
     assert "cleaned" not in "".join(fact for node in nodes(root) for fact in node.facts)
 
