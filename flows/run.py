@@ -51,9 +51,8 @@ plan_logger = logging.getLogger("rlcore.plan")
 def run_targets(preset: str, overrides: Sequence[str], targets: Collection[str]) -> dict[str, ArtifactRef]:
     """Run the stages that the targets need; return the artifacts by stage name."""
     home, config = _start(preset, overrides, targets)
-    command = _command("run", preset, overrides)
-    report = _report(command, preset, overrides)
-    with _watched(home, config, command):
+    report = _report("run", preset, overrides)
+    with _watched(home, config, "run", preset, overrides):
         return dict(run_pipeline(stages(config), config, targets, home=home, experiment=config.name, report=report))
 
 
@@ -74,9 +73,14 @@ def _start(
 
 
 @contextmanager
-def _watched(home: Home, config: RunConfig, command: str) -> Iterator[None]:
+def _watched(home: Home, config: RunConfig, name: str, preset: str, overrides: Sequence[str]) -> Iterator[None]:
     """Report a full disk, and a reached budget with the command that resumes the run."""
-    with raise_on_full_disk(home.root), budget_period(home, config, command=command):
+
+    def resume(limit: str) -> str:
+        key = limit.partition("=")[0]
+        return _command(name, preset, [*(each for each in overrides if each.partition("=")[0] != key), limit])
+
+    with raise_on_full_disk(home.root), budget_period(home, config, resume=resume):
         yield
 
 
@@ -84,9 +88,9 @@ def _command(name: str, preset: str, overrides: Sequence[str]) -> str:
     return shlex.join(["rlcore", name, preset, *(word for each in overrides for word in ("--set", each))])
 
 
-def _report(command: str, preset: str, overrides: Sequence[str]) -> Report:
+def _report(name: str, preset: str, overrides: Sequence[str]) -> Report:
     """Write the report of a run, with the command that repeats it and the preset that it extends."""
-    base_name = _extended(preset)
+    command, base_name = _command(name, preset, overrides), _extended(preset)
     try:
         base = open_preset(base_name) if overrides or base_name != preset else None
     except ConfigError:  # incomplete by itself
@@ -105,11 +109,10 @@ def _extended(preset: str) -> str:
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:
     """Run what is not cached, decide on the challenger, and move the registry's aliases accordingly."""
     home, config = _start(preset, overrides, ["promote"], section=("promotion", PromotionConfig))
-    command = _command("promote", preset, overrides)
-    with _watched(home, config, command):
+    with _watched(home, config, "promote", preset, overrides):
         champion = current_champion(home, config)
         table = promotion_stages(config, champion)
-        report = _report(command, preset, overrides)
+        report = _report("promote", preset, overrides)
         refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
         outcome = _apply_decision(home, config, refs, over=champion)
     logger.info("%s", outcome)
@@ -138,9 +141,8 @@ def run_retrain(preset: str, overrides: Sequence[str]) -> Retraining:
         TrainingError: the new reward model failed its gate.
     """
     home, config = _start(preset, overrides, ["promote"], section=("retrain", RetrainConfig))
-    command = _command("retrain", preset, overrides)
-    with _watched(home, config, command):
-        champion, report = current_champion(home, config), _report(command, preset, overrides)
+    with _watched(home, config, "retrain", preset, overrides):
+        champion, report = current_champion(home, config), _report("retrain", preset, overrides)
         if champion is None:
             logger.info("no champion yet: the whole preset runs from its base")
             done = _run_promotion(home, config, promotion_stages(config, None), None, report=report)

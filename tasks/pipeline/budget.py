@@ -130,8 +130,8 @@ class Meter:
             yield
         except _LimitReached as stop:
             emit_budget_reached(preset, stage, stop.text)
-            fix = f"--set {stop.key}={stop.higher} resumes it"
-            raise BudgetReachedError(stop.text, where=f"{stage} of {preset}", fix=fix) from None
+            limit = f"{stop.key}={stop.higher}"
+            raise BudgetReachedError(stop.text, where=f"{stage} of {preset}", fix=limit) from None
 
 
 @contextmanager
@@ -153,12 +153,12 @@ def metered(home: Home, config: RunConfig) -> Iterator[Meter]:
 
 
 @contextmanager
-def budget_period(home: Home, config: RunConfig, *, command: str) -> Iterator[None]:
-    """End the period if the block completes. A stop names the command that resumes the run."""
+def budget_period(home: Home, config: RunConfig, *, resume: Callable[[str], str]) -> Iterator[None]:
+    """End the period if the block completes. ``resume`` returns the command that resumes it with a higher limit."""
     try:
         yield
     except BudgetReachedError as error:
-        raise BudgetReachedError(error.what, where=error.where, fix=f"{command} {error.fix}") from None
+        raise BudgetReachedError(error.what, where=error.where, fix=f"resume it: {resume(error.fix)}") from None
     rmtree(_folder(home, config), ignore_errors=True)
 
 

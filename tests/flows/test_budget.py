@@ -23,8 +23,8 @@ def test_a_run_that_its_budget_stopped_ends_with_the_bytes_of_one_that_was_never
     assert "budget.tokens = 1 is reached" in line
     assert line.endswith("stopped before iteration 2")
     fix = stopped.stderr.splitlines()[-1]
-    assert fix.startswith("  fix:   rlcore run tiny --set ")
-    assert fix.endswith(" resumes it")
+    assert fix.startswith("  fix:   resume it: rlcore run tiny --set ")
+    assert fix.count("budget.tokens=") == 1
     assert not (home / "cache" / "grpo").exists() or not list((home / "cache" / "grpo").glob("*.json"))
 
     raised = next(word for word in reversed(fix.split()) if word.startswith("budget.tokens="))

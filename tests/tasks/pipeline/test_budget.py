@@ -73,7 +73,7 @@ STAGES = [
 
 
 def run(home: Home, config: RunConfig) -> None:
-    with budget_period(home, config, command="rlcore run toy"):
+    with budget_period(home, config, resume="rlcore run toy --set {}".format):
         run_pipeline(STAGES, config, ["after"], home=home, experiment="toy")
 
 
@@ -95,7 +95,7 @@ def test_a_stop_between_turns_resumes_with_a_higher_limit_and_is_no_outcome(trac
     assert "budget.tokens = 15 is reached" in error.what
     assert "tokens 20" in error.what
     assert error.what.endswith("stopped before iteration 3")
-    assert error.fix == "rlcore run toy --set budget.tokens=35 resumes it"
+    assert error.fix == "resume it: rlcore run toy --set budget.tokens=35"
     assert StageCache(tracked_home.cache).records("loop") == ()
     assert states(tracked_home) == [("toy", "KILLED"), ("toy loop", "KILLED")]
 
