@@ -291,7 +291,9 @@ def test_a_killed_run_that_a_new_rule_would_have_stopped_restarts(run: PipelineR
 def test_damaged_work_is_not_continued(run: PipelineRun, damage: str) -> None:
     first = made(run)
     if damage == "checkpoint":
-        next(run.home.checkpoints.glob("*/*/checkpoints/step-*/policy.safetensors")).write_text("other")
+        (policy, *others) = run.home.checkpoints.glob("*/*/checkpoints/step-*/policy.safetensors")
+        for path in (policy, *others):
+            path.write_text("other")
     else:
         (run.store.path(first) / "result.json").write_text("{}")
     assert planned(run, length=6)[1].endswith("no usable checkpoint up to 6 is kept")
