@@ -254,4 +254,4 @@ def _differences(pair: PairedMetric) -> Values:
 def _summary(failed: Sequence[Check], *, first: bool) -> str:
     if failed:
         return f"Refused: {'; '.join(check.sentence for check in failed)}."
-    return "Promoted: the first champion, within every limit." if first else "Promoted: better, and no guard is broken."
+    return "Passed: the first champion, within every limit." if first else "Passed: better, and no guard is broken."

@@ -172,7 +172,7 @@ def test_an_own_function_a_judge_and_a_reward_model_decide_on_held_out_answers_a
     project: Path,
 ) -> None:
     said = rlcore(project, "promote", "own.toml")
-    assert "own-grpo version 1: Promoted: the first champion" in said
+    assert "own-grpo version 1: Passed: the first champion" in said
     table = answers_of(project, "grpo")
     assert table["is_graded"].all() and set(table["dataset"]) == {"prompts", "talk", "more"}
     own, talk, more = (table[table["dataset"] == name] for name in ("prompts", "talk", "more"))
@@ -199,7 +199,7 @@ def test_the_preset_of_preferences_promotes_by_the_win_rate_of_a_judge_that_did_
     project: Path,
 ) -> None:
     first = rlcore(project, "promote", "mine.toml")
-    assert "mine-grpo version 1: Promoted: the first champion" in first
+    assert "mine-grpo version 1: Passed: the first champion" in first
     second = rlcore(project, "promote", "mine.toml", "--set", "stages.grpo.learning_rate=2e-5")
     assert "# mine-grpo: against version 1" in second
     assert "| win rate |" in second

@@ -78,7 +78,7 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     tracked_home: Home, tmp_path: Path
 ) -> None:
     first = verdict(tracked_home, run(tmp_path, WRONG))
-    assert first["sentence"] == "Promoted: the first champion, within every limit."
+    assert first["sentence"] == "Passed: the first champion, within every limit."
     assert aliases(tracked_home) == {CHAMPION: 1}
 
     refs = run(tmp_path, RIGHT)
@@ -104,7 +104,7 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert read_tags(tracker, champion)["verdict_artifact"] == refs["promote"].sha256
 
     mine = "name=mine"
-    assert verdict(tracked_home, run(tmp_path, (0, 41), mine))["sentence"].startswith("Promoted: the first champion")
+    assert verdict(tracked_home, run(tmp_path, (0, 41), mine))["sentence"].startswith("Passed: the first champion")
     assert verdict(tracked_home, run(tmp_path, (0, 51), mine))["look"] == 3  # at the same prompts, under another name
 
     assert run_rollback(NAME, 2, "rude").endswith("version 1 is champion again")

@@ -38,7 +38,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     data = write_data(tmp_path / "data")
 
     first = run_retrain("retrain", data)
-    assert first.outcome.endswith("Promoted: the first champion, within every limit.")
+    assert first.outcome.endswith("Passed: the first champion, within every limit.")
     again = run_retrain("retrain", data)
     assert (again.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 1})
     assert "version 1 of retrain-grpo was made from these very inputs" in again.outcome
@@ -176,7 +176,7 @@ def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_ch
         judge = f"stages.wins.judge={{kind='judge',options={{base_url='{url}',model='m'}}}}"
         data = (*write_data(tmp_path / "data"), judge)
         first = run_retrain(str(preset), data)
-        assert first.outcome.endswith("Promoted: the first champion, within every limit.")
+        assert first.outcome.endswith("Passed: the first champion, within every limit.")
         asked = len(state.bodies)
         better = run_retrain(str(preset), (*data, *LEARN))
         assert (better.result, aliases(tracked_home)) == ("judged", {CHAMPION: 2, PREVIOUS: 1})
