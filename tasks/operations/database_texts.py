@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ServiceError
+from rlcore.extras import install_command
 from rlcore.tasks.operations.postgres import DATABASES, services_folder
 from rlcore.tasks.operations.quotes import Quotes, redacted_text
 from rlcore.tasks.pipeline.server_access import HOST
@@ -45,7 +46,7 @@ def _service_engine(name: str, password: str, port: int) -> Engine:
     except (ImportError, OperationalError) as error:
         raise ServiceError(
             f"the database {name} of the services cannot be searched: {str(error).splitlines()[0]}",
-            fix="pip install 'rlcore[services]', and start the services: make services",
+            fix=f"{install_command('services')}, and start the services: make services",
         ) from error
     return engine
 

