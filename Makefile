@@ -78,11 +78,11 @@ PYTEST := $(BIN)/python -m pytest
 SPREAD := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: check  ## make check, and the fast tests (10 minutes on two cores)
-	@infra/install_sandbox.sh || true
-	$(PYTEST) -m "not slow and not peers and not engine and not services and not scale" $(SPREAD)
+	@infra/install_programs.sh || true
+	$(PYTEST) -m "not slow and not peers and not engine and not services and not scale and not rehearsal" $(SPREAD)
 
 test-slow: $(VENV)/.extra-benchmarks  ## tests that take longer than a minute, and those of the evaluation harness (an hour)
-	@infra/install_sandbox.sh || true
+	@infra/install_programs.sh || true
 	$(PYTEST) -m slow
 	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" tests/rlcore/evaluation/test_lm_eval.py tests/flows/test_skills.py
 
@@ -100,12 +100,16 @@ test-gpu:  ## what only a GPU shows (under 10 minutes); needs torch, transformer
 	PYTHONPATH=. "$(GPU_PYTHON)" -m pytest -c tests/gpu/pytest.ini tests/gpu --device $(DEVICE)
 
 attack: $(VENV)/.extra-services  ## what docs/security.md promises, attacked; prints and writes its table (under an hour)
-	@infra/install_sandbox.sh || true
+	@infra/install_programs.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
 
 attack-run: setup  ## 234 silent faults, one at a time, in small runs; alarms in 2,000 sound iterations (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --sound 2000 --results attack-run.jsonl
+
+rehearsal: $(VENV)/.extra-services  ## years of operation on real servers, in minutes: approvals, budgets, backup, erasure; all killed once
+	@infra/install_postgres.sh
+	OMP_NUM_THREADS=1 $(PYTEST) -x -m rehearsal tests/rehearsal
 
 chaos: setup  ## whole runs, killed hundreds of times; weights and books compared: CHAOS='--share 10 --seed 0' (minutes to hours)
 	$(BIN)/python -m tests.chaos.run $(CHAOS)

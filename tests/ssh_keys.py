@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 
 def make_key(folder: Path, name: str) -> Path:
     """A private key without a passphrase."""
+    if shutil.which("ssh-keygen") is None:
+        pytest.skip("ssh-keygen is not installed and could not be (see infra/install_programs.sh)")
     path = folder / name
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(path)], check=True)
     return path

@@ -16,7 +16,7 @@ from rlcore.sandbox.pool import SandboxPool
 def missing_isolation() -> str:
     """Return the reason why programs cannot be isolated here, or an empty text."""
     if shutil.which("bwrap") is None:
-        return "bubblewrap is not installed and could not be (see `infra/install_sandbox.sh`)"
+        return "bubblewrap is not installed and could not be (see `infra/install_programs.sh`)"
     try:
         with SandboxPool(num_workers=1) as pool:
             pool.run("pass")
