@@ -33,7 +33,7 @@ name = "team"
 approval = "person"
 approvers = "approvers"
 """
-ERASED = "57"  # a prompt of the training rows
+ERASED = "12"  # a prompt of the training rows
 RUN_SECONDS = 600.0
 EVENTS = {
     "rlcore.promotion.awaits",
