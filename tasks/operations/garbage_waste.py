@@ -29,7 +29,7 @@ from rlcore.tasks.tracking.retention import HeldVersion, clean_version, erase_ru
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 _DAY = 86_400.0  # seconds
-_LARGE = 1 << 20  # bytes of a file that is worth a look
+_LARGE = 1 << 20  # bytes of a file that is compared
 _DIGITS = 12  # characters of a digest in the name of a page's folder
 
 

@@ -106,10 +106,11 @@ def _bring(shared: SharedStore, stage: str, key: str, home: Home) -> bool:
 
 
 def _local_results(stage: str, key: str, home: Home) -> list[Record]:
-    """Return the records here whose key is this one but for the outcome, and whose artifact exists."""
-    found = StageCache(home.cache).records(stage)
-    same = [each for each in found if key_of(without_outcome(each.ingredients)) == key]
-    return [each for each in same if (home.root / each.ref.uri / MANIFEST).is_file()]
+    """Return the present records here whose key is this one but for the outcome, and whose artifact exists."""
+    cache = StageCache(home.cache)
+    same = [each for each in cache.records(stage) if key_of(without_outcome(each.ingredients)) == key]
+    present = [each for each in same if each == cache.find(stage, each.key)]  # not those that lineages keep
+    return [each for each in present if (home.root / each.ref.uri / MANIFEST).is_file()]
 
 
 @contextmanager

@@ -179,12 +179,20 @@ class SharedStore:
         return True
 
     def renew(self, stage: str, key: str, owner: str) -> None:
-        """Show that the owner of a claim lives: ``owner`` differs from what it was."""
+        """Show that the owner of a claim lives: ``owner`` differs from what it was.
+
+        Raises:
+            StoreAwayError: no answer.
+        """
         with self._answering():
             self._place[0].pipe_file(self._claim(stage, key), owner.encode())
 
     def claimant(self, stage: str, key: str) -> str:
-        """Return what the owner of a claim last wrote; empty if there is no claim."""
+        """Return what the owner of a claim last wrote; empty if there is no claim.
+
+        Raises:
+            StoreAwayError: no answer.
+        """
         with self._answering():
             try:
                 return str(self._place[0].cat_file(self._claim(stage, key)).decode())
@@ -192,7 +200,11 @@ class SharedStore:
                 return ""
 
     def release(self, stage: str, key: str) -> None:
-        """Remove a claim."""
+        """Remove a claim.
+
+        Raises:
+            StoreAwayError: no answer.
+        """
         with self._answering():
             try:
                 self._place[0].rm_file(self._claim(stage, key))

@@ -44,4 +44,4 @@ def _link(files: Mapping[str, Path], target: Path) -> None:
         aside.unlink(missing_ok=True)
         link_or_copy(path, aside)
         aside.replace(place)
-        aside.unlink(missing_ok=True)  # of a file that has this name already, which the system leaves as it is
+        aside.unlink(missing_ok=True)  # rename leaves it if both are names of one file

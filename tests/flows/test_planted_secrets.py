@@ -39,7 +39,7 @@ PLANTED = {  # what a run's environment holds, with {} for the secret
 
 
 def texts(home: Path) -> Iterator[tuple[Path, bytes]]:
-    """Every file of a home as it is, and the values of each table, which are compressed."""
+    """The bytes of every file of a home, and the values of each compressed table."""
     for path in home.rglob("*"):
         if path.is_file():
             yield path, path.read_bytes()

@@ -63,6 +63,25 @@ def test_another_machine_fetches_what_one_computed(machines: tuple[PipelineRun, 
     assert states(second.home) == {"make": "cached", "double": "cached"}
 
 
+def test_the_present_result_of_a_key_is_published_and_none_of_before(
+    machines: tuple[PipelineRun, PipelineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = machines
+    with monkeypatch.context() as alone:
+        alone.delenv("RLCORE_STORE")
+        made = run_stage(MAKE, config(), {}, first)
+    record = first.cache.find("make", made.stage_key)
+    assert record is not None
+    folder = first.home.work / "other"
+    folder.mkdir()
+    (folder / "number.txt").write_text("1 again")
+    again = first.store.commit(folder, kind="number", stage_key=made.stage_key)
+    first.cache.write("make", replace(record, ref=again))
+    assert run_stage(MAKE, config(), {}, first) == again
+    assert run_stage(MAKE, config(), {}, second) == again
+    assert calls == ["make"]
+
+
 def test_plan_says_what_will_be_fetched(machines: tuple[PipelineRun, PipelineRun]) -> None:
     first, second = machines
     both(first)
