@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from tests.flows.retraining import LEARN, SPOIL, write_data
-from tests.integration.listeners import receiver
+from tests.integration.listeners import mailbox, receiver
 from tests.integration.service_runs import Services, running_services, wait_until
 
 pytestmark = pytest.mark.rehearsal
@@ -47,12 +48,14 @@ EVENTS = {
 
 @dataclass
 class Team:
-    """A team's preset and keys, its servers, what its webhook received, and when commands are killed."""
+    """A team's preset and keys, its servers, what webhook, Slack and mailbox received, when commands are killed."""
 
     services: Services
     folder: Path
     received: list[dict[str, Any]]
     moments: random.Random
+    slack: list[dict[str, Any]]
+    mails: list[Message]
 
     @property
     def preset(self) -> str:
@@ -138,8 +141,15 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
     public = (folder / "key.pub").read_text().split()
     (folder / "approvers").write_text(f"ada@example.org {public[0]} {public[1]}\n")
-    with running_services() as services, receiver(services.webhook) as received:
-        made = Team(services=services, folder=folder, received=received, moments=random.Random(7))
+    with (
+        running_services() as services,
+        receiver(services.webhook) as received,
+        receiver(services.slack) as slack,
+        mailbox(services.mail) as mails,
+    ):
+        made = Team(
+            services=services, folder=folder, received=received, moments=random.Random(7), slack=slack, mails=mails
+        )
         yield made
         down = made.services.command("down")  # elsewhere by now
         assert down.returncode == 0, down.stdout + down.stderr
@@ -253,6 +263,8 @@ def test_what_nobody_needs_is_cleaned(team: Team) -> None:
 
 def test_every_event_was_received_and_the_audit_log_is_whole(team: Team) -> None:
     assert EVENTS - set(team.events()) == set()
+    told = len(team.received)
+    wait_until(lambda: len(team.slack) == len(team.mails) == told, seconds=60.0, what="told everywhere")
     verified = team.run("audit", "verify")
     assert verified.returncode == 0, verified.stdout
     shown = team.run("audit", "show").stdout
