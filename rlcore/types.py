@@ -106,6 +106,11 @@ class Rollout:
         text: Decoded last turn without special tokens, for verifiers and humans; never tokenized again.
         tool_calls: Earlier turns, each of which ended in a call.
         environment_reward: Reward of the episode's environment, or None.
+        branches: Other samples of the same episode: an agent that rewrites its history, or keeps several, leaves
+            tokens that no single sequence holds. Each has a prompt, tokens and mask of its own, and no branches. They
+            share the score of the episode, whose last answer this rollout holds. A token that the policy sampled is
+            True in the mask of exactly one sample.
+        fork: On a branch, the reason why it is a sample of its own; else "".
         replica: Number of the engine that sampled its first turn. Draws do not depend on it, and equality ignores it.
     """
 
@@ -118,7 +123,14 @@ class Rollout:
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
     environment_reward: float | None = None
+    branches: tuple[Rollout, ...] = ()
+    fork: str = ""
     replica: int = field(default=0, compare=False)
+
+    @property
+    def samples(self) -> tuple[Rollout, ...]:
+        """Samples of the episode: this rollout, then its branches."""
+        return (self, *self.branches)
 
     @property
     def row(self) -> dict[str, Any]:
