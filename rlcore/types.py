@@ -111,6 +111,7 @@ class Rollout:
             share the score of the episode, whose last answer this rollout holds. A token that the policy sampled is
             True in the mask of exactly one sample.
         fork: On a branch, the reason why it is a sample of its own; else "".
+        num_sampled: Tokens that the engine sampled for an agent's episode, as counted where it was asked; else None.
         replica: Number of the engine that sampled its first turn. Draws do not depend on it, and equality ignores it.
     """
 
@@ -125,6 +126,7 @@ class Rollout:
     environment_reward: float | None = None
     branches: tuple[Rollout, ...] = ()
     fork: str = ""
+    num_sampled: int | None = None
     replica: int = field(default=0, compare=False)
 
     @property
