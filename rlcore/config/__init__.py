@@ -4,6 +4,7 @@ A field without a default is required. Types carry their bounds. :func:`rlcore.s
 names the path of every error (``stages.grpo.learning_rate``). ``tasks/presets`` has the settings of the pipeline.
 """
 
+from rlcore.config.agents import AgentConfig
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.distributed import DistributedConfig, RayConfig
@@ -37,6 +38,7 @@ from rlcore.strict_config import to_dict
 
 __all__ = [
     "LIMITS",
+    "AgentConfig",
     "AnswersConfig",
     "AuditConfig",
     "BackboneConfig",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlcore.config.agents import AgentConfig
 from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
@@ -26,11 +27,14 @@ class SamplingConfig:
     zero_signal_keep_prob: Fraction = 1.0  # probability p of sampling a prompt after a zero-signal group; p^n after n
     staleness: NonNegativeInt = 0  # iterations prefetched during updates; rollouts are up to this number of updates old
     episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
+    agent: AgentConfig | None = None  # left out: no agent plays
     engine: EngineConfig | None = None  # left out: the run's engine
 
     def __post_init__(self) -> None:
         if self.episodes.has_tools and self.episodes.max_turn_tokens > self.max_new_tokens:
             raise ConfigError("episodes.max_turn_tokens must not exceed max_new_tokens, which limits all turns")
+        if self.agent and self.episodes.has_tools:
+            raise ConfigError("agent plays the episodes with tools of its own: leave out episodes")
         if self.staleness and self.dynamic_sampling_rounds:
             raise ConfigError(
                 f"dynamic_sampling_rounds needs rewards before it samples more, but staleness = {self.staleness} "
