@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-peers/bin/python"
 BENCHMARKS = {
-    "peers": "speed and memory against TRL on equal work: headline (20 minutes), all (3 hours)",
+    "peers": "speed and memory against TRL on equal work: headline (20 minutes), ppo (12), all (3 hours)",
     "floor": "the machine's best matrix product, of which floors are worked out (seconds)",
     "memory": "memory of online RL by part: recipes x full or adapters x critic (10 minutes)",
     "learning": "learning curves of a preset over three seeds (20 minutes)",

@@ -14,7 +14,8 @@ from benchmarks.peers.work import Work
 
 
 def main(side: str, work: str, setting: str) -> None:
-    task, module = Work(**json.loads(work)), import_module(f"benchmarks.peers.{side}")
+    task = Work(**json.loads(work))
+    module = import_module(f"benchmarks.peers.{side}{'_ppo' if task.task.startswith('ppo') else ''}")
     getattr(module, task.task)(task, Record(task), **json.loads(setting))
 
 

@@ -19,6 +19,7 @@ from benchmarks.peers.same import UnequalWorkError, require_same_work
 from benchmarks.peers.work import Work
 
 SIDES = ("ours", "trl")
+LAST_WITH_PPO = Path(".venv-peers/trl-1.12").absolute()  # TRL's last release with a PPO trainer, for the Python path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,12 @@ def _supervised(task: str, dtype: str) -> Comparison:
     return Comparison(title=title, work=work, trial=replace(work, steps=1))
 
 
+def _ppo(task: str, dtype: str) -> Comparison:
+    work = Work(task=task, dtype=dtype)
+    title = f"PPO, { {'ppo': 'own critic', 'ppo_shared': 'shared trunk'}[task] }, tiny, {dtype}"
+    return Comparison(title=title, work=work, trial=replace(work, num_prompts=2), rows=(2, 4, 8))
+
+
 DTYPES = ("float32", "bfloat16")
 
 
@@ -72,6 +79,7 @@ PLANS: dict[str, list[Comparison]] = {
         _grpo("tiny", "float32", longest=384, options=False),
         *(_smollm2(dtype, prompts=8) for dtype in DTYPES),
     ],
+    "ppo": [_ppo(task, dtype) for task in ("ppo", "ppo_shared") for dtype in DTYPES],
 }
 
 

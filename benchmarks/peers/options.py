@@ -12,6 +12,7 @@ _COMPILED = {"torch_compile": True}
 _BY_LENGTH = {"train_sampling_strategy": "group_by_length"}
 _LIGER = {"use_liger_kernel": True}
 _PADDING_FREE = {"padding_free": True}
+_PPO = {"passes of 16 rows": {"local_rollout_forward_batch_size": 16}}
 OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "grpo": {
         "continuous batching": {"use_transformers_continuous_batching": True},
@@ -23,6 +24,8 @@ OPTIONS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "vLLM": {"use_vllm": True, "vllm_mode": "colocate"},
         "defaults": {},  # nothing is tuned: bfloat16 by autocast, gradient checkpointing
     },
+    "ppo": _PPO,
+    "ppo_shared": _PPO,
     "sft": {
         "packing": {"packing": True, "max_length": 1024},
         "padding-free": {**_PADDING_FREE, "max_length": None},  # TRL refuses its default, which cuts no such row

@@ -36,6 +36,7 @@ from rlcore.loop.weight_sync import verify_sync
 from rlcore.models.batching import choose_kernels
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
+from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, decode, sample_tokens
@@ -86,7 +87,8 @@ def policy(work: Work, option: str = "") -> Any:
     return enable_gradient_checkpointing(model) if option == "checkpointing" else model
 
 
-def _watched(work: Work, record: Record, option: str) -> Any:
+def watched(work: Work, record: Record, option: str = "") -> Any:
+    """Make an observed policy."""
     model = policy(work, option)
     record.watch(model)
     return model
@@ -121,9 +123,15 @@ def _see_samples(record: Record, samples: Sequence[TrainingSample]) -> None:
 
 
 def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
+    """Train on rewards by rule."""
+    learner = LocalLearner(make_learner(work, watched(work, record, option), microbatch))
+    reward = function_reward(lambda rollouts: parity([], [each.completion_ids for each in rollouts]))
+    iterate(work, record, learner, reward)
+
+
+def iterate(work: Work, record: Record, learner: LocalLearner, reward: WeightedReward) -> None:
     """Run iterations of :func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
     tokenizer = ChatTokenizer.of(work.make_tokenizer(), (EOS,))
-    learner = LocalLearner(make_learner(work, _watched(work, record, option), microbatch))
     weights = learner.learner.policy
     if work.compute_dtype != torch.float32:
         weights = copy.deepcopy(weights).to(work.compute_dtype)
@@ -148,7 +156,7 @@ def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
             sampler=engine,
             engine_dtype=work.compute_dtype,
             tokenizer=tokenizer,
-            reward=function_reward(lambda rollouts: parity([], [each.completion_ids for each in rollouts])),
+            reward=reward,
             prompts=prompts,
             folder=Path(folder),
             identity={},
@@ -195,7 +203,7 @@ def _time(owner: Any, name: str, record: Record, part: str, stack: ExitStack) ->
 
 def update(work: Work, record: Record, microbatch: int, option: str) -> None:
     """Take steps of the learner on given completions."""
-    learner, samples = make_learner(work, _watched(work, record, option), microbatch), samples_of(work)
+    learner, samples = make_learner(work, watched(work, record, option), microbatch), samples_of(work)
     record.start()
     for step in range(work.steps):
         _see_samples(record, samples)
@@ -239,7 +247,7 @@ def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
         tokens_per_microbatch=microbatch,
         optim=OPTIM,
     )
-    model = _watched(work, record, option)
+    model = watched(work, record, option)
     record.start()
     for row in rows * work.steps:
         ids = (*row.sequence.prompt_ids, *row.sequence.completion_ids)
@@ -269,7 +277,7 @@ def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
         tokens_per_microbatch=microbatch,
         optim=OPTIM,
     )
-    model = ScalarHeadModel.on_backbone(_watched(work, record, option))
+    model = ScalarHeadModel.on_backbone(watched(work, record, option))
     with torch.no_grad():
         model.head.weight.copy_(work.make_classifier().score.weight)
     learner, pairs = RewardLearner((model,), config), _pairs(work, record, marks=False)
@@ -290,7 +298,7 @@ def dpo(work: Work, record: Record, microbatch: int, option: str) -> None:
         tokens_per_microbatch=microbatch,
         optim=OPTIM,
     )
-    learner = DpoLearner(_watched(work, record, option), config)
+    learner = DpoLearner(watched(work, record, option), config)
     record.start()
     pairs = _pairs(work, record, marks=True)
     run_dpo_steps(learner, pairs, pairs[:1], config, seed=0, report=_silent)

@@ -16,8 +16,11 @@ from rlcore.config.health import AuditConfig
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"
-PAGE, METHODS = "docs/benchmarks/speed-against-trl.md", "docs/benchmarks/speed-by-method.md"
+PAGE, METHODS, PPO = (
+    f"docs/benchmarks/{name}.md" for name in ("speed-against-trl", "speed-by-method", "ppo-against-trl")
+)
 INDEX, README = "docs/benchmarks.md", "README.md"
+_PAGES = {"headline": PAGE, "ppo": PPO}
 Results = Mapping[str, Any]
 _SIDES = {"ours": "rlcore", "trl": "TRL"}
 _UNITS = {"ours": "tokens", "trl": "rows"}
@@ -39,15 +42,17 @@ def pages(results: Sequence[Results], root: Path = ROOT) -> dict[str, str]:
     Raises:
         ValueError: A page has no place for one of them.
     """
-    texts = {name: (root / name).read_text(encoding="utf-8") for name in (PAGE, METHODS, INDEX, README)}
+    texts = {name: (root / name).read_text(encoding="utf-8") for name in (PAGE, METHODS, PPO, INDEX, README)}
     for each in results:
-        page = PAGE if each["plan"] == "headline" else METHODS
+        page = _PAGES.get(each["plan"], METHODS)
         texts[page] = _between(page, texts[page], each["plan"], block(each))
         for measured in each["measured"]:
             work = measured["work"]
             is_headline = each["plan"] == "headline"
             if work["dtype"] == "float32" and (is_headline or work["task"] != "grpo"):
-                texts[INDEX] = _replace_row(texts[INDEX], _INDEX_ROWS[work["task"]], _index_row(measured, each["trl"]))
+                texts[INDEX] = _replace_row(
+                    texts[INDEX], _INDEX_ROWS[work["task"]], _index_row(measured, each["trl"], page)
+                )
         if each["plan"] == "headline":
             texts[README] = _replace_row(texts[README], "CPU speed", _readme_row(each))
     return texts
@@ -221,14 +226,15 @@ _INDEX_ROWS = {
     "sft": "SFT, three steps: CPU seconds",
     "rm": "Reward model, three steps: CPU seconds",
     "dpo": "DPO, three steps: CPU seconds",
+    "ppo": "PPO iteration, own critic: CPU seconds",
+    "ppo_shared": "PPO iteration, critic on the policy's trunk: CPU seconds",
 }
 
 
-def _index_row(measured: Mapping[str, Any], version: str) -> str:
+def _index_row(measured: Mapping[str, Any], version: str, page: str) -> str:
     ours, theirs = (_rounds(measured, side, 1) for side in _SIDES)
     start, speed = _INDEX_ROWS[measured["work"]["task"]], ratio(measured)
     cells = [_spread(each, seconds) for each in (ours, theirs)]
-    page = PAGE if measured["work"]["task"] == "grpo" else METHODS
     link = f"[Against TRL](benchmarks/{Path(page).name})"
     return f"| {start} (n = {len(ours)}) | {cells[0]} | TRL {version}: {cells[1]}, {speed:.2f}× | {link} |"
 

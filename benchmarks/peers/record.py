@@ -29,6 +29,7 @@ class Record:
         self._sequences: list[tuple[tuple[int, ...], int, float]] = []
         self._gradients: list[list[float]] = []
         self._weights, self._products = set[torch.dtype](), defaultdict[str, set[torch.dtype]](set)
+        self._followed = set[int]()
         self._positions, self._parts, self._marks = 0, defaultdict[str, float](float), list[float]()
 
     def see(self, token_ids: Sequence[int], *, trained: int, value: float) -> None:
@@ -39,6 +40,10 @@ class Record:
         """Observe the precision of a model's products, and the positions of its largest training pass."""
         layer = next(module for name, module in model.named_modules() if name.endswith("mlp.down_proj"))
         layer.register_forward_hook(self._forward)
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Observe only the updates of this model, and not those of a critic: its losses have conventions."""
+        self._followed |= {id(each) for each in model.parameters()}
 
     def start(self) -> None:
         """Start the clock, and observe every optimizer step from now on. A second call does nothing."""
@@ -96,6 +101,10 @@ class Record:
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        if self._followed:
+            parameters = [each for each in parameters if id(each) in self._followed]
+        if not parameters:
+            return
         self._weights |= {each.dtype for each in parameters}
         self._gradients.append(sorted(float(each.grad.norm()) for each in parameters if each.grad is not None))
         self._marks.append(_now(self._work.device))

@@ -17,7 +17,7 @@ EXACT = (
     "products of updates",
     OTHERS,
 )
-ADVANTAGE = 1e-3  # TRL adds 1e-4 to the standard deviation
+ADVANTAGE = {"float32": 1e-3, "bfloat16": 1e-1}  # TRL adds 1e-4 to the standard deviation; PPO's come from models
 GRADIENT = {"float32": 2e-3, "bfloat16": 5e-2}  # relative, of the norm over all parameters
 
 
@@ -43,9 +43,11 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
     names = EXACT if first[OTHERS] and second[OTHERS] else [name for name in EXACT if name != OTHERS]
     found = [(name, first[name], second[name]) for name in names if first[name] != second[name]]
     if not found:
-        found = _far("advantages", [first["advantages"]], [second["advantages"]], ADVANTAGE)
-        bound = max(GRADIENT[name] for name in first["products of updates"])
-        found += _far("gradients", first["gradients"], second["gradients"], bound)
+        advantage, gradient = (
+            max(bounds[name] for name in first["products of updates"]) for bounds in (ADVANTAGE, GRADIENT)
+        )
+        found = _far("advantages", [first["advantages"]], [second["advantages"]], advantage)
+        found += _far("gradients", first["gradients"], second["gradients"], gradient)
     return found
 
 

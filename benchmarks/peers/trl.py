@@ -21,8 +21,8 @@ from benchmarks.peers.record import Record
 from benchmarks.peers.work import EOS, Work, parity, text_of
 
 
-def _settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str, Any]:
-    rows = work.num_prompts * (work.group_size if work.task in ("grpo", "update") else 1)
+def settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str, Any]:
+    """Return the settings of a trainer."""
     base = {
         "output_dir": folder,
         "use_cpu": work.device == "cpu",
@@ -33,8 +33,8 @@ def _settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str
         "max_steps": work.steps,
         "learning_rate": work.learning_rate,
         "lr_scheduler_type": "constant",
-        "per_device_train_batch_size": min(microbatch, rows),
-        "gradient_accumulation_steps": max(1, rows // microbatch),
+        "per_device_train_batch_size": min(microbatch, work.rows),
+        "gradient_accumulation_steps": max(1, work.rows // microbatch),
     }
     if option == "defaults":
         return base
@@ -136,7 +136,7 @@ def _policy_trainer(
             temperature=1.0,
             beta=0.0,
             shuffle_dataset=False,
-            **_settings(work, folder, microbatch, option),
+            **settings(work, folder, microbatch, option),
         )
         trainer = GRPOTrainer(
             model=model,
@@ -173,7 +173,7 @@ def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = SFTTrainer(
             model=work.make_model(),
-            args=SFTConfig(completion_only_loss=True, **_settings(work, folder, microbatch, option)),
+            args=SFTConfig(completion_only_loss=True, **settings(work, folder, microbatch, option)),
             train_dataset=Dataset.from_list(rows),
             processing_class=work.make_tokenizer(),
         )
@@ -189,7 +189,7 @@ def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = RewardTrainer(
             model=work.make_classifier(),
-            args=RewardConfig(**_settings(work, folder, microbatch, option)),
+            args=RewardConfig(**settings(work, folder, microbatch, option)),
             train_dataset=Dataset.from_list(rows),
             processing_class=work.make_tokenizer(),
         )
@@ -212,7 +212,7 @@ def dpo(work: Work, record: Record, microbatch: int, option: str) -> None:
         trainer = DPOTrainer(
             model=work.make_model(),
             ref_model=None if option == "precomputed reference" else work.make_model(),
-            args=DPOConfig(**_settings(work, folder, microbatch, option)),
+            args=DPOConfig(**settings(work, folder, microbatch, option)),
             train_dataset=Dataset.from_list(rows),
             processing_class=work.make_tokenizer(),
         )

@@ -20,6 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from benchmarks.floor import forward_flops
 
 PAD, EOS = 0, 1
+SUPERVISED = ("sft", "rm", "dpo")
+KL = 0.05  # of PPO's reward
+VALUE_LOSS = 1e-6  # weight of PPO's critic loss: gradients of a shared backbone are those of the policy's loss
 _NAMES = (
     "vocab_size",
     "hidden_size",
@@ -54,7 +57,8 @@ class Work:
     """One comparison: a number of optimizer steps, each on all prompts with all their completions.
 
     Attributes:
-        task: ``grpo`` samples and trains, ``update`` trains on given completions; ``sft``; ``rm`` and ``dpo`` on pairs.
+        task: ``grpo`` samples and trains; so do ``ppo`` and ``ppo_shared``, whose critic is a head on the policy;
+            ``update`` trains on given completions; ``sft``; ``rm`` and ``dpo`` on pairs.
         prompt_tokens: Shortest and longest prompt.
         completion_tokens: Shortest and longest completion, the EOS included.
     """
@@ -108,7 +112,12 @@ class Work:
     @property
     def learning_rate(self) -> float:
         """Return the constant learning rate of AdamW (0.9, 0.999, no decay, gradients clipped at norm 1)."""
-        return 1e-6 if self.task in ("grpo", "update") else 1e-4
+        return 1e-4 if self.task in SUPERVISED else 1e-6
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of a step; a pair is one."""
+        return self.num_prompts * (1 if self.task in SUPERVISED else self.group_size)
 
     @property
     def max_new_tokens(self) -> int:

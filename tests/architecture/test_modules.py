@@ -16,6 +16,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "datasets": {
         "tasks/steps/data.py",
         "benchmarks/peers/trl.py",
+        "benchmarks/peers/trl_ppo.py",
     },
     "fsspec": {"tasks/operations/backup_target.py", "tasks/store/shared.py"},
     "bitsandbytes": {"rlcore/training/optim.py"},

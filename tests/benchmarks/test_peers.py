@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("task", ["grpo", "update", "sft", "rm", "dpo"])
+@pytest.mark.parametrize("task", ["grpo", "ppo", "ppo_shared", "update", "sft", "rm", "dpo"])
 def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_path: Path) -> None:
     results = run_plan("supervised", [small_comparison(small_work(task))], out=tmp_path / "results.json")
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
@@ -38,7 +39,7 @@ def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_pat
     assert all(each["work"]["updates"] == 2 and each["cpu_seconds"] > 0 for each in measured["rounds"])
     assert len(measured["search"]) == 4
     assert f"| {task} | 1 | TRL, " in pages.block(results)
-    assert ("| canaries " in pages.block(results)) is (task == "grpo")
+    assert ("| canaries " in pages.block(results)) is (task in ("grpo", "ppo", "ppo_shared"))
 
 
 @pytest.mark.parametrize("what", PLANTS)
@@ -146,12 +147,12 @@ def test_phases_stand_beside_the_flop_of_their_passes() -> None:
 
 
 def test_results_reach_every_page() -> None:
-    written = pages.pages([results("headline"), results("supervised")])
+    written = pages.pages([results("headline"), results("supervised"), results("ppo")])
     assert "[3.2× faster than tuned TRL; bfloat16 3.2×](" in written[pages.README]
-    for name in ("GRPO step", "SFT", "Reward model", "DPO"):
-        (row,) = [line for line in written[pages.INDEX].splitlines() if line.startswith(f"| {name}, ")]
+    for name in ("GRPO step", "SFT", "Reward model", "DPO", "PPO iteration, own", "PPO iteration, critic on"):
+        (row,) = [line for line in written[pages.INDEX].splitlines() if re.match(rf"\| {name}[, ]", line)]
         assert "| 9.3 (8.3 to 11.3) | TRL 1.16.0: 30.0 (27.0 to 33.0), 3.23× |" in row
-    assert [written[name].count("Commit `abc`") for name in (pages.PAGE, pages.METHODS)] == [1, 1]
+    assert [written[name].count("Commit `abc`") for name in (pages.PAGE, pages.METHODS, pages.PPO)] == [1] * 3
 
 
 def test_published_figures_are_those_of_the_results() -> None:

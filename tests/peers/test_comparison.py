@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import arena
-from benchmarks.peers.compare import run_plan
-from benchmarks.peers.same import UnequalWorkError
+from benchmarks.peers.compare import LAST_WITH_PPO, measure, run_plan
+from benchmarks.peers.same import UnequalWorkError, require_same_work
 from tests.benchmarks.arms import PLANTS, runner, small_comparison, small_work
 
 pytestmark = pytest.mark.peers
@@ -32,3 +32,12 @@ def test_unequal_work_ends_without_a_figure(what: str, monkeypatch: pytest.Monke
     with pytest.raises(UnequalWorkError, match=rf"different work, so no figure(.|\n)*{what}: "):
         run_plan("all", [small_comparison(small_work("grpo"))], out=tmp_path / "results.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("task", "dtype"), [("ppo", "bfloat16"), ("ppo_shared", "float32")])
+def test_ppo_does_the_work_of_the_last_trl_that_has_it(task: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(LAST_WITH_PPO))
+    work, settings = small_work(task, dtype=dtype), {"microbatch": 4, "option": ""}
+    ours, theirs = (measure(work, {**settings, "side": side}, 1)["work"] for side in SIDES)
+    require_same_work(ours, theirs, names=("ours", "trl"))
+    assert ours["updates"] == len(theirs["gradients"]) == 2
