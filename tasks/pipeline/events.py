@@ -1,7 +1,8 @@
 """Events for Prefect automations: new snapshots, refused and stopped runs, drift, and each act on a champion.
 
 ``infra/automations.yaml`` reacts: preferences start a retraining, the others go to a webhook, Slack and mail. Prefect
-adds flow run, deployment and tags to each event. The inline engine has no server: there an event is a line in the log.
+adds flow run, deployment and tags to each event. The inline engine has no server: there an event is a line in the log,
+and an act is the line of its command.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.tasks.pipeline.prefect_bridge import emit_event
+from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, emit_event
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import read_json
@@ -90,9 +91,16 @@ def emit_budget_reached(preset: str, stage: str, text: str) -> None:
 
 
 def emit_act(event: str, model: str, version: int, text: str) -> None:
-    """Emit an event for an act on a registered version: it awaits an approval, is promoted, refused, or rolled back."""
-    name = f"{model} version {version}"
-    emit_event(event, {"prefect.resource.id": f"rlcore.model.{model}.{version}", "prefect.resource.name": name}, text)
+    """Emit an event for an act on a registered version: it awaits an approval, is promoted, refused, or rolled back.
+
+    Without a flow run the command's own line has the outcome.
+    """
+    if current_flow_run():
+        labels = {
+            "prefect.resource.id": f"rlcore.model.{model}.{version}",
+            "prefect.resource.name": f"{model} version {version}",
+        }
+        emit_event(event, labels, text)
 
 
 def _resource(preset: str, stage: str) -> dict[str, str]:

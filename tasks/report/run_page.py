@@ -221,6 +221,7 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
         "samples": data.changed_samples(folders, contrasts(config)),
         "extremes": data.extreme_rollouts(folders),
         "gates": data.gates(folders),
+        "promotion": read_json(folders["promote"] / "verdict.json") if "promote" in folders else None,
         "win_rates": [read_json(folder / "win_rate.json") for folder in win_rates(folders).values()],
     }
 

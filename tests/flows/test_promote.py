@@ -114,8 +114,9 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
 
 
 def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_policy_is_an_ingredient(
-    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="rlcore")
     key, approvers = make_key(tmp_path, "anna"), tmp_path / "approvers"
     approvers.write_text(allowed(key) + "\n", encoding="utf-8")
     asking = ("promotion.approval=person", f"promotion.approvers='{approvers}'")
@@ -123,6 +124,11 @@ def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_p
     better = run(tmp_path, RIGHT, *asking)
     assert verdict(tracked_home, better)["promote"]
     assert aliases(tracked_home) == {CHAMPION: 1, CANDIDATE: 2}
+    lines = [record.getMessage() for record in caplog.records]
+    (told,) = [line for line in lines if verdict(tracked_home, better)["sentence"] in line]
+    assert told.startswith(f"{NAME} version 2: ") and "It awaits an approval until " in told
+    reports = [path.read_text() for path in tracked_home.root.glob("reports/*/report.html")]
+    assert sorted("It awaits approval by a person" in each for each in reports) == [False, True]
     assert run(tmp_path, RIGHT, *asking, "promotion.approval_days=9")["promote"] == better["promote"]
     assert len(list((tracked_home.cache / "promote").glob("*.json"))) == len({first["promote"], better["promote"]})
 
@@ -140,7 +146,7 @@ def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_p
     assert [row[3] for row in rows] == ["promote", "await", "approve", "promote", "rollback"]
     assert rows[2][4:] == ["anna", "reason", "read", "fifty", "answers"]
     assert main(["audit", "verify"]) == 0
-    assert capsys.readouterr().out == "5 entries, no errors\n"
+    assert capsys.readouterr().out.startswith("5 entries, no errors; without a backup, ")
     open_tracker(tracked_home).client.set_registered_model_alias(NAME, CHAMPION, "2")
     assert main(["audit", "verify"]) == 1
     assert "version 2 is champion, and by entry 5 (rollback) it is version 1" in capsys.readouterr().out

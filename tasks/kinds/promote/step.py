@@ -97,7 +97,6 @@ def run_promote(
     document = {**sides, "verdict": dataclasses.asdict(decision), "win_rate": wins}
     write_json(document, context.folder / "verdict.json")
     context.tracker.log_artifact(context.folder / "verdict.json", "promotion")
-    context.log(decision.sentence)
     return StageResult(metrics=_metrics(decision))
 
 

@@ -14,7 +14,7 @@ import yaml
 
 from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.pipeline import events
-from rlcore.tasks.pipeline.events import emit_act, emit_findings, emit_on_failure, emit_on_refusal, emit_snapshot
+from rlcore.tasks.pipeline.events import emit_findings, emit_on_failure, emit_on_refusal, emit_snapshot
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import write_json
 
@@ -82,10 +82,6 @@ def refused_run(folder: Path) -> None:
         (refused_data, "drift of toy: rlcore.drift DataError: the new data drift"),
         (failed, "grpo of toy: rlcore.stage.failed CanaryError: the sampler is stale"),
         (refused_run, "toy: rlcore.run.refused ConfigError: row 3 lacks 'prompt'"),
-        *(
-            (lambda _, name=name: emit_act(name, "m", 3, "why"), f"m version 3: {name} why")
-            for name in (events.AWAITS, events.PROMOTED, events.REFUSED, events.ROLLED_BACK)
-        ),
     ],
 )
 def test_inline_an_event_is_one_line_in_the_log(
