@@ -32,6 +32,7 @@ class S3:
         for name, value in self.variables().items():
             monkeypatch.setenv(name, value)
         name = f"bucket-{uuid.uuid4().hex[:8]}"
+        fsspec.get_filesystem_class("s3").clear_instance_cache()  # clients of an earlier server
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir(name)
         return f"s3://{name}/rlcore"
 

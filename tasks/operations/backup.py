@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.operations.backup_target import BackupFile, BackupTarget, Manifest
+from rlcore.tasks.operations.backup_target import NAME, BackupFile, BackupTarget, Manifest, note_backup
 from rlcore.tasks.operations.postgres import DUMPS, dump_databases, services_folder
 from rlcore.tasks.pipeline.earlier_work import WORK_INPUTS
 from rlcore.tasks.pipeline.leases import HALF_WRITTEN, held_leases, leased, startup_lock
@@ -25,7 +25,6 @@ from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.state import copy_database, read_versions
-from rlcore.tasks.store.storage import write_json
 
 _ACTION = "backup"
 _TRIES = 3
@@ -59,19 +58,18 @@ def back_up(home: Home, url: str, *, keep: int = 0) -> Backup:
     with leased(home, _ACTION) as lease, file_lock(home.root / "backup.lock", wait=False) as is_free:
         if not is_free:
             raise StorageError("another backup is active", where=str(home.root), fix="wait until it has ended")
-        started, copier = datetime.now(UTC), _Copier(target, _newest(target))
+        name, copier = datetime.now(UTC).strftime(NAME), _Copier(target, _newest(target))
         running = _copy_all(home, copier, lease)
         manifest = Manifest(
-            name=started.strftime("%Y%m%dT%H%M%S%f"),
+            name=name,
             versions=read_versions(home),
             running=running,
             left_out=copier.left_out | _not_reached(copier.files),
             files=tuple(copier.files.values()),
         )
         target.write(manifest)
-        last = {"time": started.isoformat(timespec="seconds"), "target": target.url, "bytes": manifest.size}
-        write_json(last, home.root / "backups" / "last.json")
-        record_action(home, _ACTION, "home", {**last, "name": manifest.name, "seal": manifest.seal})
+        last = note_backup(home, manifest, target.url)
+        record_action(home, _ACTION, "home", {**last, "seal": manifest.seal})
         removed = _prune(target, keep) if keep else ()
     return Backup(manifest=manifest, target=target.url, copied=copier.copied, removed=removed)
 

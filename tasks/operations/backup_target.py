@@ -10,17 +10,18 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlcore.errors import ConfigError, RlcoreError, StorageError
-from rlcore.tasks.store.passwords import has_secret
-from rlcore.tasks.store.storage import write_bytes
+from rlcore.errors import StorageError
+from rlcore.tasks.store.remote import RemoteFolder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json, write_json
 
+NAME = "%Y%m%dT%H%M%S%f"  # of a backup: its time
 _FORMAT = 1
 _CONTENT, _MANIFESTS = "content", "manifests"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -61,6 +62,11 @@ class Manifest:
     files: tuple[BackupFile, ...]
 
     @property
+    def time(self) -> datetime:
+        """Time at which the backup began."""
+        return datetime.strptime(self.name, NAME).replace(tzinfo=UTC)
+
+    @property
     def size(self) -> int:
         """Total bytes, hard links counted once."""
         return sum(each.bytes for each in self.files if not each.link)
@@ -96,11 +102,33 @@ class Manifest:
         return manifest
 
 
+def note_backup(home: Home, manifest: Manifest, target: str) -> dict[str, Any]:
+    """Record the newest backup of this state, or the one that it was restored from; return the record."""
+    time = manifest.time.isoformat(timespec="seconds")
+    last = {"name": manifest.name, "time": time, "target": target, "bytes": manifest.size}
+    write_json(last, _last(home))
+    return last
+
+
+def last_backup(home: Home) -> dict[str, Any] | None:
+    """Return the record of :func:`note_backup`; None if there is none."""
+    path = _last(home)
+    last: dict[str, Any] | None = read_json(path) if path.is_file() else None
+    return last
+
+
+def _last(home: Home) -> Path:
+    return home.root / "backups" / "last.json"
+
+
 _OLDER = "restore another backup (--at NAME), or remove this file"
 
 
 class BackupTarget:
-    """Folder, or URL such as ``s3://bucket/rlcore``, with the backups of one state directory."""
+    """Folder, or URL such as ``s3://bucket/rlcore``, with the backups of one state directory.
+
+    Every method raises :class:`rlcore.tasks.store.remote.RemoteError` if the target does not answer.
+    """
 
     def __init__(self, url: str) -> None:
         """Open a target.
@@ -108,60 +136,38 @@ class BackupTarget:
         Raises:
             ConfigError: an unknown protocol, a missing package, or a password in the URL.
         """
-        import fsspec
-        from fsspec.implementations.local import LocalFileSystem
-
-        if has_secret(url):
-            raise ConfigError("a password in the URL of a backup", fix="give credentials by environment variables")
-        try:
-            self._files, self._root = fsspec.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ConfigError(f"cannot open the target: {error}", where=url, fix="pip install its package") from error
-        self.folder = Path(self._root) if isinstance(self._files, LocalFileSystem) else None
+        fix = "check its address, space and credentials"
+        self._files = RemoteFolder(url=url, name="the target of backups", fix=fix, mode=0o700)  # prompts, models
+        self.folder = self._files.disk
         self.url = str(self.folder or url)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of all backups, oldest first."""
-        return tuple(sorted(path.removesuffix(".json") for path in self._find(_MANIFESTS) if path.endswith(".json")))
+        paths = map(PurePosixPath, self._files.sizes(_MANIFESTS))
+        return tuple(sorted(path.stem for path in paths if path.suffix == ".json"))
 
     def contents(self) -> dict[str, int]:
         """Return the sizes of all contents by digest."""
-        return {name: size for name, size in self._find(_CONTENT).items() if _DIGEST.fullmatch(name)}
+        sizes = {path.rpartition("/")[2]: size for path, size in self._files.sizes(_CONTENT).items()}
+        return {name: size for name, size in sizes.items() if _DIGEST.fullmatch(name)}
 
     def put(self, source: Path, sha256: str) -> None:
-        """Store a file's content. A killed copy into a folder has another name.
+        """Store a file's content.
 
         Raises:
             FileNotFoundError: the file was removed.
         """
-        place = self._place(sha256)
-        with self._reached(source):
-            if self.folder is None:
-                self._files.put_file(str(source), place)
-                return
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has prompts and models
-            Path(place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, f"{place}.tmp")
-            Path(f"{place}.tmp").replace(place)
+        self._files.put(source, _content(sha256))
 
     def get(self, sha256: str, path: Path) -> bool:
         """Write a content to ``path``; return False if the target lacks it."""
-        with self._reached():
-            try:
-                self._files.get_file(self._place(sha256), str(path))
-            except FileNotFoundError:
-                return False
-        return True
+        return self._files.get(_content(sha256), path)
 
     def write(self, manifest: Manifest) -> None:
         """Write the manifest of a backup whose contents are stored."""
-        content, place = manifest.to_json().encode(), f"{self._root}/{_MANIFESTS}/{manifest.name}.json"
-        with self._reached():
-            if self.folder is None:
-                self._files.pipe_file(place, content)
-            else:
-                os.sync()  # contents first, also in a power cut
-                write_bytes(content, Path(place))
+        if self.folder:
+            os.sync()  # contents first, also in a power cut
+        self._files.write(f"{_MANIFESTS}/{manifest.name}.json", manifest.to_json().encode())
 
     def read(self, name: str) -> Manifest:
         """Read the manifest of a backup.
@@ -169,38 +175,17 @@ class BackupTarget:
         Raises:
             StorageError: missing, damaged, or of a newer version.
         """
-        place = f"{self._root}/{_MANIFESTS}/{name}.json"
-        with self._reached():
-            return Manifest.from_json(self._files.cat_file(place), where=f"{self.url}/{_MANIFESTS}/{name}.json")
+        path = f"{_MANIFESTS}/{name}.json"
+        content = self._files.read(path)
+        if content is None:
+            raise StorageError("the target has no such backup", where=f"{self.url}/{path}", fix=_OLDER)
+        return Manifest.from_json(content, where=f"{self.url}/{path}")
 
     def remove(self, names: Collection[str], contents: Collection[str]) -> None:
         """Remove backups, then contents that no backup needs."""
-        with self._reached():
-            for name in names:
-                self._files.rm_file(f"{self._root}/{_MANIFESTS}/{name}.json")
-            for sha256 in contents:
-                self._files.rm_file(self._place(sha256))
+        for path in (*(f"{_MANIFESTS}/{name}.json" for name in names), *map(_content, contents)):
+            self._files.remove(path)
 
-    def _place(self, sha256: str) -> str:
-        return f"{self._root}/{_CONTENT}/{sha256[:2]}/{sha256}"
 
-    def _find(self, folder: str) -> dict[str, int]:
-        """Return the sizes of the files below a folder by their last names."""
-        with self._reached():
-            self._files.invalidate_cache()
-            found = self._files.find(f"{self._root}/{folder}", detail=True)
-        return {path.rpartition("/")[2]: int(about["size"]) for path, about in found.items()}
-
-    @contextmanager
-    def _reached(self, source: Path | None = None) -> Iterator[None]:
-        """Convert all errors of the target; that ``source`` has vanished is none of them."""
-        try:
-            yield
-        except RlcoreError:
-            raise
-        except Exception as error:  # each protocol has its own
-            if source and not source.exists():
-                raise
-            raise StorageError(
-                f"the target of backups failed: {error}", where=self.url, fix="check its address, space and credentials"
-            ) from error
+def _content(sha256: str) -> str:
+    return f"{_CONTENT}/{sha256[:2]}/{sha256}"

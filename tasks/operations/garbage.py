@@ -102,7 +102,7 @@ def _sized(found: Iterable[Waste]) -> list[tuple[Waste, int]]:
     names: Counter[tuple[int, int]] = Counter()
     sized = []
     for waste in found:
-        size = 0
+        size = waste.bytes
         for fact in [path.stat(follow_symlinks=False) for each in waste.paths for path in _files(each)]:
             names[fact.st_dev, fact.st_ino] += 1
             size += fact.st_size * (names[fact.st_dev, fact.st_ino] == fact.st_nlink)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,8 +20,10 @@ from rlcore.tasks.pipeline.earlier_work import works
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore, file_sha256, listed_files
 from rlcore.tasks.store.cache import Record
 from rlcore.tasks.store.locks import file_lock, is_held
+from rlcore.tasks.store.remote import RemoteError
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.shared import Published, SharedStore, open_shared_store
 from rlcore.tasks.store.storage import link_or_copy
 from rlcore.tasks.tracking.database import database_of, deleted_runs
 from rlcore.tasks.tracking.files import local_path
@@ -28,6 +31,7 @@ from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.retention import HeldVersion, clean_version, erase_run, held_versions, weights_of
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
+logger = logging.getLogger(__name__)
 _DAY = 86_400.0  # seconds
 _LARGE = 1 << 20  # bytes of a file that is compared
 _DIGITS = 12  # characters of a digest in the name of a page's folder
@@ -44,6 +48,7 @@ class Waste:
         reason: Why it is not needed.
         remove: Remove it, unless it is needed again; return True if it was removed. It can be repeated.
         count: Number of things.
+        bytes: Size of what is not on this machine.
     """
 
     kind: str
@@ -52,6 +57,7 @@ class Waste:
     reason: str
     remove: Callable[[], bool]
     count: int = 1
+    bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,7 @@ def open_scene(home: Home, *, keep_days: float) -> Scene:
 def find_waste(scene: Scene) -> Iterator[Waste]:
     """Yield what can go. The lock of a result's stage is held while it goes: a run notes its uses under this lock."""
     yield from _results(scene)
+    yield from _shared_results(scene)
     yield from _pages(scene)
     if scene.active:
         return
@@ -122,6 +129,38 @@ def _clean_result(scene: Scene, folder: Path, records: Sequence[Record]) -> bool
             remember(scene.home, folder.name)  # by which its rows can still be found
         uri = folder.relative_to(scene.home.root).as_posix()
         return ArtifactStore(scene.home.root).clean(uri, before=scene.before)
+
+
+def _shared_results(scene: Scene) -> Iterator[Waste]:
+    """Yield results in the shared store that this home made or fetched: others are for their homes to collect.
+
+    Another home that uses one has a copy, and its next run publishes that.
+    """
+    shared, known = open_shared_store(), {record.ref.sha256 for record in scene.sources.records}
+    try:
+        found = list(shared.published()) if shared else []
+    except RemoteError as error:
+        logger.warning("%s; its results were left out", error.what)
+        return
+    for each in found:
+        _, kind, sha256 = each.uri.split("/")
+        if shared and sha256 in known and sha256 not in scene.kept and each.time < scene.before:
+            yield Waste(
+                kind=f"shared result: {kind}",
+                paths=(),
+                changed=each.time,
+                reason="no version, run or preset here needs it",
+                remove=partial(_clean_shared, shared, each, before=scene.before),
+                bytes=sum(each.files.values()),
+            )
+
+
+def _clean_shared(shared: SharedStore, artifact: Published, *, before: float) -> bool:
+    try:
+        return shared.clean(artifact, before=before)
+    except RemoteError as error:
+        logger.warning("%s; %s was left", error.what, artifact.uri)
+        return False
 
 
 def _pages(scene: Scene) -> Iterator[Waste]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.operations.backup_target import BackupFile, BackupTarget, Manifest
+from rlcore.tasks.operations.backup_target import BackupFile, BackupTarget, Manifest, note_backup
 from rlcore.tasks.operations.postgres import DUMPS, services_folder
 from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.audit_log import record_action
@@ -56,6 +56,7 @@ def restore(home: Home, url: str, name: str = "") -> Restored:
         if errors := [error for each in manifest.files for error in _bring(home, target, each)]:
             _clear(home)
             _refuse_damaged(manifest, errors)
+        note_backup(home, manifest, target.url)
         rewrite_artifact_paths(home)
         record_action(home, "restore", "home", {"name": manifest.name, "seal": manifest.seal, "target": target.url})
         os.sync()  # every file before the marker goes, also in a power cut

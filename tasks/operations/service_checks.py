@@ -18,10 +18,10 @@ import httpx
 
 from rlcore.errors import RlcoreError, ServiceError
 from rlcore.extras import make_command
+from rlcore.tasks.operations.backup_target import last_backup
 from rlcore.tasks.store import doctor
 from rlcore.tasks.store.audit_log import chain_errors, read_entries
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import read_json
 
 _SECONDS = 10.0  # seconds within which a server must answer
 _LATE = (1.0, 10.0)  # limits at which a figure warns and fails: late runs
@@ -187,8 +187,7 @@ def automations() -> ServiceCheck:
 
 def backup(home: Home) -> ServiceCheck:
     """Measure the age of the newest backup."""
-    path = home.root / "backups" / "last.json"
-    last = read_json(path) if path.is_file() else None
+    last = last_backup(home)
     days = _age(last["time"]) if last else math.nan
     return ServiceCheck(
         subject="backup",
@@ -257,7 +256,7 @@ def ask(path: str, question: Mapping[str, Any] | None = None) -> Any:
     """
     url = f"{os.environ[_PREFECT].rstrip('/')}/{path}"
     try:
-        answer = httpx.post(url, json=dict(question or {}), timeout=_SECONDS, auth=doctor.user_of("Prefect"))
+        answer = httpx.post(url, json=dict(question or {}), timeout=_SECONDS, **doctor.access_to("Prefect"))
         answer.raise_for_status()
         return answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

@@ -13,43 +13,49 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from rlcore.errors import StorageError
 from rlcore.tasks.pipeline.cache_keys import key_of, without_outcome
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.cache import Record, StageCache
+from rlcore.tasks.store.remote import RemoteError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.shared import SharedStore, StoreAwayError, open_shared_store
+from rlcore.tasks.store.shared import SharedStore, open_shared_store
 
 logger = logging.getLogger(__name__)
 RENEWED, DEAD = 20.0, 90.0  # seconds between signs of life, and without one
 LOOK = 2.0  # seconds between two looks at another process's claim
 
 
-@contextmanager
-def shared_result(stage: str, key: str, home: Home) -> Iterator[None]:
-    """Bring the results that serve a key here, or claim the key while the block computes; publish its results.
+Publish = Callable[[Record], None]
 
-    Without a shared store nothing happens. If it does not answer, the block computes for this machine alone.
+
+@contextmanager
+def shared_result(stage: str, key: str, home: Home) -> Iterator[Publish]:
+    """Bring the results that serve a key here, or claim the key while the block computes.
+
+    The block gets a function that publishes its result. Without a shared store nothing happens. If the store does not
+    answer, the block computes for this machine alone.
     """
     shared = open_shared_store()
-    if shared is None:
-        yield
-        return
     with ExitStack() as stack:
         try:
-            stack.enter_context(_brought_or_claimed(shared, stage, key, home))
-        except StoreAwayError as error:
+            if shared is not None:
+                stack.enter_context(_brought_or_claimed(shared, stage, key, home))
+        except RemoteError as error:
             logger.warning("%s: %s; going on without it", stage, error.what)
-        yield
-        try:
-            for record in _local_results(stage, key, home):
-                if shared.publish(stage, key, record, home):
-                    logger.info("%s: published in the shared store", stage)
-        except StoreAwayError as error:
-            logger.warning("%s: not published: %s; the next run of this preset publishes it", stage, error.what)
+        yield partial(_publish, shared, stage, key, home)
+
+
+def _publish(shared: SharedStore | None, stage: str, key: str, home: Home, record: Record) -> None:
+    try:
+        if shared is not None and shared.publish(stage, key, record, home):
+            logger.info("%s: published in the shared store", stage)
+    except RemoteError as error:
+        logger.warning("%s: not published: %s; the next run of this preset publishes it", stage, error.what)
 
 
 def shared_records(stage: str, key: str) -> tuple[Record, ...]:
@@ -57,7 +63,7 @@ def shared_records(stage: str, key: str) -> tuple[Record, ...]:
     shared = open_shared_store()
     try:
         return shared.records(stage, key) if shared else ()
-    except StoreAwayError as error:
+    except RemoteError as error:
         logger.warning("%s: %s", stage, error.what)
         return ()
 
@@ -66,7 +72,10 @@ def shared_records(stage: str, key: str) -> tuple[Record, ...]:
 def _brought_or_claimed(shared: SharedStore, stage: str, key: str, home: Home) -> Iterator[None]:
     owner = f"{socket.gethostname()} {os.getpid()} {uuid.uuid4().hex}"
     sign, since, is_told = "", time.monotonic(), False
-    while not (is_here := _bring(shared, stage, key, home)) and not shared.claim(stage, key, owner):
+    if _is_here(stage, key, home):
+        yield
+        return
+    while not (is_brought := _bring(shared, stage, key, home)) and not shared.claim(stage, key, owner):
         if not is_told:
             logger.info("%s: waiting, another worker computes it", stage)
             is_told = True
@@ -76,7 +85,7 @@ def _brought_or_claimed(shared: SharedStore, stage: str, key: str, home: Home) -
             logger.warning("%s: taking over from %s, which died", stage, sign.rpartition(" ")[0])
             shared.release(stage, key)
         time.sleep(LOOK)
-    if is_here:
+    if is_brought:
         yield
         return
     try:
@@ -88,29 +97,32 @@ def _brought_or_claimed(shared: SharedStore, stage: str, key: str, home: Home) -
 
 
 def _bring(shared: SharedStore, stage: str, key: str, home: Home) -> bool:
-    """Bring what the store has of a key, unless a result is here; return True if one is here then."""
-    if not _local_results(stage, key, home):
-        cache = StageCache(home.cache)
-        for record in shared.records(stage, key):
-            try:
-                shared.fetch(record.ref, home)
-            except StoreAwayError:
-                raise
-            except StorageError as error:
-                logger.warning("%s: %s; it is removed there and computed again", stage, error.what)
-                shared.withdraw(stage, key, record)
-                continue
-            cache.write(stage, record)
-            logger.info("%s: fetched from the shared store", stage)
-    return bool(_local_results(stage, key, home))
+    """Bring what the store has of a key; return True if it had a result."""
+    cache, is_brought = StageCache(home.cache), False
+    for record in shared.records(stage, key):
+        try:
+            shared.fetch(record.ref, home)
+        except RemoteError:
+            raise
+        except StorageError as error:
+            logger.warning("%s: %s; it is removed there and computed again", stage, error.what)
+            shared.withdraw(stage, key, record)
+            continue
+        cache.write(stage, record)
+        logger.info("%s: fetched from the shared store", stage)
+        is_brought = True
+    return is_brought
 
 
-def _local_results(stage: str, key: str, home: Home) -> list[Record]:
-    """Return the present records here whose key is this one but for the outcome, and whose artifact exists."""
+def _is_here(stage: str, key: str, home: Home) -> bool:
+    """Return True if there is a present record here whose key is this one but for the outcome, with its artifact."""
     cache = StageCache(home.cache)
+    plain = cache.find(stage, key)
+    if plain is not None and (home.root / plain.ref.uri / MANIFEST).is_file():
+        return True
     same = [each for each in cache.records(stage) if key_of(without_outcome(each.ingredients)) == key]
     present = [each for each in same if each == cache.find(stage, each.key)]  # not those that lineages keep
-    return [each for each in present if (home.root / each.ref.uri / MANIFEST).is_file()]
+    return any((home.root / each.ref.uri / MANIFEST).is_file() for each in present)
 
 
 @contextmanager
@@ -124,7 +136,7 @@ def _renewed(shared: SharedStore, stage: str, key: str, owner: str) -> Iterator[
             count += 1
             try:
                 shared.renew(stage, key, f"{owner}.{count}")
-            except StoreAwayError as error:
+            except RemoteError as error:
                 logger.debug("the claim of %s was not renewed: %s", stage, error.what)
 
     thread = threading.Thread(target=renew, name=f"claim of {stage}", daemon=True)
@@ -140,5 +152,5 @@ def _release(shared: SharedStore, stage: str, key: str, owner: str) -> None:
     try:
         if shared.claimant(stage, key).startswith(owner):  # or it was taken over
             shared.release(stage, key)
-    except StoreAwayError as error:
+    except RemoteError as error:
         logger.warning("the claim of %s was not removed: %s; it expires after %.0f s", stage, error.what, DEAD)

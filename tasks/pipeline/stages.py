@@ -68,7 +68,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
     ingredients = key_inputs(stage, config, inputs)
     key = key_of(ingredients)
     started = time.perf_counter()
-    with file_lock(run.home.work / f"{key}.lock"), shared_result(stage.name, key, run.home):
+    with file_lock(run.home.work / f"{key}.lock"), shared_result(stage.name, key, run.home) as publish:
         record, note = find_result(stage, stage.sections(config), ingredients, run.cache, run.store)
         if record is not None and (errors := run.store.errors(record.ref)):
             record, note = None, damage(errors)
@@ -76,6 +76,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             run.cache.note_use(stage.name, key, config.name)
             close_work(run.home, config.name, stage, key, record.ref)  # left by a killed process
             log_cache_hit(stage.name, record.ref, run)
+            publish(record)
             logger.info("%s: cached seconds=%.1f%s", stage.name, time.perf_counter() - started, note and f" ({note})")
             return record.ref
         if ingredients["machine"] and _machine_differs(stage, config, ingredients):
@@ -90,6 +91,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
                 prepare_work(start, run.home.work / key, ingredients, run.store)
             record = _compute(stage, config, inputs, run, ingredients)
         _write_record(record, stage, config, run)
+        publish(record)
     logger.info("%s: done seconds=%.1f", stage.name, record.seconds)
     return record.ref
 

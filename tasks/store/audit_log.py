@@ -2,7 +2,7 @@
 
 ``audit.jsonl`` in the state directory has a line for each act that changes which model is served, or that removes or
 restores state. An edited, removed or inserted line breaks the chain. A cut end does not: entries about a version are
-therefore mirrored as tags of that version, and :func:`chain_errors` compares them.
+therefore mirrored as tags of that version, and :func:`chain_errors` compares them. All others are in backups alone.
 """
 
 from __future__ import annotations

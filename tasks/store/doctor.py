@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from packaging.requirements import Requirement
 
@@ -178,26 +179,36 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     fix = f"{start}, or unset {variable} for the embedded one"
     base = url.rstrip("/")
     try:
-        # MLflow has it next to its pages, Prefect below its API. Only that page requires authentication.
-        answer = httpx.get(f"{base}/health", timeout=_SECONDS)
-        if answer.is_success:
-            answer = httpx.get(f"{base}/{_PAGES[name]}", timeout=_SECONDS, auth=user_of(name))
+        with httpx.Client(timeout=_SECONDS, headers=access_to(name)["headers"]) as client:
+            # MLflow has it next to its pages, Prefect below its API. Only that page requires authentication.
+            answer = client.get(f"{base}/health")
+            page = f"{base}/{_PAGES[name]}"
+            is_open = answer.is_success and client.get(page).is_success
+            if answer.is_success and not is_open:
+                answer = client.get(page, auth=access_to(name)["auth"])
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return DoctorCheck(subject=f"{name} server", state="missing", text=f"{url} does not answer: {error}", fix=fix)
+    user = access_to(name)["auth"][0]
     if answer.status_code in (401, 403):
-        text = f"{url} does not let us in ({answer.status_code})"
+        text = f"{url} does not let {f'the user {user}' if user else 'us'} in ({answer.status_code})"
         fix = "set the user and password of the server, such as by its clients.env"
         return DoctorCheck(subject=f"{name} server", state="missing", text=text, fix=fix)
     state: State = "ok" if answer.is_success else "missing"
-    return DoctorCheck(subject=f"{name} server", state=state, text=f"{url} answers {answer.status_code}", fix=fix)
+    whom = " everybody" if is_open else f" the user {user}" if answer.is_success else ""
+    text = f"{url} answers {answer.status_code}{whom and f' to{whom}'}"
+    return DoctorCheck(subject=f"{name} server", state=state, text=text, fix=fix)
 
 
-def user_of(name: str) -> tuple[str, str]:
-    """Return user and password for a server, as its client reads them from the environment."""
+def access_to(name: str) -> dict[str, Any]:
+    """Return user and password for a server, and headers for a proxy before it, as its client has them."""
     if name == "Prefect":
         user, _, password = os.environ.get("PREFECT_API_AUTH_STRING", "").partition(":")
-        return user, password
-    return os.environ.get("MLFLOW_TRACKING_USERNAME", ""), os.environ.get("MLFLOW_TRACKING_PASSWORD", "")
+        return {
+            "auth": (user, password),
+            "headers": json.loads(os.environ.get("PREFECT_CLIENT_CUSTOM_HEADERS") or "{}"),
+        }
+    login = (os.environ.get("MLFLOW_TRACKING_USERNAME", ""), os.environ.get("MLFLOW_TRACKING_PASSWORD", ""))
+    return {"auth": login, "headers": {}}
 
 
 def sandbox() -> DoctorCheck:

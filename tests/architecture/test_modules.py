@@ -18,7 +18,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
         "benchmarks/peers/trl.py",
         "benchmarks/peers/trl_ppo.py",
     },
-    "fsspec": {"tasks/operations/backup_target.py", "tasks/store/shared.py"},
+    "fsspec": {"tasks/store/remote.py"},
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py"},
     "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("in_process", "transfer", "worker/receiver")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from rlcore.errors import StorageError
+from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.audit import audit_errors, audit_table
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, read_entries, record_action
 from rlcore.tasks.store.settings import Home
@@ -109,6 +111,30 @@ def test_an_alias_that_was_moved_by_hand_is_found(
     set_alias(tracker, versions[1], CHAMPION)
     roll_back(tracked_home, tracker, NAME, version=2, reason="rude")
     assert audit_errors(tracked_home)[0] == ()
+
+
+def test_entries_about_the_home_that_were_cut_are_found_by_the_last_backup(
+    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, target = audit_path(tracked_home), tmp_path / "target"
+    for count in (1, 2):
+        record_action(tracked_home, "gc", "home", {"count": count})
+    assert main(["audit", "verify"]) == 0
+    assert "2 entries, no errors; without a backup, missing entries" in capsys.readouterr().out
+    assert main(["backup", str(target)]) == 0
+    assert main(["audit", "verify"]) == 0
+    assert "3 entries, no errors; none of the 2 in the backup " in capsys.readouterr().out
+    whole = log.read_text()
+    log.write_text("".join(whole.splitlines(keepends=True)[:1]))
+    assert main(["audit", "verify"]) == 1
+    assert capsys.readouterr().out.startswith("audit.jsonl: entry 2 of the backup ")
+    log.write_text(whole)
+    rewrite(tracked_home, lambda entries: [{**entries[0], "details": {"count": 7}}, *entries[1:]])
+    assert main(["audit", "verify"]) == 1
+    assert capsys.readouterr().out.startswith("audit.jsonl: entry 1 of the backup ")
+    shutil.rmtree(target)
+    assert main(["audit", "verify"]) == 0
+    assert "it was not compared with the backup " in capsys.readouterr().out
 
 
 def _reason(entry: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_a_hard_link_adds_no_bytes() -> None:
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("nowhere://bucket/a", "cannot open the target"),
+        ("nowhere://bucket/a", "the target of backups cannot be opened"),
         ("oci://bucket/a", "(?i)install ocifs"),  # a package that nothing here needs
         ("sftp://me:secret@host/a", "a password in the URL"),
     ],
@@ -96,6 +96,6 @@ def test_a_missing_content_is_no_error_of_the_target_and_a_removed_source_is_the
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT)
-    with pytest.raises(StorageError, match="the target of backups failed") as caught:
+    with pytest.raises(StorageError, match="the target of backups cannot be used") as caught:
         BackupTarget(str(tmp_path / "file" / "below")).put(tmp_path / "file", DIGEST)
     assert "below" in caught.value.where

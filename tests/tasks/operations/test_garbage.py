@@ -20,11 +20,12 @@ from rlcore.tasks.pipeline.leases import hold_lease
 from rlcore.tasks.pipeline.model_export import open_registered
 from rlcore.tasks.pipeline.plan import look_up
 from rlcore.tasks.report.summary import show_model
-from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.shared import SharedStore
 from rlcore.tasks.tracking.lineage import find_lineage, nodes, read_records, tree_text
 from rlcore.tasks.tracking.registry import CHAMPION, PREVIOUS, find_version
 from rlcore.tasks.tracking.runs import open_tracker
@@ -33,6 +34,7 @@ from tests.tasks.operations.daily import NAME, PRESET, age, retrain, table
 from tests.toys import ToyConfig
 
 OLD, KEEP = 100, 30  # days
+OTHER = f"artifacts/policy/{'0' * 64}"  # of another home
 Refs = Mapping[str, ArtifactRef]
 
 
@@ -268,3 +270,25 @@ def test_a_lineage_of_many_generations_is_cut(tracked_home: Home) -> None:
     found = [node.stage for node in nodes(root)]
     assert 10 < found.count("grpo") < 15
     assert "earlier results:" in tree_text(tags, root)
+
+
+def test_of_the_shared_store_goes_what_this_home_knows_and_does_not_need(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SharedStore(str(tmp_path / "shared"))
+    monkeypatch.setenv("RLCORE_STORE", shared.url)
+    made = [retrain(tracked_home, day) for day in (1, 2, 3)]
+    shared.folder.write(f"{OTHER}/{MANIFEST}", b"{}")
+    assert look(tracked_home, keep_days=KEEP).lines == ()
+    for path in (tmp_path / "shared").rglob("*"):
+        os.utime(path, (1.0, 1.0))
+    age(tracked_home, OLD)
+    before = shared.folder.sizes("")
+    seen = counts(look(tracked_home, keep_days=KEEP))
+    assert shared.folder.sizes("") == before
+    assert counts(collect(tracked_home, keep_days=KEEP)) == seen
+    gone = {path.rpartition("/")[0] for path in before.keys() - shared.folder.sizes("").keys()}
+    assert {made[0][name].uri for name in ("grpo", "evaluate_grpo", "promote")} <= gone
+    assert gone.isdisjoint({OTHER, *(ref.uri for refs in made[1:] for ref in refs.values())})
+    assert [path for path in gone if path.startswith("records")] == []
+    assert seen["shared result: policy"] == seen["result: policy"] == 1

@@ -100,6 +100,24 @@ def test_a_healthy_installation_passes_every_check(
     assert [line.split("  ")[0] for line in said] == ["ok"] * len(SUBJECTS)
 
 
+def test_a_restored_home_has_the_backup_that_it_came_from(
+    home: Home,
+    answers: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target, elsewhere = tmp_path / "target", Home(tmp_path / "elsewhere")
+    assert main(["backup", str(target)]) == 0
+    monkeypatch.setenv("RLCORE_HOME", str(elsewhere.root))
+    assert main(["restore", str(target)]) == 0
+    last = "backups/last.json"
+    assert (elsewhere.root / last).read_bytes() == (home.root / last).read_bytes()
+    capsys.readouterr()
+    main(["doctor", "--services"])
+    assert f"ok    backup         0.0 days old, in {target}" in capsys.readouterr().out.splitlines()
+
+
 def test_without_servers_one_line_says_how_to_name_them(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -94,12 +94,11 @@ def test_a_damaged_result_there_is_computed_again_and_replaced(
 ) -> None:
     first, second = machines
     made = run_stage(MAKE, config(), {}, first)
-    files, root = store._place
-    files.pipe_file(f"{root}/{made.uri}/number.txt", b"3")
+    store.folder.write(f"{made.uri}/number.txt", b"3")
     assert run_stage(MAKE, config(), {}, second) == replace(made, mlflow_run_id=calls_run(second, made))
     assert calls == ["make", "make"]
     assert "computed again" in caplog.text
-    assert files.cat_file(f"{root}/{made.uri}/number.txt") == b"1"
+    assert store.folder.read(f"{made.uri}/number.txt") == b"1"
 
 
 def calls_run(run: PipelineRun, made: ArtifactRef) -> str:
@@ -155,8 +154,7 @@ def test_a_failed_stage_leaves_no_claim(machines: tuple[PipelineRun, PipelineRun
     for run in machines:
         with pytest.raises(ValueError, match="no"):
             run_stage(failing, config(), {}, run)
-    files, root = store._place
-    assert files.find(f"{root}/claims") == []
+    assert store.folder.sizes("claims") == {}
 
 
 def test_without_an_answer_each_machine_computes_for_itself_and_publishes_later(
@@ -175,3 +173,31 @@ def test_without_an_answer_each_machine_computes_for_itself_and_publishes_later(
     assert run_stage(MAKE, config(), {}, machines[0]) == made
     assert run_stage(MAKE, config(), {}, machines[1]) == made
     assert calls == ["make"]
+
+
+def test_a_result_that_was_cleaned_there_costs_another_machine_a_computation_and_comes_back(
+    machines: tuple[PipelineRun, PipelineRun], store: SharedStore
+) -> None:
+    first, second = machines
+    made = run_stage(MAKE, config(), {}, first)
+    (published,) = store.published()
+    assert not store.clean(published, before=published.time)  # published since
+    assert store.clean(published, before=published.time + 1.0)
+    assert list(store.published()) == []
+    assert not store.clean(published, before=published.time + 1.0)
+    assert states(second.home)["make"] == "run"
+    assert text(second, run_stage(MAKE, config(), {}, second)) == "1"
+    assert calls == ["make", "make"]
+    assert store.clean(*store.published(), before=time.time() + 60.0)
+    assert run_stage(MAKE, config(), {}, first) == made
+    assert [each.uri for each in store.published()] == [made.uri]
+    assert calls == ["make", "make"]
+
+
+def test_a_result_that_is_here_is_found_without_reading_other_records_or_the_store(
+    machines: tuple[PipelineRun, PipelineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = both(machines[0])
+    for reader in (type(machines[0].cache), SharedStore):
+        monkeypatch.delattr(reader, "records")
+    assert both(machines[0]) == made

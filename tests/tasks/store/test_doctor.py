@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from packaging.requirements import Requirement
@@ -21,7 +22,10 @@ from rlcore.tasks.store.settings import Home
 class Healthy(BaseHTTPRequestHandler):
     """A server that is well below ``/api``, and nowhere else, and lets the user in whose password is ``p``."""
 
+    clients: ClassVar[set[str | None]] = set()  # the proxy's header of the requests
+
     def do_GET(self) -> None:
+        self.clients.add(self.headers["X-Client"])
         known = {"/api/health": 200, "/api/version": 200 if self.headers["Authorization"] == "Basic dTpw" else 401}
         self.send_response(known.get(self.path, 503))
         self.end_headers()
@@ -107,9 +111,14 @@ def test_a_server_answers_or_is_a_fault_and_without_one_it_is_the_embedded(
     served: str, unserved: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "u:p")
+    monkeypatch.setenv("PREFECT_CLIENT_CUSTOM_HEADERS", '{"X-Client": "t"}')
+    Healthy.clients.clear()
     for url, state in ((f"{served}/api", "ok"), (served, "missing"), (unserved, "missing"), ("http://[", "missing")):
         monkeypatch.setenv("PREFECT_API_URL", url)
         assert doctor.server("Prefect", "PREFECT_API_URL", "embedded").state == state
+    assert Healthy.clients == {"t"}
+    monkeypatch.setenv("PREFECT_API_URL", f"{served}/api")
+    assert doctor.server("Prefect", "PREFECT_API_URL", "").text == f"{served}/api answers 200 to the user u"
     monkeypatch.delenv("PREFECT_API_URL")
     assert doctor.server("Prefect", "PREFECT_API_URL", "embedded").text == "embedded"
 
@@ -118,10 +127,10 @@ def test_a_server_that_asks_for_another_password_is_a_fault_that_says_where_it_s
     served: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", f"{served}/api")
-    for known in ("", "u:old"):
+    for known, whom in {"": "us", "u:old": "the user u"}.items():
         monkeypatch.setenv("PREFECT_API_AUTH_STRING", known)
         found = doctor.server("Prefect", "PREFECT_API_URL", "embedded")
-        assert (found.state, "does not let us in (401)" in found.text) == ("missing", True)
+        assert (found.state, f"does not let {whom} in (401)" in found.text) == ("missing", True)
         assert "clients.env" in found.fix
 
 

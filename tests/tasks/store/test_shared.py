@@ -12,8 +12,9 @@ import pytest
 from rlcore.errors import ConfigError, StorageError
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache
+from rlcore.tasks.store.remote import RemoteError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.shared import SharedStore, StoreAwayError
+from rlcore.tasks.store.shared import SharedStore
 from tests.s3_server import S3, serve_s3
 
 KEY = "k" * 64
@@ -73,16 +74,15 @@ def test_a_damaged_artifact_is_not_taken_and_is_published_again(
     here, there = home_at(tmp_path / "here"), home_at(tmp_path / "there")
     record = compute(here)
     shared.publish("make", KEY, record, here)
-    files, root = shared._place
-    folder = f"{root}/{record.ref.uri}"
+    files, folder = shared.folder, record.ref.uri
     if damage == "changed":
-        files.pipe_file(f"{folder}/number.txt", b"8")
+        files.write(f"{folder}/number.txt", b"8")
     elif damage == "outside":
-        manifest = json.loads(files.cat_file(f"{folder}/{MANIFEST}"))
+        manifest = json.loads(files.read(f"{folder}/{MANIFEST}") or b"")
         manifest["files"][0]["path"] = "../../outside"
-        files.pipe_file(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
+        files.write(f"{folder}/{MANIFEST}", json.dumps(manifest).encode())
     else:
-        files.rm_file(f"{folder}/{'number.txt' if damage == 'missing' else MANIFEST}")
+        files.remove(f"{folder}/{'number.txt' if damage == 'missing' else MANIFEST}")
     with pytest.raises(StorageError):
         shared.fetch(record.ref, there)
     assert not (there.root / record.ref.uri).exists()
@@ -107,29 +107,27 @@ def test_one_process_holds_a_claim(shared: SharedStore) -> None:
 def test_a_record_that_was_changed_counts_as_absent(shared: SharedStore, tmp_path: Path) -> None:
     here = home_at(tmp_path / "here")
     shared.publish("make", KEY, compute(here), here)
-    files, root = shared._place
-    path = f"{root}/records/make/{KEY}/{KEY}.json"
-    files.pipe_file(path, files.cat_file(path).replace(b'"seconds": 1.0', b'"seconds": 2.0'))
+    path = f"records/make/{KEY}/{KEY}.json"
+    shared.folder.write(path, (shared.folder.read(path) or b"").replace(b'"seconds": 1.0', b'"seconds": 2.0'))
     assert shared.records("make", KEY) == ()
 
 
 def test_a_store_of_a_newer_format_is_refused(shared: SharedStore) -> None:
     shared.require_usable()
-    files, root = shared._place
-    files.pipe_file(f"{root}/rlcore-store.json", b'{"format": 2}')
+    shared.folder.write("rlcore-store.json", b'{"format": 2}')
     with pytest.raises(StorageError, match="format 2, and this rlcore knows 1"):
         shared.require_usable()
 
 
 def test_a_store_that_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch, s3: S3) -> None:
     s3.new_bucket(monkeypatch)
-    with pytest.raises(StoreAwayError, match="cannot be used"):
+    with pytest.raises(RemoteError, match="cannot be used"):
         SharedStore("s3://no-such-bucket/x").require_usable()
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-        with pytest.raises(StoreAwayError, match="cannot be used"):
+        with pytest.raises(RemoteError, match="cannot be used"):
             SharedStore("s3://bucket/away").require_usable()
 
 
