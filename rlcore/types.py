@@ -135,6 +135,11 @@ class Rollout:
         return (self, *self.branches)
 
     @property
+    def trained_samples(self) -> tuple[Rollout, ...]:
+        """Samples of the episode that hold a token to train on."""
+        return tuple(sample for sample in self.samples if any(sample.loss_mask))
+
+    @property
     def row(self) -> dict[str, Any]:
         """Other columns of the prompt's source row, by name."""
         return self.prompt.row
@@ -204,13 +209,16 @@ class ScoredRollout:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingSample:
-    """One completion ready for the update; tensors are 1-D, one entry per completion token, on the CPU.
+    """One sample ready for the update; tensors are 1-D, one entry per completion token, on the CPU.
 
     ``advantages``, ``old_logprobs``, ``sampler_logprobs``, ``ref_logprobs``, ``values``, ``returns``: float32 [T].
     Tensors of a disabled loss term (no reference policy at beta = 0, no critic) are zeros and are not read.
-    ``replica``: the rollout's.
+    ``episode``, ``group``: number of its episode and of its group within the iteration. The samples of an episode share
+    one advantage and one weight. ``replica``: the rollout's.
     """
 
+    episode: int
+    group: int
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     loss_mask: Bool[Tensor, "time"]

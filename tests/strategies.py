@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from hypothesis import strategies as st
@@ -31,6 +32,11 @@ def double_precision() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def one_each(mask: torch.Tensor) -> torch.Tensor:
+    """Numbers of episodes of one sample each, for the rows of a padded mask."""
+    return torch.arange(len(mask))
 
 
 @st.composite
@@ -104,6 +110,8 @@ def random_samples(seed: int, *, dtype: torch.dtype = torch.float64, **shape: in
         mask[-1] = True
         samples.append(
             TrainingSample(
+                episode=len(samples),
+                group=sequence.prompt_ids[0],  # a prompt begins with its own number
                 prompt_ids=sequence.prompt_ids,
                 completion_ids=sequence.completion_ids,
                 loss_mask=mask,
@@ -155,6 +163,19 @@ def scored_rollout(
     )
     error = "" if value is not None else "the grader died"
     return ScoredRollout(rollout=rollout, score=Score(value=value, terms={}, error=error))
+
+
+def forked(item: ScoredRollout, *branches: ScoredRollout) -> ScoredRollout:
+    """The episode of ``item`` with the rollouts of others as its branches, which keep nothing but their tokens."""
+    own = item.rollout
+    parts = tuple(
+        replace(
+            each.rollout, prompt=replace(own.prompt, token_ids=each.rollout.prompt.token_ids), fork="another history"
+        )
+        for each in branches
+    )
+    count = sum(sum(each.loss_mask) for each in (own, *parts))
+    return replace(item, rollout=replace(own, branches=parts, num_sampled=count))
 
 
 def random_groups(model: LlamaForCausalLM, seed: int, **shape: int) -> list[list[ScoredRollout]]:

@@ -109,7 +109,7 @@ def minibatches(change: Callable[[list[Any]], list[Any]]) -> Inject:
     """Change the minibatches of the samples."""
 
     def inject(patch: Patches) -> None:
-        old = patch.set(learner, "split_by_prompt", lambda *given, **more: change(old(*given, **more)))
+        old = patch.set(learner, "split_by_group", lambda *given, **more: change(old(*given, **more)))
 
     return inject
 

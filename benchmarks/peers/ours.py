@@ -214,12 +214,14 @@ def update(work: Work, record: Record, microbatch: int, option: str) -> None:
 def samples_of(work: Work) -> list[TrainingSample]:
     """Return the given completions with their advantages, in which no sampler's log-probability counts."""
     samples = []
-    for prompt, completions in work.groups:
+    for group, (prompt, completions) in enumerate(work.groups):
         values = advantages(parity(completions, completions))
         for ids, advantage in zip(completions, values, strict=True):
             zeros = torch.zeros(len(ids))
             samples.append(
                 TrainingSample(
+                    episode=len(samples),
+                    group=group,
                     prompt_ids=prompt,
                     completion_ids=ids,
                     loss_mask=torch.ones(len(ids), dtype=torch.bool),

@@ -1,4 +1,4 @@
-"""``rollouts/v2`` and ``scores/v1``: samples and scores of an iteration, in one table."""
+"""``rollouts/v3`` and ``scores/v1``: samples and scores of an iteration, in one table."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from rlcore.data_contracts.contracts import column_checks
 from rlcore.data_contracts.contracts.contract import Contract, require
 from rlcore.data_contracts.errors import ContractError
 
-KEYS = ("iteration", "prompt_id", "sample_index")
+KEYS = ("iteration", "prompt_id", "sample_index", "branch")
 
 
 class Rollouts(pa.DataFrameModel):
-    """One row per completion, exactly as sampled; the three lists have one entry per completion token.
+    """One row per sample, exactly as sampled; ``completion_ids`` and the two lists after it have an entry per token.
+
+    An episode with several samples has a row each: ``branch`` is 0 for the one with the last answer, then 1, 2, …, with
+    the reason in ``fork``. They follow one another and share the score. A token is trained where ``loss_mask`` is true,
+    which for every sampled token is one row. ``prompt_ids``: tokens of a prompt that an agent wrote, else empty.
+    ``calls``: JSON list of the earlier turns, each as [text, tool, output, is_error].
 
     ``sampler_logprobs``: natural logarithms of the tempered distribution, as reported by the engine. ``loss_mask``:
     false on tool output. ``policy_version``: of the weights that sampled. ``replica``: number of the engine that
@@ -32,6 +37,10 @@ class Rollouts(pa.DataFrameModel):
     prompt: str
     reference: str
     text: str
+    branch: int
+    fork: str
+    calls: str
+    prompt_ids: object
     completion_ids: object
     sampler_logprobs: object
     loss_mask: object
@@ -42,9 +51,9 @@ class Rollouts(pa.DataFrameModel):
 
     class Config:
         strict = True
-        name = "rollouts/v2"
+        name = "rollouts/v3"
 
-    @pa.check("iteration", "sample_index", "policy_version", "replica", error="must be at least 0")
+    @pa.check("iteration", "sample_index", "branch", "policy_version", "replica", error="must be at least 0")
     @classmethod
     def counts_are_counts(cls, values: pd.Series) -> pd.Series:
         return values >= 0
@@ -58,6 +67,21 @@ class Rollouts(pa.DataFrameModel):
     @classmethod
     def completion_is_tokens(cls, values: pd.Series) -> pd.Series:
         return column_checks.is_list_of_counts(values)
+
+    @pa.check("prompt_ids", error="must be token ids")
+    @classmethod
+    def prompt_is_tokens(cls, values: pd.Series) -> pd.Series:
+        return column_checks.is_list_of_counts(values) | values.map(lambda value: value == []).astype(bool)
+
+    @pa.check("calls", error="must be a JSON list of [text, tool, output, is_error]")
+    @classmethod
+    def calls_are_calls(cls, texts: pd.Series) -> pd.Series:
+        return texts.map(_are_calls).astype(bool)
+
+    @pa.dataframe_check(error="fork must be the reason of a branch, and empty if branch is 0")
+    @classmethod
+    def branches_have_a_reason(cls, frame: pd.DataFrame) -> pd.Series:
+        return (frame["branch"] > 0) == (frame["fork"] != "")
 
     @pa.check("sampler_logprobs", error="must be finite and at most 0")
     @classmethod
@@ -82,7 +106,7 @@ class Rollouts(pa.DataFrameModel):
 
 
 class Scores(pa.DataFrameModel):
-    """One row per completion: the total reward, or null and the grader's error; ``parts``: JSON, components by name."""
+    """One row per sample: the total reward, or null and the grader's error; ``parts``: JSON, components by name."""
 
     iteration: int
     prompt_id: str
@@ -111,7 +135,7 @@ class Scores(pa.DataFrameModel):
         return frame["value"].notna() | (frame["error"] != "")
 
 
-ROLLOUTS = Contract(name="rollouts/v2", model=Rollouts, id_column="prompt_id", answers=("text",))
+ROLLOUTS = Contract(name="rollouts/v3", model=Rollouts, id_column="prompt_id", answers=("text",))
 SCORES = Contract(name="scores/v1", model=Scores, id_column="prompt_id")
 
 
@@ -129,27 +153,41 @@ def check_rollouts(frame: pd.DataFrame) -> None:
     broken = incomplete_groups(frame)
     if broken:
         raise ContractError(
-            f"{ROLLOUTS.name}: {len(broken)} groups are not numbered 0, 1, 2, …; the first is {broken[0]}",
+            f"{ROLLOUTS.name}: the samples or branches of {len(broken)} groups are not numbered 0, 1, 2, …; "
+            f"the first is {broken[0]}",
             where=ROLLOUTS.name,
         )
 
 
 def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
-    """Return (iteration, prompt_id) of the groups with a gap in their sample indices.
+    """Return (iteration, prompt_id) of the groups with a gap in their sample indices, or in an episode's branches.
 
     A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. Therefore no index
     may occur more often than the index before it, and index 0 must exist.
     """
     groups: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
-    for iteration, prompt_id, index in zip(*(frame[name].tolist() for name in KEYS), strict=True):
-        groups[iteration, prompt_id][index] += 1
-    return sorted(group for group, counts in groups.items() if _has_hole(counts))
+    episodes: defaultdict[tuple[int, str, int], Counter[int]] = defaultdict(Counter)
+    for iteration, prompt_id, index, branch in zip(*(frame[name].tolist() for name in KEYS), strict=True):
+        groups[iteration, prompt_id][index] += branch == 0
+        episodes[iteration, prompt_id, index][branch] += 1
+    gaps = {group for group, counts in groups.items() if _has_hole(counts)}
+    return sorted(gaps | {episode[:2] for episode, counts in episodes.items() if _has_hole(counts)})
 
 
 def _has_hole(counts: Counter[int]) -> bool:
     """Find a gap in counts of indices: {0: 2, 1: 1} has none, {0: 1, 2: 1} lacks 1, {0: 1, 1: 2} lacks a second 0."""
     times = [counts[index] for index in range(len(counts))]
     return 0 in times or times != sorted(times, reverse=True)
+
+
+def _are_calls(text: object) -> bool:
+    try:
+        calls = json.loads(str(text))
+    except ValueError:
+        return False
+    return isinstance(calls, list) and all(
+        isinstance(call, list) and [*map(type, call)] == [str, str, str, bool] for call in calls
+    )
 
 
 def _are_parts(text: object) -> bool:

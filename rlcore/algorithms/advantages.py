@@ -1,13 +1,14 @@
 """Advantages: how much better a token or completion was than expected.
 
-Completions are padded rows, [S, T]. ``mask`` is True on the policy's tokens and False on padding and tool output.
+Completions are padded rows, [S, T]. The samples of an episode with branches are one row, one after the other: it has
+one reward and one advantage. ``mask`` is True on the policy's tokens and False on padding and tool output.
 Rewards are float64, so that equal rewards stay equal. A NaN reward means that the grader failed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,6 +42,36 @@ class AdvantageInputs:
     values: Float[Tensor, "completions time"]
     mask: Bool[Tensor, "completions time"]
     next_values: Float[Tensor, "completions"]
+
+
+def lay_out_episodes(
+    rewards: Sequence[Float64[Tensor, "_time"]],
+    group: Sequence[int],
+    penalties: Sequence[Float64[Tensor, "_time"]],
+    values: Sequence[Float[Tensor, "_time"]],
+    masks: Sequence[Bool[Tensor, "_time"]],
+    next_values: Float[Tensor, "completions"],
+) -> AdvantageInputs:
+    """Pad episodes to rows; ``rewards`` and ``penalties`` are float64 [T] per episode, over all its samples."""
+    width = max(map(len, masks))
+    shape = (len(masks), width)
+    token_rewards = torch.zeros(shape, dtype=torch.float64)
+    padded_values, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    totals = []
+    for row, reward in enumerate(rewards):
+        length = len(masks[row])
+        token_rewards[row, :length] = penalties[row] + reward
+        padded_values[row, :length] = values[row]
+        mask[row, :length] = masks[row]
+        totals.append(float(reward.sum()) + float(penalties[row].sum()))
+    return AdvantageInputs(
+        rewards=torch.tensor(totals, dtype=torch.float64),
+        group=torch.tensor(group),
+        token_rewards=token_rewards,
+        values=padded_values,
+        mask=mask,
+        next_values=next_values,
+    )
 
 
 #: AdvantageInputs -> advantages [S, T] in the dtype of the values (float32), 0 where masked

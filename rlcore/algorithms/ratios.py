@@ -1,4 +1,7 @@
-"""Importance log-ratios of the trained policy to the policy at the start of the update."""
+"""Importance log-ratios of the trained policy to the policy at the start of the update.
+
+A sequence is one sample. An episode with several samples has a ratio of each: they share no sequence of tokens.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,8 @@ def completion_ratio(
 ) -> Float[Tensor, "tokens"]:
     """Return the summed log-ratio of each token's sequence, [N], within ±20: a completion is one action (RLOO).
 
-    Only this ratio makes an off-policy estimate exact. Its variance grows with length, so it should be clipped.
+    Only this ratio makes an off-policy estimate exact, for an episode of one sample. Its variance grows with length, so
+    it should be clipped.
     """
     totals = sequence_sum(log_ratio, sequence_index, loss_mask)
     return totals.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)[sequence_index]

@@ -20,6 +20,7 @@ from rlcore.loop.prefetch import RolloutPrefetcher, mean_staleness
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.loop.recorder import LogRecorder, Recorder
 from rlcore.loop.rollouts import (
+    branch_metrics,
     collect_groups,
     dataset_rewards,
     episode_metrics,
@@ -201,6 +202,7 @@ def _rollout_metrics(run: Run, iteration: int, sampled: SampledGroups[list[Score
         metrics |= dataset_rewards(sampled.groups, truncated=config.update.truncated_completions)
     if config.sampling.episodes.has_tools:
         metrics |= episode_metrics([item.rollout for group in sampled.groups for item in group])
+    metrics |= branch_metrics([item.rollout for group in sampled.groups for item in group])
     if config.sampling.staleness:
         metrics["staleness"] = mean_staleness(sampled.groups, components.learner.policy_version)
     return metrics
@@ -223,11 +225,12 @@ def _is_evaluated(run: Run, iteration: int) -> bool:
 
 def _cost_metrics(sampled: SampledGroups[list[ScoredRollout]], seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the number of rollouts and tokens, and the wall seconds of each phase of the iteration."""
-    lengths = [len(item.rollout.completion_ids) for group in (*sampled.groups, *sampled.replaced) for item in group]
+    episodes = [item.rollout for group in (*sampled.groups, *sampled.replaced) for item in group]
+    num_tokens = sum(len(sample.completion_ids) for rollout in episodes for sample in rollout.samples)
     return {
-        "rollouts/count": float(len(lengths)),
-        "rollouts/tokens": float(sum(lengths)),
-        "tokens_per_second": sum(lengths) / sum(seconds.values()),
+        "rollouts/count": float(len(episodes)),
+        "rollouts/tokens": float(num_tokens),
+        "tokens_per_second": num_tokens / sum(seconds.values()),
         **{f"seconds/{name}": value for name, value in seconds.items()},
     }
 

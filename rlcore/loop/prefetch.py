@@ -99,7 +99,7 @@ class RolloutPrefetcher:
 
 def mean_staleness(scored: Sequence[Sequence[ScoredRollout]], policy_version: int) -> float:
     """Return the staleness in updates, as a mean over completion tokens."""
-    items = [item.rollout for group in scored for item in group]
+    items = [sample for group in scored for item in group for sample in item.rollout.samples]
     tokens = sum(len(rollout.completion_ids) for rollout in items)
     ages = sum((policy_version - rollout.policy_version) * len(rollout.completion_ids) for rollout in items)
     return ages / max(1, tokens)
@@ -112,10 +112,8 @@ def _load_and_sample(load: Callable[[], object] | None, sample: Callable[[int], 
 
 
 def to_json(groups: Sequence[Sequence[Rollout]]) -> str:
-    """Serialize groups exactly, with the changes that environments made to their prompts."""
-    return json.dumps(
-        [{"prompt": _prompt_fields(group), "rollouts": [_record(rollout) for rollout in group]} for group in groups]
-    )
+    """Serialize groups exactly, with their branches and the changes that environments and agents made to prompts."""
+    return json.dumps([_group(group) for group in groups])
 
 
 def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
@@ -126,11 +124,14 @@ def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
     ]
 
 
-def _prompt_fields(group: Sequence[Rollout]) -> dict[str, Any]:
-    """Return the fields of a group's prompt that an environment may change; empty for an empty group."""
-    if not group:
-        return {}
-    prompt = group[0].prompt
+def _group(group: Sequence[Rollout]) -> dict[str, Any]:
+    """Return a group, with the prompt of its first rollout once."""
+    shared = _prompt_fields(group[0].prompt) if group else {}
+    return {"prompt": shared, "rollouts": [_record(rollout, shared) for rollout in group]}
+
+
+def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
+    """Return the fields of a prompt that an environment or an agent may change."""
     messages = [dataclasses.asdict(message) for message in prompt.messages]
     return {"messages": messages, "token_ids": prompt.token_ids, "tools": prompt.tools}
 
@@ -142,13 +143,20 @@ def _prompt(fields: dict[str, Any], prompt: Prompt) -> Prompt:
     return dataclasses.replace(prompt, messages=messages, token_ids=tuple(fields["token_ids"]), tools=fields["tools"])
 
 
-def _record(rollout: Rollout) -> dict[str, Any]:
+def _record(rollout: Rollout, shared: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rollout; its prompt is empty if it is the group's."""
     fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
-    del fields["prompt"]
-    return fields | {"tool_calls": [dataclasses.asdict(call) for call in rollout.tool_calls]}
+    own = _prompt_fields(rollout.prompt)
+    return fields | {
+        "prompt": {} if own == shared else own,
+        "tool_calls": [dataclasses.asdict(call) for call in rollout.tool_calls],
+        "branches": [_record(branch, shared) for branch in rollout.branches],
+    }
 
 
 def _rollout(record: dict[str, Any], prompt: Prompt) -> Rollout:
     lists = {name: tuple(record[name]) for name in ("completion_ids", "sampler_logprobs", "loss_mask")}
     calls = tuple(ToolCall(**call) for call in record["tool_calls"])
-    return Rollout(**{**record, **lists, "tool_calls": calls, "prompt": prompt})
+    branches = tuple(_rollout(branch, prompt) for branch in record["branches"])
+    own = _prompt(record["prompt"], prompt)
+    return Rollout(**{**record, **lists, "tool_calls": calls, "branches": branches, "prompt": own})

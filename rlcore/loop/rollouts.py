@@ -192,3 +192,10 @@ def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "episode/tool_errors": sum(call.is_error for call in calls) / max(1, len(calls)),
         "episode/tool_tokens": (num_tokens - num_own) / max(1, num_tokens),
     }
+
+
+def branch_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean number of samples of an episode; nothing if no agent played and no episode has branches."""
+    if not any(rollout.branches or rollout.num_sampled is not None for rollout in rollouts):
+        return {}
+    return {"episode/branches": sum(len(rollout.samples) for rollout in rollouts) / len(rollouts)}

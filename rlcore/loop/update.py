@@ -70,18 +70,18 @@ def update_policy(
     if audit:
         audit.check_after_update(audited, stats, experience.samples, iteration, mean_kl=kl)
     if not stats.skipped:  # the KL of skipped steps is unknown
-        learner.observe_kl(kl, len(experience.samples))
+        learner.observe_kl(kl, experience.num_episodes)
     # KL in the reward is measured with the rewards, KL in the loss with the loss.
     return {**stats.metrics, **experience.metrics, **memory, **agreement}
 
 
 def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
-    """Return the KL to the reference policy in nats per completion, which the adaptive coefficient follows.
+    """Return the KL to the reference policy in nats per episode, which the adaptive coefficient follows.
 
-    KL in the reward is summed over each completion. KL in the loss is measured per token, together with the loss.
+    KL in the reward is summed over each episode. KL in the loss is measured per token, together with the loss.
     """
     num_tokens = sum(int(sample.loss_mask.sum()) for sample in experience.samples)
-    return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / len(experience.samples)
+    return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / experience.num_episodes
 
 
 def measured_update(run: Run, samples: Sequence[TrainingSample], *, seed: int) -> tuple[UpdateStats, dict[str, float]]:
@@ -123,9 +123,10 @@ def save_skipped_batch(folder: Path, iteration: int, samples: Sequence[TrainingS
     return target
 
 
-def _to_json(sample: TrainingSample) -> dict[str, Sequence[float | None]]:
+def _to_json(sample: TrainingSample) -> dict[str, int | Sequence[float | None]]:
     """Return tokens and numbers of a sample; None for NaN and infinity, which JSON does not have."""
     numbers = {
         name: [value if math.isfinite(value) else None for value in getattr(sample, name).tolist()] for name in _FIELDS
     }
-    return {"prompt_ids": list(sample.prompt_ids), "completion_ids": list(sample.completion_ids), **numbers}
+    tokens = {"prompt_ids": list(sample.prompt_ids), "completion_ids": list(sample.completion_ids)}
+    return {"episode": sample.episode, "group": sample.group, **tokens, **numbers}

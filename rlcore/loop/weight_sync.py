@@ -109,7 +109,7 @@ def verify_rollouts(run: Run, rollouts: Sequence[Rollout], stats: UpdateStats) -
     if components.config.sampling.staleness:
         return {}
     with counted(run.check_seconds, "canaries"):
-        require_version(version, (rollout.policy_version for rollout in rollouts))
+        require_version(version, (sample.policy_version for rollout in rollouts for sample in rollout.samples))
         return _largest(
             rollouts_canary(
                 stats.first_tokens,

@@ -1,16 +1,21 @@
-"""Training samples from scored rollouts: reference and value passes, penalties, advantages, returns."""
+"""Training samples from scored rollouts: reference and value passes, penalties, advantages, returns.
+
+An episode with branches becomes several samples. It has one reward and one KL penalty, the sum over its samples, and
+therefore one advantage, which all of them get.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.advantages import AdvantageInputs, has_signal, whiten
+from rlcore.algorithms.advantages import AdvantageInputs, has_signal, lay_out_episodes, whiten
 from rlcore.algorithms.kl import k1, k3
 from rlcore.algorithms.ratios import clamped_difference
 from rlcore.algorithms.table import Algorithm
@@ -23,7 +28,7 @@ from rlcore.training.scoring_models import ForwardScores, ScoresCompletions
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Float64
+    from jaxtyping import Float64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,7 +36,7 @@ class Experience:
     """Training samples of one iteration, with metrics.
 
     Attributes:
-        mean_kl: Mean KL to the reference policy in nats per completion, which the adaptive coefficient reads.
+        mean_kl: Mean KL to the reference policy in nats per episode, which the adaptive coefficient reads.
         next_values: Critic's value after the end of each sample, 0 without one.
     """
 
@@ -39,6 +44,11 @@ class Experience:
     metrics: Mapping[str, float]
     mean_kl: float
     next_values: tuple[float, ...]
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes that the samples are of."""
+        return len({sample.episode for sample in self.samples})
 
 
 def build_experience(
@@ -57,7 +67,7 @@ def build_experience(
     that numerator and denominator agree. ``truncated="zero"`` scores a truncated completion 0.
 
     Raises:
-        TrainingError: No rollout can be trained on.
+        TrainingError: No rollout can be trained on, or an episode has branches and the algorithm a critic.
         NonFiniteError: A grader returned an infinite reward.
     """
     numbered = [(number, item) for number, group in enumerate(groups) for item in group]
@@ -65,28 +75,57 @@ def build_experience(
     kept = [(number, item) for number, item in numbered if is_trainable(item, truncated)]
     if not kept:
         raise _untrainable([item for _, item in numbered])
-    rollouts = [item.rollout for _, item in kept]
+    parts = [item.rollout.trained_samples for _, item in kept]
+    if algorithm.uses_critic:
+        _refuse_branches(parts)
+    rollouts = [rollout for part in parts for rollout in part]
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
     in_reward = scoring_models.has_reference and kl.apply_to == "reward"
     cut = [index for index, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
     passes = scoring_models.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
+    of_episodes = _joined(gaps, parts)
     episodes = lay_out_episodes(
         [token_rewards(item, truncated) for _, item in kept],
         [number for number, _ in kept],
-        [-kl_coefficient * k1(gap).double() for gap in gaps],
-        passes.values,
-        masks,
-        passes.next_values,
+        [-kl_coefficient * k1(gap).double() for gap in of_episodes],
+        _joined(passes.values, parts),
+        _joined(masks, parts),
+        passes.next_values[_starts(map(len, parts))],
     )
-    samples = _samples(rollouts, masks, passes, episodes, algorithm)
+    samples = _samples(parts, masks, passes, episodes, algorithm)
     metrics = _metrics(numbered, kept, samples, episodes, uses_critic=algorithm.uses_critic)
     rewards = torch.tensor([reward_of(item, truncated) for _, item in kept], dtype=torch.float64)
     metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std(unbiased=False))}
     if in_reward:
         metrics["kl/ref"] = float(torch.cat([k3(gap)[mask] for gap, mask in zip(gaps, masks, strict=True)]).mean())
-    mean_kl = float(torch.stack([gap.sum() for gap in gaps]).mean())
+    mean_kl = float(torch.stack([gap.sum() for gap in of_episodes]).mean())
     return Experience(samples=samples, metrics=metrics, mean_kl=mean_kl, next_values=tuple(passes.next_values.tolist()))
+
+
+def _refuse_branches(parts: Sequence[Sequence[Rollout]]) -> None:
+    """Raise TrainingError if an episode has several samples: none is the continuation of another.
+
+    Generalized advantage estimation follows a value from each token to the next one, which a branch does not have.
+    """
+    for part in parts:
+        if len(part) > 1:
+            raise TrainingError(
+                f"an episode has {len(part)} samples, and the advantages of a critic need one sequence of tokens",
+                where=f"prompt {part[0].prompt.prompt_id!r}; the second is a sample of its own because: {part[1].fork}",
+                fix="set sampling.agent.branches to 'main' or 'refuse', or choose an algorithm without a critic: grpo",
+            )
+
+
+def _starts(lengths: Iterable[int]) -> list[int]:
+    """Return the index of the first element of each of consecutive runs: [2, 1, 3] gives [0, 2, 3]."""
+    return list(accumulate(lengths, initial=0))[:-1]
+
+
+def _joined(columns: Sequence[Tensor], parts: Sequence[Sequence[Rollout]]) -> list[Tensor]:
+    """Join the columns of each episode's samples, one after the other."""
+    starts = _starts(map(len, parts))
+    return [torch.cat(list(columns[start : start + len(part)])) for start, part in zip(starts, parts, strict=True)]
 
 
 def _untrainable(items: Sequence[ScoredRollout]) -> TrainingError:
@@ -109,7 +148,7 @@ def _untrainable(items: Sequence[ScoredRollout]) -> TrainingError:
 def is_trainable(item: ScoredRollout, truncated: str) -> bool:
     """Return True if a rollout is scored, has a token of the policy, and is not a masked truncation."""
     masked = truncated == "mask" and item.rollout.finish_reason == "length"
-    return _is_scored(item) and any(item.rollout.loss_mask) and not masked
+    return _is_scored(item) and bool(item.rollout.trained_samples) and not masked
 
 
 def reward_of(item: ScoredRollout, truncated: str) -> float:
@@ -120,13 +159,15 @@ def reward_of(item: ScoredRollout, truncated: str) -> float:
 def token_rewards(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"]:
     """Return the reward of a trainable rollout per token: float64 [T], nonzero only at the ends of its turns.
 
-    The last token gets the part of the score that belongs to no turn, so the sum is :func:`reward_of`. A truncated
-    completion with reward 0 has reward 0 in all turns.
+    The tokens are those of its samples, one after the other; the reward is in the first of them, which has the last
+    answer. Its last token gets the part of the score that belongs to no turn, so the sum is :func:`reward_of`. A
+    truncated completion with reward 0 has reward 0 in all turns.
 
     Raises:
         TrainingError: Numbers of turn rewards and turns differ.
     """
-    turns, reward = item.rollout.turns, reward_of(item, truncated)
+    parts, reward = item.rollout.trained_samples, reward_of(item, truncated)
+    turns = parts[0].turns
     turn_rewards = () if _is_zeroed(item, truncated) else item.score.turn_rewards
     if turn_rewards and len(turn_rewards) != len(turns):
         raise TrainingError(
@@ -134,7 +175,7 @@ def token_rewards(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"
             where=f"prompt {item.rollout.prompt.prompt_id!r}",
             fix="return one reward per turn, or one for the whole rollout",
         )
-    rewards = torch.zeros(len(item.rollout.loss_mask), dtype=torch.float64)
+    rewards = torch.zeros(sum(len(part.loss_mask) for part in parts), dtype=torch.float64)
     for (_, end), turn_reward in zip(turns, turn_rewards, strict=False):
         rewards[end - 1] = turn_reward
     rewards[turns[-1][1] - 1] += reward - sum(turn_rewards)
@@ -170,7 +211,7 @@ def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tens
 
 
 def _samples(
-    rollouts: Sequence[Rollout],
+    parts: Sequence[Sequence[Rollout]],
     masks: Sequence[Tensor],
     passes: ForwardScores,
     episodes: AdvantageInputs,
@@ -180,62 +221,36 @@ def _samples(
     raw = algorithm.advantage(episodes)
     advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
     targets = algorithm.value_advantage(episodes) if algorithm.value_advantage else raw
-    return tuple(
-        TrainingSample(
-            prompt_ids=rollout.prompt.token_ids,
-            completion_ids=rollout.completion_ids,
-            loss_mask=masks[i],
-            sampler_logprobs=torch.tensor(rollout.sampler_logprobs),
-            old_logprobs=passes.old[i],
-            ref_logprobs=passes.ref[i],
-            advantages=advantages[i, : len(masks[i])],
-            values=passes.values[i],
-            returns=targets[i, : len(masks[i])] + passes.values[i],
-            replica=rollout.replica,
-        )
-        for i, rollout in enumerate(rollouts)
-    )
+    samples: list[TrainingSample] = []
+    for episode, part in enumerate(parts):
+        for rollout, start in zip(part, _starts(len(each.loss_mask) for each in part), strict=True):
+            i, span = len(samples), slice(start, start + len(rollout.loss_mask))
+            samples.append(
+                TrainingSample(
+                    episode=episode,
+                    group=int(episodes.group[episode]),
+                    prompt_ids=rollout.prompt.token_ids,
+                    completion_ids=rollout.completion_ids,
+                    loss_mask=masks[i],
+                    sampler_logprobs=torch.tensor(rollout.sampler_logprobs),
+                    old_logprobs=passes.old[i],
+                    ref_logprobs=passes.ref[i],
+                    advantages=advantages[episode, span],
+                    values=passes.values[i],
+                    returns=targets[episode, span] + passes.values[i],
+                    replica=rollout.replica,
+                )
+            )
+    return tuple(samples)
 
 
-def lay_out_episodes(
-    rewards: Sequence[Float64[Tensor, "_time"]],
-    group: Sequence[int],
-    penalties: Sequence[Float64[Tensor, "_time"]],
-    values: Sequence[Float[Tensor, "_time"]],
-    masks: Sequence[Bool[Tensor, "_time"]],
-    next_values: Float[Tensor, "completions"],
-) -> AdvantageInputs:
-    """Pad completions to rows; ``rewards`` and ``penalties`` are float64 [T] per completion."""
-    width = max(map(len, masks))
-    shape = (len(masks), width)
-    token_rewards = torch.zeros(shape, dtype=torch.float64)
-    padded_values, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    totals = []
-    for row, reward in enumerate(rewards):
-        length = len(masks[row])
-        token_rewards[row, :length] = penalties[row] + reward
-        padded_values[row, :length] = values[row]
-        mask[row, :length] = masks[row]
-        totals.append(float(reward.sum()) + float(penalties[row].sum()))
-    return AdvantageInputs(
-        rewards=torch.tensor(totals, dtype=torch.float64),
-        group=torch.tensor(group),
-        token_rewards=token_rewards,
-        values=padded_values,
-        mask=mask,
-        next_values=next_values,
-    )
-
-
-def _without_signal(numbers: Sequence[int], samples: Sequence[TrainingSample], episodes: AdvantageInputs) -> list[bool]:
-    """Return for each group whether its rewards are equal, or it is a single completion with advantage 0."""
+def _without_signal(samples: Sequence[TrainingSample], episodes: AdvantageInputs) -> list[bool]:
+    """Return for each group whether its rewards are equal, or it is a single episode with advantage 0."""
     indices: dict[int, list[int]] = {}
-    for index, number in enumerate(numbers):
+    for index, number in enumerate(episodes.group.tolist()):
         indices.setdefault(number, []).append(index)
-    return [
-        not has_signal(episodes.rewards[own]) if len(own) > 1 else not bool(samples[own[0]].advantages.any())
-        for own in indices.values()
-    ]
+    moved = {sample.episode for sample in samples if bool(sample.advantages.any())}
+    return [not has_signal(episodes.rewards[own]) if len(own) > 1 else own[0] not in moved for own in indices.values()]
 
 
 def _metrics(
@@ -246,9 +261,9 @@ def _metrics(
     *,
     uses_critic: bool,
 ) -> dict[str, float]:
-    lengths = [len(item.rollout.completion_ids) for _, item in numbered]
+    lengths = [sum(len(sample.completion_ids) for sample in item.rollout.samples) for _, item in numbered]
     cut = [item.rollout.finish_reason == "length" for _, item in numbered]
-    without_signal = _without_signal([number for number, _ in kept], samples, episodes)
+    without_signal = _without_signal(samples, episodes)
     advantages = torch.cat([sample.advantages[sample.loss_mask] for sample in samples])
     metrics = {
         "reward/errors": float(sum(not _is_scored(item) for _, item in numbered)),

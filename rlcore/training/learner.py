@@ -29,7 +29,7 @@ from rlcore.training.minibatches import (
     Columns,
     num_policy_tokens,
     require_finite,
-    split_by_prompt,
+    split_by_group,
     token_sequences,
     token_weights,
 )
@@ -113,7 +113,7 @@ class Learner:
         for epoch in range(update.num_epochs):
             totals.begin_epoch()
             trained = list[str]()
-            for index, minibatch in enumerate(split_by_prompt(samples, update.num_minibatches, seed=seed, epoch=epoch)):
+            for index, minibatch in enumerate(split_by_group(samples, update.num_minibatches, seed=seed, epoch=epoch)):
                 self.step_of_update = epoch * update.num_minibatches + index
                 self._seek_schedules(self.step_of_update)
                 totals = self._step(minibatch, totals)

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
 
-def split_by_prompt(
+def split_by_group(
     samples: Sequence[TrainingSample], count: int, *, seed: int, epoch: int
 ) -> list[list[TrainingSample]]:
-    """Shuffle the groups into ``count`` minibatches; completions of one prompt stay together."""
+    """Shuffle the groups into ``count`` minibatches; the episodes of a group, with all samples, stay together.
+
+    A prompt that an iteration has twice counts as one group: the prompt of a group's first sample names it.
+    """
+    names: dict[int, tuple[int, ...]] = {}
     groups: dict[tuple[int, ...], list[TrainingSample]] = {}
     for sample in samples:
-        groups.setdefault(sample.prompt_ids, []).append(sample)
+        groups.setdefault(names.setdefault(sample.group, sample.prompt_ids), []).append(sample)
     members = list(groups.values())
     order = shuffled(len(members), seed, "minibatches", epoch)
     dealt: list[list[TrainingSample]] = [[] for _ in range(min(count, len(members)))]
@@ -70,7 +74,7 @@ def token_weights(algorithm: Algorithm, samples: Sequence[TrainingSample]) -> li
     mask = torch.zeros(len(samples), width, dtype=torch.bool)
     for row, sample in enumerate(samples):
         mask[row, : len(sample.loss_mask)] = sample.loss_mask
-    weights = algorithm.weighting(mask)
+    weights = algorithm.weighting(mask, torch.tensor([sample.episode for sample in samples]))
     return [weights[row, : len(sample.loss_mask)] for row, sample in enumerate(samples)]
 
 

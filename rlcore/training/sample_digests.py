@@ -14,9 +14,9 @@ _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "adv
 
 
 def digest(sample: TrainingSample) -> str:
-    """Return the digest of a sample's tokens, mask and numbers, bit for bit."""
+    """Return the digest of a sample's episode, group, tokens, mask and numbers, bit for bit."""
     found = hashlib.blake2b(digest_size=16)
-    for ids in (sample.prompt_ids, sample.completion_ids):
+    for ids in ((sample.episode, sample.group), sample.prompt_ids, sample.completion_ids):
         found.update(array("q", [len(ids), *ids]).tobytes())
     for name in _FIELDS:
         found.update(getattr(sample, name).numpy().tobytes())

@@ -1,8 +1,12 @@
-"""Choice of the rollouts that become traces: best, worst and most changed, then one from each end of the run."""
+"""Choice of the rollouts that become traces: best, worst and most changed, then one from each end of the run.
+
+An episode of several turns or samples is a tree: its turns, then its branches, each with the reason of the fork.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.report.run_data import Pairs, changed_samples
 from rlcore.tasks.store.storage import read_table
-from rlcore.tasks.tracking.traces import Trace
+from rlcore.tasks.tracking.traces import Step, Trace
 
 _EXTREMES, _CHANGED = 2, 2  # of each choice; a trace costs 60 ms of processor time
 
@@ -30,10 +34,14 @@ def rollout_traces(name: str, folders: Folders, pairs: Pairs) -> list[Trace]:
 
 
 def _scored(path: Path) -> list[dict[str, Any]]:
-    """Return the rollouts of an iteration that have a reward, in descending order."""
-    table = read_table(path)
-    ranked = table[table["value"].notna()].sort_values("value", ascending=False, kind="stable")
-    return [{str(key): value for key, value in row.items()} for row in ranked.to_dict("records")]
+    """Return the rollouts of an iteration that have a reward, in descending order, each with its ``branches``."""
+    found: list[dict[str, Any]] = []
+    for row in read_table(path).to_dict("records"):
+        if row.get("branch"):
+            found[-1]["branches"].append(row)
+        else:
+            found.append({str(key): value for key, value in row.items()} | {"branches": []})
+    return sorted((row for row in found if not math.isnan(row["value"])), key=lambda row: -row["value"])
 
 
 def _phases(tables: list[Path]) -> Iterator[Trace]:
@@ -54,9 +62,31 @@ def _trace(kind: str, row: Mapping[str, Any]) -> Trace:
         "prompt_id": str(row["prompt_id"]),
         **parts,
     }
+    if row["branches"]:
+        tags["samples"] = str(1 + len(row["branches"]))
     return Trace(
-        inputs={"prompt": row["prompt"], "reference": row["reference"]}, outputs={"completion": row["text"]}, tags=tags
+        inputs={"prompt": row["prompt"], "reference": row["reference"]},
+        outputs={"completion": row["text"]},
+        tags=tags,
+        steps=(*_turns(row), *map(_branch, row["branches"])),
     )
+
+
+def _branch(row: Mapping[str, Any]) -> Step:
+    return Step(
+        name=f"branch {row['branch']}", inputs={"fork": row["fork"]}, outputs={"text": row["text"]}, steps=_turns(row)
+    )
+
+
+def _turns(row: Mapping[str, Any]) -> tuple[Step, ...]:
+    """Return the turns of a sample with what each read before; nothing for a single turn."""
+    calls, read, text, found = json.loads(row.get("calls", "[]")), dict[str, str](), str(row["text"]), list[Step]()
+    for number, (turn, tool, output, _) in enumerate(calls, start=1):
+        found.append(Step(name=f"turn {number}", inputs=read, outputs={"text": turn, "tool": tool}))
+        read = {"output": output}
+        text = text.removeprefix(f"{turn}\n[{tool or 'no tool'}] {output}\n")
+    last = Step(name=f"turn {len(calls) + 1}", inputs=read, outputs={"text": text})
+    return (*found, last) if found else ()
 
 
 def _changed(name: str, folders: Folders, pairs: Pairs) -> Iterator[Trace]:

@@ -20,7 +20,7 @@ from rlcore.tasks.drawing.charts import Point, Series, line_chart
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
 from rlcore.tasks.report.run_info import held_out_shape
-from rlcore.tasks.steps.rows import read_prompts
+from rlcore.tasks.steps.rows import read_episodes, read_prompts
 from rlcore.tasks.store.storage import read_json, read_table
 
 History = Sequence[Mapping[str, float]]
@@ -183,7 +183,7 @@ def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
     found = []
     for name, folder in rl_runs(folders).items():
         last = int(read_json(folder / "history.json")[-1]["iteration"])
-        frame = read_table(folder / "rollouts" / f"iteration-{last:05d}.parquet")
+        frame = read_episodes(folder / "rollouts" / f"iteration-{last:05d}.parquet")
         ranked = frame[frame["value"].notna()].sort_values("value", ascending=False, kind="stable")
         for kind, rows in (("highest reward", ranked.head(_SHOWN)), ("lowest reward", ranked.tail(_SHOWN).iloc[::-1])):
             shown = rows[["prompt", "reference", "text", "value", "parts"]].copy()

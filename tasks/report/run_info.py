@@ -17,6 +17,7 @@ from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, named_start, rewards_of, rl_of
 from rlcore.tasks.steps.base import MODEL
+from rlcore.tasks.steps.rows import read_episodes
 from rlcore.tasks.store.storage import read_json, read_table
 
 _SOURCES = {
@@ -149,7 +150,7 @@ def rollout_shapes(folders: Folders) -> dict[str, tuple[Answers, Answers]]:
     for name, folder in rl_runs(folders).items():
         tables = sorted((folder / "rollouts").glob("*.parquet"))
         if tables:
-            first, last = (read_table(path) for path in (tables[0], tables[-1]))
+            first, last = (read_episodes(path) for path in (tables[0], tables[-1]))
             found[name] = (_shape(first), _shape(last))
     return found
 

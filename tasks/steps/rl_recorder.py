@@ -93,7 +93,7 @@ class RolloutKeeper:
         """Check the collected rollouts and write them in the background; the tracker's next flush waits for it.
 
         Raises:
-            ContractError: a row breaks ``rollouts/v2`` or ``scores/v1``; none of them is written.
+            ContractError: a row breaks ``rollouts/v3`` or ``scores/v1``; none of them is written.
         """
         rows, self._waiting = self._waiting, []
         self._written = time.monotonic()
@@ -125,7 +125,7 @@ class RolloutKeeper:
 
 
 def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredRollout]]) -> None:
-    """Check the rows against the contracts ``rollouts/v2`` and ``scores/v1``, and write them atomically."""
+    """Check the rows against the contracts ``rollouts/v3`` and ``scores/v1``, and write them atomically."""
     frame = pd.DataFrame(rollout_rows(iteration, groups))
     contract.check_rollouts(frame)
     write_table(frame, path)
@@ -134,9 +134,13 @@ def write_rollouts(path: Path, iteration: int, groups: Sequence[Sequence[ScoredR
 def write_sample(frame: pd.DataFrame, path: Path) -> None:
     """Write the iteration's first 16 rollouts, in whole groups if these are small, as a table for MLflow.
 
-    Each reward term has a column.
+    Each reward term has a column. An episode is one row; if any has branches, a column has the number of its samples.
     """
-    rows = [_shown(row) for row in frame.head(SAMPLE_ROWS).to_dict("records")]
+    is_episode = frame["branch"] == 0
+    rows = [_shown(row) for row in frame[is_episode].head(SAMPLE_ROWS).to_dict("records")]
+    if not is_episode.all():
+        counts = frame.groupby(is_episode.cumsum()).size()
+        rows = [row | {"samples": int(count)} for row, count in zip(rows, counts, strict=False)]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     write_json({"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]}, path)
 
@@ -160,21 +164,25 @@ def _shown(row: dict[Any, Any]) -> dict[str, Any]:
 def rollout_rows(
     iteration: int, groups: Sequence[Sequence[ScoredRollout]], *, replaced: Sequence[Sequence[ScoredRollout]] = ()
 ) -> list[dict[str, Any]]:
-    """Return a row per rollout: tokens and logprobs as sampled, text with all turns and tool outputs."""
+    """Return a row per sample: tokens and logprobs as sampled, text with all turns and tool outputs."""
     return [
         {
             "iteration": iteration,
-            "prompt_id": item.rollout.prompt.prompt_id,
+            "prompt_id": sample.prompt.prompt_id,
             "sample_index": index,
-            "prompt": item.rollout.prompt.messages[-1].content,
-            "reference": item.rollout.prompt.reference,
-            "text": item.rollout.transcript,
-            "completion_ids": list(item.rollout.completion_ids),
-            "sampler_logprobs": list(item.rollout.sampler_logprobs),
-            "loss_mask": list(item.rollout.loss_mask),
-            "policy_version": item.rollout.policy_version,
-            "replica": item.rollout.replica,
-            "finish_reason": item.rollout.finish_reason,
+            "prompt": sample.prompt.messages[-1].content,
+            "reference": sample.prompt.reference,
+            "text": sample.transcript,
+            "branch": branch,
+            "fork": sample.fork,
+            "calls": json.dumps([[call.text, call.tool, call.output, call.is_error] for call in sample.tool_calls]),
+            "prompt_ids": [] if item.rollout.num_sampled is None else list(sample.prompt.token_ids),
+            "completion_ids": list(sample.completion_ids),
+            "sampler_logprobs": list(sample.sampler_logprobs),
+            "loss_mask": list(sample.loss_mask),
+            "policy_version": sample.policy_version,
+            "replica": sample.replica,
+            "finish_reason": sample.finish_reason,
             "value": float("nan") if item.score.value is None else item.score.value,
             "parts": json.dumps(dict(item.score.terms), sort_keys=True),
             "error": item.score.error,
@@ -183,4 +191,5 @@ def rollout_rows(
         for gave_way, kept in ((False, groups), (True, replaced))
         for group in kept
         for index, item in enumerate(group)
+        for branch, sample in enumerate(item.rollout.samples)
     ]

@@ -1,13 +1,16 @@
-"""Rows of gated datasets, as training and evaluation read them."""
+"""Rows of gated datasets and rollout tables, as later steps read them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rlcore.tasks.store.storage import read_table
 from rlcore.types import Message
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,3 +85,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
         | {"messages": tuple(Message(**message) for message in row["messages"])}
         for row in rows
     ]
+
+
+def read_episodes(path: Path) -> pd.DataFrame:
+    """Read a rollout table without the rows of branches, which tables of ``rollouts/v2`` do not have."""
+    table = read_table(path)
+    return table[table["branch"] == 0] if "branch" in table else table

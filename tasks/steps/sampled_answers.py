@@ -31,10 +31,11 @@ from rlcore.tasks.steps.play import with_tools
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_recorder import write_rollouts
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
+from rlcore.tasks.steps.rows import read_episodes
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.steps.workload import Workload
-from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json
+from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
 
@@ -197,7 +198,7 @@ def read_candidates(paths: Sequence[Path], prompts: Sequence[Prompt], tokenizer:
     found = []
     for path in paths:
         turns = read_json(path.with_suffix(CALLS)) if path.with_suffix(CALLS).is_file() else {}
-        for row in read_table(path).to_dict("records"):
+        for row in read_episodes(path).to_dict("records"):
             answer = turns.get(answer_name(row["prompt_id"], row["sample_index"]), {"text": row["text"], "calls": []})
             calls = tuple((turn, output) for turn, output in answer["calls"])
             found.append(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from rlcore.tasks.tracking.errors import none_if_missing
@@ -26,12 +27,23 @@ _NAME = "rollout"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """Part of an episode, shown below it: a turn, or a branch with its turns."""
+
+    name: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Trace:
     """Rollout: its prompt, its completion, and ``tags`` to search by (``kind``, ``iteration``, ``reward``, …)."""
 
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     tags: Mapping[str, str]
+    steps: tuple[Step, ...] = ()
 
 
 def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
@@ -55,7 +67,8 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
 
 def _id(run_id: str, trace: Trace) -> str:
     """Return 32 hexadecimal digits."""
-    return hashlib.sha256(json.dumps([run_id, asdict(trace)], sort_keys=True).encode()).hexdigest()[:32]
+    content = {key: value for key, value in asdict(trace).items() if value or key != "steps"}
+    return hashlib.sha256(json.dumps([run_id, content], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def remove_traces(tracker: Tracker, run: Run) -> None:
@@ -77,11 +90,23 @@ def _store(tracker: Tracker, run: Run, name: str, trace: Trace, moment: int) -> 
     from mlflow.tracing.client import TracingClient
 
     client = TracingClient(tracker.uri)
-    client.log_spans(run.info.experiment_id, [_span(name, trace, moment)])
+    root = Step(name=_NAME, inputs=trace.inputs, outputs=trace.outputs, steps=trace.steps)
+    placed = list(_placed(root, None, count()))
+    spans = [_span(name, step, moment, place=place, parent=parent) for place, parent, step in placed]
+    client.log_spans(run.info.experiment_id, spans)
     client.start_trace(_info(run, name, trace, moment))
 
 
-def _span(name: str, trace: Trace, moment: int) -> Span:
+def _placed(step: Step, parent: int | None, places: Iterator[int]) -> Iterator[tuple[int, int | None, Step]]:
+    """Yield the steps of a tree, parents first, each with its place and its parent's."""
+    place = next(places)
+    yield place, parent, step
+    for each in step.steps:
+        yield from _placed(each, place, places)
+
+
+def _span(name: str, step: Step, moment: int, *, place: int, parent: int | None) -> Span:
+    """Return a span; its start, nanoseconds after the root's, keeps the order in which the interface shows siblings."""
     from mlflow.entities import Span
     from mlflow.tracing.constant import SpanAttributeKey
     from opentelemetry.sdk.resources import Resource
@@ -91,15 +116,20 @@ def _span(name: str, trace: Trace, moment: int) -> Span:
 
     held = {
         SpanAttributeKey.REQUEST_ID: f"tr-{name}",
-        SpanAttributeKey.INPUTS: dict(trace.inputs),
-        SpanAttributeKey.OUTPUTS: dict(trace.outputs),
+        SpanAttributeKey.INPUTS: dict(step.inputs),
+        SpanAttributeKey.OUTPUTS: dict(step.outputs),
     }
+
+    def context(of: int) -> SpanContext:
+        return SpanContext(trace_id=int(name, 16), span_id=(int(name[:16], 16) + of) % 2**64, is_remote=False)
+
     return Span(
         ReadableSpan(
-            name=_NAME,
-            context=SpanContext(trace_id=int(name, 16), span_id=int(name[:16], 16), is_remote=False),
-            start_time=moment * _MILLISECOND,
-            end_time=moment * _MILLISECOND,
+            name=step.name,
+            context=context(place),
+            parent=None if parent is None else context(parent),
+            start_time=moment * _MILLISECOND + place,
+            end_time=moment * _MILLISECOND + place,
             attributes={key: json.dumps(value) for key, value in held.items()},
             status=Status(StatusCode.OK),
             resource=Resource.get_empty(),

@@ -87,6 +87,8 @@ def samples(asked: list[TokenSequence], *, seed: int = 0) -> list[TrainingSample
         length = len(one.completion_ids)
         made.append(
             TrainingSample(
+                episode=len(made),
+                group=len(made),
                 prompt_ids=one.prompt_ids,
                 completion_ids=one.completion_ids,
                 loss_mask=torch.ones(length, dtype=torch.bool),

@@ -124,7 +124,7 @@ def test_the_mean_over_tokens_does_not_depend_on_micro_batches(record: Record) -
     # Completions of 1 and 9 tokens with losses 1 and 0 per token: 1/10 together, (1 + 0) / 2 as a mean of means.
     loss = torch.tensor([[1.0] * 9, [0.0] * 9], dtype=torch.float64)
     mask = torch.tensor([[True] + [False] * 8, [True] * 9])
-    weights = token_mean(mask)
+    weights = token_mean(mask, strategies.one_each(mask))
     ours = sum(float((weights[i] * loss[i]).sum()) for i in range(2))
     assert ours == pytest.approx(0.1)
     alone = [verl_algos.agg_loss(loss[i : i + 1], mask[i : i + 1].double(), "token-mean") for i in range(2)]
@@ -153,7 +153,7 @@ def test_a_completion_that_is_masked_as_a_whole_is_in_no_denominator(record: Rec
     # mini-batch, which counts the dropped one.
     loss = torch.ones(4, 2, dtype=torch.float64)
     mask = torch.tensor([[True, True]] * 3 + [[False, False]])
-    ours = float((sequence_mean(mask) * loss).sum())
+    ours = float((sequence_mean(mask, strategies.one_each(mask)) * loss).sum())
     assert ours == pytest.approx(1.0)
     theirs = float(verl_algos.agg_loss(loss, mask.double(), "seq-mean-token-mean", global_batch_size=4))
     record(

@@ -19,6 +19,7 @@ from rlcore.algorithms.objective import policy_loss
 from rlcore.algorithms.ratios import sequence_ratio, token_ratio
 from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
+from tests import strategies
 from tests.peers import openrlhf_functions as openrlhf
 from tests.peers.tensors import NO_EXTRAS, Padded, assert_equal, draw
 
@@ -43,7 +44,7 @@ def with_gradient(logprobs: torch.Tensor) -> torch.Tensor:
 def of_ours(rollouts: Padded, algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
     """Our loss and its gradient with respect to the log-probabilities."""
     logprobs = with_gradient(rollouts.policy_logprobs)
-    inputs = rollouts.loss_inputs(logprobs, algorithm.weighting(rollouts.mask))
+    inputs = rollouts.loss_inputs(logprobs, algorithm.weighting(rollouts.mask, strategies.one_each(rollouts.mask)))
     loss = policy_loss(inputs, algorithm, NO_EXTRAS).loss
     (gradient,) = torch.autograd.grad(loss, logprobs)
     return loss.detach(), gradient

@@ -11,6 +11,7 @@ from rlcore.algorithms.kl import k1, k2, k2_loss, k3
 from rlcore.algorithms.values import value_loss
 from rlcore.algorithms.weighting import token_mean
 from rlcore.models.logprobs import chunked_logprobs
+from tests import strategies
 from tests.peers import openrlhf_functions as openrlhf
 from tests.peers.tensors import assert_equal, draw
 
@@ -80,7 +81,9 @@ def test_the_critics_loss_equals_verls_and_openrlhfs(clip_range: float) -> None:
         rollouts = draw(seed)
         old, returns, mask = rollouts.values, rollouts.values + rollouts.advantages, rollouts.mask
         values = (old + rollouts.policy_logprobs - rollouts.old_logprobs).requires_grad_(True)
-        ours = (token_mean(mask) * value_loss(values, old, returns, clip_range=clip_range)).sum()
+        ours = (
+            token_mean(mask, strategies.one_each(mask)) * value_loss(values, old, returns, clip_range=clip_range)
+        ).sum()
         theirs, _ = verl_algos.compute_value_loss(values, returns, old, mask.double(), clip_range)
         others = openrlhf.losses.ValueLoss(clip_eps=clip_range)(values, old, returns, mask.double())
         for peer in (theirs, others):

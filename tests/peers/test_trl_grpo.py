@@ -76,6 +76,8 @@ def samples_of(model: Any, seed: int) -> list[TrainingSample]:
 
     return [
         TrainingSample(
+            episode=number,
+            group=number,
             prompt_ids=sequence.prompt_ids,
             completion_ids=sequence.completion_ids,
             loss_mask=torch.ones(len(logprob), dtype=torch.bool),
@@ -86,7 +88,7 @@ def samples_of(model: Any, seed: int) -> list[TrainingSample]:
             values=torch.zeros(len(logprob)),
             returns=torch.zeros(len(logprob)),
         )
-        for sequence, logprob in zip(sequences, logprobs, strict=True)
+        for number, (sequence, logprob) in enumerate(zip(sequences, logprobs, strict=True))
     ]
 
 

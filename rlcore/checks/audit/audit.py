@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from rlcore.checks.audit.advantage_tracking import AdvantageTracker
 from rlcore.checks.audit.budget import TimeBudget
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.draws import DrawAudit, IndexedRollouts
+from rlcore.checks.audit.episode_checks import choose_episodes, is_agents, samples_of
 from rlcore.checks.audit.integrity import digest_of_prompts
 from rlcore.checks.audit.learner_state import (
     learner_state_errors,
@@ -26,11 +28,11 @@ from rlcore.checks.audit.learner_state import (
     reference_logprobs,
 )
 from rlcore.checks.audit.prompt_checks import expected_prompts, group_errors, prompt_errors
-from rlcore.checks.audit.reference_impl import is_trainable
+from rlcore.checks.audit.reference_impl import trainable
 from rlcore.checks.audit.reward_terms import RewardAudit, known_prompts
 from rlcore.checks.canaries import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
-from rlcore.seeding import derive_seed, shuffled
+from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience
 from rlcore.training.sample_digests import digest_of
 from rlcore.training.update_stats import UpdateStats
@@ -45,7 +47,7 @@ Groups = Sequence[Sequence[ScoredRollout]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AuditedBatch:
-    """Audited rollouts and samples, with the policy's log-probabilities before the update."""
+    """Audited samples, as rollouts and for training, with the policy's log-probabilities before the update."""
 
     items: tuple[ScoredRollout, ...]
     samples: tuple[TrainingSample, ...]
@@ -154,19 +156,21 @@ class Audit:
             )
             if self.num_audited and not self._budget.has_room():
                 return None
-            kept = [
-                item for group in groups for item in group if is_trainable(item, config.update.truncated_completions)
-            ]
-            indices = self._choose(samples, iteration)
-            items, chosen = [kept[index] for index in indices], [samples[index] for index in indices]
-            self._check_rewards(items, [item for group in groups for item in group], iteration)
+            kept = [item for _, item in trainable(groups, config)]
+            parts = [(item, part) for item in kept for part in samples_of(item)]
+            if len(parts) != len(samples):  # reported above, where a discrepancy only warns
+                return None
+            chosen = choose_episodes(samples, self._config.rollouts, seed=components.seed, iteration=iteration)
+            self._check_rewards([parts[own[0]][0] for own in chosen], list(chain(*groups)), iteration)
+            indices = list(chain(*chosen))
+            items, trained = [parts[index][1] for index in indices], [samples[index] for index in indices]
             rollouts = self._draws.choose(groups, replaced, scheduled, iteration)
             next_values = [experience.next_values[index] for index in indices]
-            self._check_slow_path(items, chosen, next_values, rollouts, iteration)
+            self._check_slow_path(items, trained, next_values, rollouts, iteration, by_agents=is_agents(kept))
             self._check_reference(iteration)
-            self.num_audited += len(items)
+            self.num_audited += len(chosen)
             before, _ = components.learner.scores([item.rollout for item in items])
-            return AuditedBatch(items=tuple(items), samples=tuple(chosen), logprobs=before)
+            return AuditedBatch(items=tuple(items), samples=tuple(trained), logprobs=before)
 
     def check_after_update(
         self,
@@ -177,7 +181,7 @@ class Audit:
         *,
         mean_kl: float,
     ) -> None:
-        """Audit an update; ``mean_kl``: measured KL that the coefficient follows, nats per completion.
+        """Audit an update; ``mean_kl``: measured KL that the coefficient follows, nats per episode.
 
         Raises:
             CanaryError: A step differs from the optimizer's, weights do not train, or updates oppose the advantages.
@@ -188,8 +192,8 @@ class Audit:
         with self._budget.counted():
             self._report(comparison.arrival_errors(stats, self._samples_digest), iteration)
             if not stats.skipped:
-                now = learner.kl_coefficient
-                self._coefficient = next_coefficient(config.kl, now, mean_kl=mean_kl, count=len(samples))
+                now, count = learner.kl_coefficient, len({sample.episode for sample in samples})
+                self._coefficient = next_coefficient(config.kl, now, mean_kl=mean_kl, count=count)
             self._report([Discrepancy(summary=error, fix=_OPTIMIZER) for error in learner.step_errors()], iteration)
             self._report(comparison.update_errors(stats, samples, config, kl=learner.kl_coefficient), iteration)
             if audited is not None and stats.moved:
@@ -200,14 +204,6 @@ class Audit:
                 self._check_direction(iteration)
         if audited is not None:
             self._budget.end()
-
-    def _choose(self, samples: Sequence[TrainingSample], iteration: int) -> list[int]:
-        """Return random indices of samples, including one with an advantage if there is any."""
-        order = shuffled(len(samples), self._components.seed, "audit", iteration)
-        chosen = order[: self._config.rollouts]
-        if not any(bool(samples[index].advantages.any()) for index in chosen):
-            chosen[-1:] = [index for index in order if bool(samples[index].advantages.any())][:1] or chosen[-1:]
-        return chosen
 
     def _check_rewards(self, items: Sequence[ScoredRollout], batch: Sequence[ScoredRollout], iteration: int) -> None:
         if self._known:
@@ -234,11 +230,14 @@ class Audit:
         next_values: Sequence[float],
         indexed: IndexedRollouts,
         iteration: int,
+        *,
+        by_agents: bool,
     ) -> None:
         """Check text, tokens, log-probabilities, values, losses, gradients, and the sampling distribution."""
         components = self._components
         for item, sample in zip(items, samples, strict=True):
-            rendered = self._rendered(item.rollout.prompt) if self._renders else item.rollout.prompt.token_ids
+            prompt = item.rollout.prompt
+            rendered = None if by_agents else self._rendered(prompt) if self._renders else prompt.token_ids
             if error := comparison.rollout_error(item, sample, components.tokenizer, rendered):
                 self._report([error], iteration)
         seed = derive_seed(components.seed, "audit", iteration)

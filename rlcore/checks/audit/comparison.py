@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.reference_impl import expected, is_trainable
+from rlcore.checks.audit.episode_checks import episode_errors, samples_of
+from rlcore.checks.audit.reference_impl import expected, trainable
 from rlcore.checks.audit.slow_path import SlowPathResult
 from rlcore.checks.audit.trials import Trial
 from rlcore.checks.canaries.agreement import LIMITS, SLACK
@@ -44,10 +45,11 @@ def sample_errors(
     ``has_tools``: rollouts are episodes, with tokens that the policy did not write and limits per turn.
     """
     samples, beyond = experience.samples, experience.next_values
-    kept = [item for group in groups for item in group if is_trainable(item, config.update.truncated_completions)]
-    if len(kept) != len(samples):
-        yield Discrepancy(summary="samples to train on", expected=str(len(kept)), actual=str(len(samples)))
+    episodes = trainable(groups, config)
+    if errors := list(episode_errors(episodes, samples)):
+        yield from errors
         return
+    kept = [each for _, item in episodes for each in samples_of(item)]
     for item, sample in zip(kept, samples, strict=True):
         if error := _shape_error(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
             yield Discrepancy(summary=error[0], expected=error[1], actual=error[2], rollout=item)
@@ -70,23 +72,26 @@ def sample_errors(
 
 
 def rollout_error(
-    item: ScoredRollout, sample: TrainingSample, tokenizer: ChatTokenizer, rendered: Sequence[int]
+    item: ScoredRollout, sample: TrainingSample, tokenizer: ChatTokenizer, rendered: Sequence[int] | None
 ) -> Discrepancy | None:
-    """Return the discrepancy between a rollout's text and its tokens, or None; ``rendered``: its rendered prompt."""
+    """Return the discrepancy between a rollout's text and its tokens, or None.
+
+    ``rendered``: its rendered prompt; None if an agent wrote it, whose earlier turns are no tool calls of ours either.
+    """
     rollout = item.rollout
-    if tuple(rendered) != tuple(sample.prompt_ids):
+    if rendered is not None and tuple(rendered) != tuple(sample.prompt_ids):
         shown = (tokenizer.hf_tokenizer.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
         ours, theirs = map(repr, shown)
         return Discrepancy(summary="the prompt's tokens", expected=ours, actual=theirs, rollout=item)
     start, end = rollout.turns[-1]
     text = tokenizer.decode(rollout.completion_ids[start:end])
-    if text != rollout.text:
+    if text != rollout.text and (rollout.text or rendered is not None):  # a crashed agent has no answer
         return Discrepancy(
             summary="the text that was scored", expected=repr(text[:80]), actual=repr(rollout.text[:80]), rollout=item
         )
     turns = [tokenizer.decode(rollout.completion_ids[first:last]) for first, last in rollout.turns[:-1]]
     calls = [call.text for call in rollout.tool_calls[: len(turns)]]
-    if turns != calls:
+    if rendered is not None and turns != calls:
         return Discrepancy(
             summary="the texts of earlier turns", expected=str(turns)[:160], actual=str(calls)[:160], rollout=item
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlcore.checks.audit.discrepancy import Discrepancy
+from rlcore.checks.audit.episode_checks import is_agents
 from rlcore.checks.audit.sampling import CompletionIndex, SamplingTest
 from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult
 from rlcore.sampling.base import replicas_of
@@ -88,7 +89,8 @@ def unselected_rollouts(
 ) -> list[tuple[CompletionIndex, ScoredRollout]]:
     """Return the rollouts of the scheduled prompts, which do not depend on the sampled tokens.
 
-    The training batch does depend on them if zero-signal groups are replaced or truncated completions are masked.
+    The training batch does depend on them if zero-signal groups are replaced or truncated completions are masked. So do
+    the tokens of an agent: it chooses which of its calls goes on, and may crash after some.
     """
     waiting = [group for group in (*groups, *replaced) if group]
     found = []
@@ -97,7 +99,7 @@ def unselected_rollouts(
         if group is not None:
             waiting = [each for each in waiting if each is not group]
             found += [(CompletionIndex(prompt=index, sample=number), item) for number, item in enumerate(group)]
-    return found
+    return [] if is_agents([item for _, item in found]) else found
 
 
 def _discrepancy(test: SamplingTest, level: float) -> Discrepancy:

@@ -34,7 +34,7 @@ def learner_state_errors(components: Components, iteration: int, *, coefficient:
 
 
 def next_coefficient(kl: KlConfig, now: float, *, mean_kl: float, count: int) -> float | None:
-    """Return the KL coefficient after ``count`` completions (Ziegler et al. 2019, section 2.2). None if it is fixed."""
+    """Return the KL coefficient after ``count`` episodes (Ziegler et al. 2019, section 2.2). None if it is fixed."""
     if not kl.target:
         return None
     error = min(max(mean_kl / kl.target - 1.0, -0.2), 0.2)

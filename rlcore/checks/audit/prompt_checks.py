@@ -9,6 +9,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlcore.checks.audit.discrepancy import Discrepancy
+from rlcore.checks.audit.episode_checks import is_agents
 from rlcore.config import RlConfig
 from rlcore.errors import CanaryError
 from rlcore.seeding import shuffled
@@ -65,7 +66,7 @@ def group_errors(
             shown = f"one prompt, {prompt.prompt_id!r}", f"{', '.join(map(repr, sorted(ids)[:4]))}"
             yield Discrepancy(summary=f"group {number}", expected=shown[0], actual=shown[1], rollout=group[0], fix=_FIX)
             return
-        if len({item.rollout.prompt.token_ids for item in group}) > 1:
+        if len({item.rollout.prompt.token_ids for item in group}) > 1 and not is_agents(group):
             yield Discrepancy(summary=f"the prompt of group {number} has different tokens", rollout=group[0], fix=_FIX)
             return
     everyone = [item for group in groups for item in group]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from rlcore.checks.audit.episode_checks import samples_of
 from rlcore.config import RlConfig
 from rlcore.types import ScoredRollout, TrainingSample
 
@@ -82,9 +83,15 @@ def row_of(config: RlConfig) -> AlgorithmSpec | None:
 def is_trainable(item: ScoredRollout, truncated: str) -> bool:
     """Return True if a scored rollout may be trained on."""
     value = item.score.value
-    if value is None or math.isnan(value) or not any(item.rollout.loss_mask):
+    if value is None or math.isnan(value) or not samples_of(item):
         return False
     return not (truncated == "mask" and item.rollout.finish_reason == "length")
+
+
+def trainable(groups: Sequence[Sequence[ScoredRollout]], config: RlConfig) -> list[tuple[int, ScoredRollout]]:
+    """Return the trainable rollouts, each with the number of its group."""
+    truncated = config.update.truncated_completions
+    return [(n, item) for n, group in enumerate(groups) for item in group if is_trainable(item, truncated)]
 
 
 def expected(
@@ -107,16 +114,16 @@ def expected(
     row = row_of(config)
     if row is None:
         return None
-    kept = [
-        (n, item)
-        for n, group in enumerate(groups)
-        for item in group
-        if is_trainable(item, config.update.truncated_completions)
-    ]
+    kept, left = trainable(groups, config), iter(samples)
     masks = [sample.loss_mask.tolist() for sample in samples]
-    rewards = [
-        _token_rewards(item, sample, config, penalty=penalty) for (_, item), sample in zip(kept, samples, strict=True)
+    episodes = [
+        [
+            _token_rewards(part, next(left), config, penalty=penalty, is_paid=number == 0)
+            for number, part in enumerate(samples_of(item))
+        ]
+        for _, item in kept
     ]
+    rewards = [each for episode in episodes for each in episode]
     if row.advantage == "gae":
         return _with_critic(rewards, samples, masks, config, next_values)
     if row.advantage == "own":
@@ -124,17 +131,20 @@ def expected(
         return ExpectedSamples(
             advantages=[[value if own else 0.0 for value, own in row] for row in pairs], returns=None
         )
-    numbers = [number for number, _ in kept]
-    of_completion = _relative([sum(each) for each in rewards], numbers, row.advantage)
-    spread = [[value if own else 0.0 for own in mask] for value, mask in zip(of_completion, masks, strict=True)]
+    of_episode = _relative([sum(map(sum, each)) for each in episodes], [number for number, _ in kept], row.advantage)
+    of_sample = [value for value, each in zip(of_episode, episodes, strict=True) for _ in each]
+    spread = [[value if own else 0.0 for own in mask] for value, mask in zip(of_sample, masks, strict=True)]
     return ExpectedSamples(advantages=spread, returns=None)
 
 
-def token_weights(masks: Sequence[Sequence[bool]], config: RlConfig) -> list[list[float]]:
-    """Return the weight of each token of an optimizer step, given the masks of all its sequences."""
-    row = row_of(config)
-    lengths = [sum(mask) for mask in masks]
-    num_tokens, num_sequences = max(1, sum(lengths)), max(1, sum(length > 0 for length in lengths))
+def token_weights(masks: Sequence[Sequence[bool]], episodes: Sequence[int], config: RlConfig) -> list[list[float]]:
+    """Return the weight of each token of an optimizer step, given the mask and the episode of each of its samples."""
+    row, of_episode = row_of(config), dict.fromkeys(episodes, 0)
+    for mask, episode in zip(masks, episodes, strict=True):
+        of_episode[episode] += sum(mask)
+    lengths = [of_episode[episode] for episode in episodes]
+    num_tokens = max(1, sum(of_episode.values()))
+    num_sequences = max(1, sum(length > 0 for length in of_episode.values()))
     fixed = config.update.objective.constant_length or config.sampling.max_new_tokens
     weighting = row.weighting if row else ""
     counts = {
@@ -151,8 +161,13 @@ def clamped(difference: float) -> float:
     return min(max(difference, -_LOG_RATIO), _LOG_RATIO)
 
 
-def _token_rewards(item: ScoredRollout, sample: TrainingSample, config: RlConfig, *, penalty: float) -> list[float]:
-    """Return the reward of each token: turn rewards at turn ends, minus the KL to the reference policy."""
+def _token_rewards(
+    item: ScoredRollout, sample: TrainingSample, config: RlConfig, *, penalty: float, is_paid: bool
+) -> list[float]:
+    """Return the reward of each token: turn rewards at turn ends, minus the KL to the reference policy.
+
+    ``is_paid``: the sample is the first of its episode, which alone gets the reward.
+    """
     rollout, score = item.rollout, item.score
     is_zero = config.update.truncated_completions == "zero" and rollout.finish_reason == "length"
     value = 0.0 if is_zero else float(score.value or 0.0)
@@ -163,6 +178,8 @@ def _token_rewards(item: ScoredRollout, sample: TrainingSample, config: RlConfig
             -penalty * clamped(old - ref) if own else 0.0
             for own, (old, ref) in zip(rollout.loss_mask, gaps, strict=True)
         ]
+    if not is_paid:
+        return rewards
     shares = () if is_zero else score.turn_rewards
     ends = [p for p, own in enumerate(rollout.loss_mask) if own and not (*rollout.loss_mask, False)[p + 1]]
     for end, share in zip(ends, shares, strict=False):

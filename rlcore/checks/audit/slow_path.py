@@ -71,7 +71,7 @@ def run_slow_path(
     sampled = [(rollout, _choose(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
     row, cut = row_of(learner.config), [_cut(sample) for sample in samples]
     tried = run_trials(learner, row, cut, seed=seed) if row else None
-    is_whole = [list(own) == own_tokens(sample) for own, sample in zip(positions, cut, strict=True)]
+    is_whole = [len(own_tokens(one)) == len(own_tokens(other)) for one, other in zip(samples, cut, strict=True)]
     return SlowPathResult(
         positions=tuple(positions),
         logprobs=tried.logprobs if tried and all(is_whole) else score(learner.policy),
@@ -99,6 +99,12 @@ def _choose(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
 
 
 def _cut(sample: TrainingSample) -> TrainingSample:
-    """Truncate a sample to a length whose logits fit into memory."""
-    cut = {name: getattr(sample, name)[:MAX_TOKENS] for name in _FIELDS}
-    return replace(sample, completion_ids=sample.completion_ids[:MAX_TOKENS], **cut)
+    """Truncate a sample to a length whose logits fit into memory, from its first token of the policy.
+
+    What precedes it, an answer that another sample trains, joins the prompt.
+    """
+    start = sample.loss_mask.tolist().index(True)
+    kept = slice(start, start + MAX_TOKENS)
+    cut = {name: getattr(sample, name)[kept] for name in _FIELDS}
+    prompt_ids = sample.prompt_ids + sample.completion_ids[:start]
+    return replace(sample, prompt_ids=prompt_ids, completion_ids=sample.completion_ids[kept], **cut)

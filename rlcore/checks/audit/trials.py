@@ -147,7 +147,8 @@ def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[Trainin
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     losses, theirs = _update(learner, samples, chosen[0], tokens=longest)
     unchanged, random = (_Sums(each, learner.loss_scale.value) for each in chosen)
-    weights = token_weights([sample.loss_mask.tolist() for sample in samples], learner.config)
+    masks, episodes = [sample.loss_mask.tolist() for sample in samples], [sample.episode for sample in samples]
+    weights = token_weights(masks, episodes, learner.config)
     logprobs, drawn, is_clear = list[Tensor](), list[TrainingSample](), True
     for number, (sample, each) in enumerate(zip(samples, weights, strict=True)):
         weight = torch.tensor(each)

@@ -11,12 +11,13 @@ from rlcore.types import Rollout, TrainingSample, turn_spans
 def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
     """Check that completions have one entry per token in each field, and that the EOS of every turn is trained on.
 
-    Tool output between two turns is masked, including any EOS in it; no completion ends with it.
+    Tool output between two turns is masked, including any EOS in it; no completion ends with it. The samples of an
+    episode are of one prompt, and one of them at least is trained on.
 
     Raises:
         CanaryError: Names the first error of each rollout.
     """
-    errors = [f"{r.prompt.prompt_id}: {error}" for r in rollouts if (error := _rollout_error(r, eos_ids))]
+    errors = [f"{r.prompt.prompt_id}: {error}" for r in rollouts if (error := _episode_error(r, eos_ids))]
     _require_none(errors, len(rollouts), "rollouts")
 
 
@@ -28,6 +29,14 @@ def sample_canary(samples: Sequence[TrainingSample], eos_ids: Collection[int]) -
     """
     errors = [f"sample {i}: {error}" for i, s in enumerate(samples) if (error := _sample_error(s, eos_ids))]
     _require_none(errors, len(samples), "training samples")
+
+
+def _episode_error(episode: Rollout, eos_ids: Collection[int]) -> str:
+    """Return the first error of an episode's samples, or "". A sample without a token of the policy is not trained."""
+    if any(branch.branches or branch.prompt.prompt_id != episode.prompt.prompt_id for branch in episode.branches):
+        return "a branch has branches of its own, or is of another prompt"
+    errors = (_rollout_error(sample, eos_ids) for sample in episode.trained_samples or (episode,))
+    return next(filter(None, errors), "")
 
 
 def _rollout_error(rollout: Rollout, eos_ids: Collection[int]) -> str:

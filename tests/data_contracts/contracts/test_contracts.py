@@ -61,6 +61,10 @@ ROLLOUT = {
     "prompt": "2 + 3 = ?",
     "reference": "5",
     "text": "5",
+    "branch": 0,
+    "fork": "",
+    "calls": "[]",
+    "prompt_ids": [],
     "completion_ids": [9, 2],
     "sampler_logprobs": [-0.5, 0.0],
     "loss_mask": [True, False],
@@ -171,6 +175,11 @@ def test_scored_rollouts_pass_also_when_the_grader_failed_on_one_or_a_softmax_wa
         ({"finish_reason": "eos"}, "must be 'stop' or 'length'"),
         ({"policy_version": -1}, "must be at least 0"),
         ({"replica": -1}, "must be at least 0"),
+        ({"prompt_ids": [3, -1]}, "must be token ids"),
+        ({"calls": '[["turn", "", "output"]]'}, "must be a JSON list of [text, tool, output, is_error]"),
+        ({"calls": "{}"}, "must be a JSON list of [text, tool, output, is_error]"),
+        ({"fork": "another history"}, "fork must be the reason of a branch"),
+        ({"sample_index": 0, "branch": 1}, "fork must be the reason of a branch"),
         ({"value": math.nan}, "has neither a value nor an error"),
         ({"value": math.inf}, "must be finite"),
         ({"parts": '{"math": NaN}'}, "must be a JSON object of finite numbers"),
@@ -194,6 +203,19 @@ def test_groups_are_numbered_without_a_hole(indices: list[int], is_complete: boo
     if not is_complete:
         with pytest.raises(ContractError, match=r"the first is \(1, 'a'\)"):
             rollouts.check_rollouts(table)
+
+
+@pytest.mark.parametrize(
+    ("branches", "is_complete"),
+    [([0, 1, 2], True), ([0, 2], False), ([1], False), ([0, 1, 1], False), ([0, 1, 0, 1], True), ([0, 1, 0], True)],
+)
+def test_the_branches_of_an_episode_are_numbered_without_a_hole(branches: list[int], is_complete: bool) -> None:
+    changes = [{"sample_index": 0, "branch": each, "fork": "another history" * (each > 0)} for each in branches]
+    calls = {"calls": '[["3+4?", "calculator", "7", false]]', "prompt_ids": [1, 2]}
+    table = rollout_table(*changes, {"sample_index": 1, **calls})
+    assert (rollouts.incomplete_groups(table) == []) is is_complete
+    if is_complete:
+        rollouts.check_rollouts(table)
 
 
 def test_an_answer_that_is_judged_twice_is_refused() -> None:

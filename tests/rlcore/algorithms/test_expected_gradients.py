@@ -49,7 +49,10 @@ def expected_gradient(
     for group in product(rewards, repeat=size):
         mask = torch.arange(policy.longest) < torch.tensor([len(one) for one in group])[:, None]
         chance = float(torch.stack([known[one][1].sum() for one in group]).sum().exp())
-        advantages, weights = row.advantage(episodes(group, old, rewards, mask)), row.weighting(mask)
+        advantages, weights = (
+            row.advantage(episodes(group, old, rewards, mask)),
+            row.weighting(mask, strategies.one_each(mask)),
+        )
         for number, one in enumerate(group):
             length = len(one)
             parts["policy"].append(known[one][0])
@@ -201,7 +204,7 @@ def distilled(policy: TablePolicy, teacher: TablePolicy) -> torch.Tensor:
             sampler_logprobs=old,
             ref_logprobs=old,
             advantages=row.advantage(paid)[0],
-            weights=old.sum().exp() * row.weighting(mask)[0].double(),
+            weights=old.sum().exp() * row.weighting(mask, strategies.one_each(mask))[0].double(),
             loss_mask=mask[0],
             sequence_index=torch.zeros(len(one), dtype=torch.int64),
         )

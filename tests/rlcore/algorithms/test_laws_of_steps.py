@@ -75,7 +75,7 @@ def weights_of(step: Step, name: str, *, extra_rows: int = 0, extra_columns: int
     for row, own in enumerate(step.masks):
         mask[row, : len(own)] = own
     with strategies.double_precision():
-        weights = ALGORITHMS[name].weighting(mask)
+        weights = ALGORITHMS[name].weighting(mask, strategies.one_each(mask))
     assert weights.dtype == torch.float64
     return [weights[row, : len(own)] for row, own in enumerate(step.masks)]
 
@@ -234,7 +234,8 @@ def test_the_order_of_the_sequences_decides_no_weight(weighting: str, mask: torc
     order = list(data.draw(st.permutations(range(len(mask)))))
     bound = {"constant_length": 7} if weighting == "constant" else {}
     function = WEIGHTINGS[weighting]
-    assert torch.equal(function(mask[order], **bound), function(mask, **bound)[order])
+    episodes = data.draw(st.lists(st.integers(0, 3), min_size=len(mask), max_size=len(mask)).map(torch.tensor))
+    assert torch.equal(function(mask[order], episodes[order], **bound), function(mask, episodes, **bound)[order])
 
 
 @law
@@ -244,9 +245,9 @@ def test_each_weighting_shares_the_step_as_its_formula_says(mask: torch.Tensor) 
     trained = float((lengths > 0).sum())
     with strategies.double_precision():
         by_token, by_sequence, constant = (
-            WEIGHTINGS["token_mean"](mask).sum(1),
-            WEIGHTINGS["sequence_mean"](mask).sum(1),
-            WEIGHTINGS["constant"](mask, constant_length=7).sum(1),
+            WEIGHTINGS["token_mean"](mask, strategies.one_each(mask)).sum(1),
+            WEIGHTINGS["sequence_mean"](mask, strategies.one_each(mask)).sum(1),
+            WEIGHTINGS["constant"](mask, strategies.one_each(mask), constant_length=7).sum(1),
         )
     close(by_token, lengths / max(1.0, float(lengths.sum())))
     close(by_sequence, (lengths > 0).double() / max(1.0, trained))

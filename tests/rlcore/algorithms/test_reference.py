@@ -131,7 +131,7 @@ def test_ppo_from_rewards_to_both_losses_equals_the_plain_loops(
     with strategies.double_precision():
         row = ALGORITHMS["ppo"]
         raw = advantages.gae(episodes(batch, beta=beta), gamma=gamma, lam=lam)
-        weights = row.weighting(batch.own)
+        weights = row.weighting(batch.own, strategies.one_each(batch.own))
         inputs = loss_inputs(batch, advantages.whiten(raw, batch.own), weights)
         policy = policy_loss(inputs, row, OFF).loss
         values, old_values = batch.fields["value"][batch.own], batch.fields["old_value"][batch.own]
@@ -148,7 +148,9 @@ def test_grpo_from_rewards_to_loss_equals_the_plain_loops(batch: Ragged, beta: f
     coefficients: Any = dataclasses.replace(OFF, kl=beta, mismatch=RolloutCorrectionConfig())
     with strategies.double_precision():
         row = ALGORITHMS["grpo"]
-        inputs = loss_inputs(batch, row.advantage(episodes(batch, beta=0.0)), row.weighting(batch.own))
+        inputs = loss_inputs(
+            batch, row.advantage(episodes(batch, beta=0.0)), row.weighting(batch.own, strategies.one_each(batch.own))
+        )
         ours = policy_loss(inputs, row, coefficients).loss
     same(batch, "logprob", ours, expected)
 

@@ -49,7 +49,7 @@ def computed(algorithm: Algorithm) -> list[list[float]]:
     return [
         algorithm.advantage(episodes).flatten().tolist(),
         algorithm.surrogate(log_ratio, logprobs, advantages).loss.tolist(),
-        algorithm.weighting(torch.ones(2, 3, dtype=torch.bool)).flatten().tolist(),
+        algorithm.weighting(torch.ones(2, 3, dtype=torch.bool), torch.arange(2)).flatten().tolist(),
     ]
 
 
@@ -112,12 +112,16 @@ def test_the_scale_of_a_group_reaches_the_advantages() -> None:
 def test_a_weighting_is_chosen_by_name_and_a_constant_one_has_a_length() -> None:
     mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
     # 4 tokens; 2 sequences of 3 and 1; 2 sequences over a length of 8 (max_new_tokens), or of 5.
-    assert row("ppo", weighting="token_mean").weighting(mask)[0, 0] == 0.25
-    assert float(row("ppo", weighting="sequence_mean").weighting(mask)[0, 0]) == pytest.approx(1 / 6)
-    assert row("ppo", weighting="constant").weighting(mask)[0, 0] == 0.0625
-    assert float(row("ppo", weighting="constant", constant_length=5).weighting(mask)[0, 0]) == pytest.approx(0.1)
-    assert row("dr_grpo").weighting(mask)[0, 0] == 0.0625
-    assert row("dr_grpo", weighting="token_mean").weighting(mask)[0, 0] == 0.25
+    assert row("ppo", weighting="token_mean").weighting(mask, strategies.one_each(mask))[0, 0] == 0.25
+    assert float(
+        row("ppo", weighting="sequence_mean").weighting(mask, strategies.one_each(mask))[0, 0]
+    ) == pytest.approx(1 / 6)
+    assert row("ppo", weighting="constant").weighting(mask, strategies.one_each(mask))[0, 0] == 0.0625
+    assert float(
+        row("ppo", weighting="constant", constant_length=5).weighting(mask, strategies.one_each(mask))[0, 0]
+    ) == pytest.approx(0.1)
+    assert row("dr_grpo").weighting(mask, strategies.one_each(mask))[0, 0] == 0.0625
+    assert row("dr_grpo", weighting="token_mean").weighting(mask, strategies.one_each(mask))[0, 0] == 0.25
 
 
 def test_a_constant_length_without_the_constant_weighting_is_refused() -> None:

@@ -63,7 +63,7 @@ def make_step(name: str, *, on_policy: bool, seed: int = 0) -> Step:
         sampler_logprobs=policy.detach() + draw(0.1),
         ref_logprobs=policy.detach() + draw(0.5),
         advantages=algorithm.advantage(episodes).double()[padded],
-        weights=algorithm.weighting(mask).double()[padded],
+        weights=algorithm.weighting(mask, strategies.one_each(mask)).double()[padded],
         loss_mask=mask[padded],
         sequence_index=torch.arange(6).repeat_interleave(torch.tensor(LENGTHS)),
     )
@@ -177,7 +177,7 @@ def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
     # V = 0, r = [0, 1]: A = [gamma * lam, 1] = [0.125, 1].
     episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
     assert rows["ppo"].advantage(episodes).tolist() == [[0.125, 1.0]]
-    assert rows["dr_grpo"].weighting(mask).tolist() == [pytest.approx([0.1, 0.1])]
+    assert rows["dr_grpo"].weighting(mask, strategies.one_each(mask)).tolist() == [pytest.approx([0.1, 0.1])]
 
 
 def test_without_a_run_the_table_has_the_usual_constants() -> None:

@@ -50,7 +50,8 @@ def test_our_records_arrive_as_what_they_were() -> None:
     rollout = dataclasses.replace(strategies.scored_rollout(1.0).rollout, tool_calls=(call,))
     stats = UpdateStats(policy_version=3, moved=True, metrics={"loss/policy": 0.1})
     held = Footprint(weights=1, gradients=2, optimizer=3, activations=4, kv_cache=5)
-    sent = (rollout, stats, held, Path("/a/b"))
+    episode = dataclasses.replace(rollout, branches=(dataclasses.replace(rollout, fork="another history"),))
+    sent = (rollout, episode, stats, held, Path("/a/b"))
     assert decode(encode(sent)) == sent
 
 

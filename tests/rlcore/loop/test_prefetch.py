@@ -177,6 +177,15 @@ def test_what_an_environment_made_of_a_prompt_comes_back_from_json_too() -> None
     assert from_json(to_json(groups), [PROMPT]) == groups
 
 
+def test_the_branches_of_an_episode_come_back_from_json_each_with_the_prompt_that_the_agent_made_of_it() -> None:
+    own = dataclasses.replace(PROMPT, token_ids=(8, *PROMPT.token_ids))
+    other = dataclasses.replace(PROMPT, token_ids=(9,), messages=(Message(role="system", content="Be brief."),))
+    branch = dataclasses.replace(rollout(version=1), prompt=other, fork="another system message")
+    episode = dataclasses.replace(rollout(), prompt=own, branches=(branch, rollout()), num_sampled=6)
+    groups = [[rollout(), episode], [episode]]
+    assert from_json(to_json(groups), [PROMPT, PROMPT]) == groups
+
+
 def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training() -> None:
     # versions 2, 2 and 3 under a learner at 4: (2 + 2 + 1) / 3
     scored = [
@@ -184,6 +193,9 @@ def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training()
         for group in ([2, 2], [3])
     ]
     assert mean_staleness(scored, 4) == pytest.approx(5 / 3)
+    branched = dataclasses.replace(scored[1][0].rollout, branches=(rollout(version=0),))  # (2 + 2 + 1 + 4) / 4
+    scored[1][0] = dataclasses.replace(scored[1][0], rollout=branched)
+    assert mean_staleness(scored, 4) == pytest.approx(9 / 4)
 
 
 def test_stale_rollouts_are_refused_without_correction_and_with_dynamic_sampling() -> None:

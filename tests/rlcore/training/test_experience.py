@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.algorithms.advantages import lay_out_episodes
 from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig
@@ -18,7 +19,7 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
-from rlcore.training.experience import Experience, build_experience, lay_out_episodes, token_rewards
+from rlcore.training.experience import Experience, build_experience, token_rewards
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import ScoredRollout
 from tests import strategies

@@ -18,7 +18,7 @@ from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
 from rlcore.training import losses as losses_module
 from rlcore.training.learner import Learner
-from rlcore.training.minibatches import split_by_prompt, token_sequences
+from rlcore.training.minibatches import split_by_group, token_sequences
 from rlcore.types import TrainingSample
 from tests import strategies
 from tests.learners import assert_same, gradients_of, make_learner, update_config, weights_of
@@ -271,7 +271,7 @@ def test_moved_says_what_happened_to_the_weights(name: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_minibatches_keep_groups_together_and_lose_nothing(count: int) -> None:
     samples = strategies.random_samples(0, num_prompts=5, group_size=3)
-    dealt = split_by_prompt(samples, count, seed=0, epoch=0)
+    dealt = split_by_group(samples, count, seed=0, epoch=0)
     assert len(dealt) == min(count, 5)
     assert sorted(id(s) for batch in dealt for s in batch) == sorted(map(id, samples))
     homes = [{s.prompt_ids for s in batch} for batch in dealt]
@@ -282,7 +282,7 @@ def test_minibatches_keep_groups_together_and_lose_nothing(count: int) -> None:
 def test_every_epoch_deals_in_an_order_of_its_own() -> None:
     samples = strategies.random_samples(0, num_prompts=8, group_size=1)
     orders = {
-        tuple(s.prompt_ids for batch in split_by_prompt(samples, 4, seed=0, epoch=epoch) for s in batch)
+        tuple(s.prompt_ids for batch in split_by_group(samples, 4, seed=0, epoch=epoch) for s in batch)
         for epoch in range(4)
     }
     assert len(orders) == 4

@@ -15,7 +15,7 @@ from rlcore.training.minibatches import (
     Columns,
     num_policy_tokens,
     require_finite,
-    split_by_prompt,
+    split_by_group,
     token_sequences,
     token_weights,
 )
@@ -25,7 +25,7 @@ from tests import strategies
 
 def test_every_group_is_in_exactly_one_minibatch_and_whole() -> None:
     samples = strategies.random_samples(0, num_prompts=5, group_size=3)
-    dealt = split_by_prompt(samples, 2, seed=0, epoch=0)
+    dealt = split_by_group(samples, 2, seed=0, epoch=0)
     assert sorted(map(len, dealt)) == [6, 9]
     prompts = [{sample.prompt_ids for sample in minibatch} for minibatch in dealt]
     assert not prompts[0] & prompts[1]
@@ -34,24 +34,29 @@ def test_every_group_is_in_exactly_one_minibatch_and_whole() -> None:
 
 def test_the_order_is_a_function_of_seed_and_epoch_and_there_is_no_empty_minibatch() -> None:
     samples = strategies.random_samples(0, num_prompts=6, group_size=1)
-    assert split_by_prompt(samples, 2, seed=0, epoch=1) == split_by_prompt(samples, 2, seed=0, epoch=1)
-    assert split_by_prompt(samples, 2, seed=0, epoch=1) != split_by_prompt(samples, 2, seed=0, epoch=2)
-    assert split_by_prompt(samples, 2, seed=0, epoch=1) != split_by_prompt(samples, 2, seed=1, epoch=1)
-    assert [len(minibatch) for minibatch in split_by_prompt(samples, 99, seed=0, epoch=0)] == [1] * 6
+    assert split_by_group(samples, 2, seed=0, epoch=1) == split_by_group(samples, 2, seed=0, epoch=1)
+    assert split_by_group(samples, 2, seed=0, epoch=1) != split_by_group(samples, 2, seed=0, epoch=2)
+    assert split_by_group(samples, 2, seed=0, epoch=1) != split_by_group(samples, 2, seed=1, epoch=1)
+    assert [len(minibatch) for minibatch in split_by_group(samples, 99, seed=0, epoch=0)] == [1] * 6
 
 
-def sample_of(mask: list[bool]) -> TrainingSample:
+def sample_of(mask: list[bool], episode: int) -> TrainingSample:
     """A sample of which nothing but the mask is looked at."""
     zeros = torch.zeros(len(mask))
     names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
     return TrainingSample(
-        prompt_ids=(1,), completion_ids=(3,) * len(mask), loss_mask=torch.tensor(mask), **dict.fromkeys(names, zeros)
+        episode=episode,
+        group=0,
+        prompt_ids=(1,),
+        completion_ids=(3,) * len(mask),
+        loss_mask=torch.tensor(mask),
+        **dict.fromkeys(names, zeros),
     )
 
 
 def test_the_weights_of_a_step_are_those_of_its_padded_mask_cut_to_each_completion() -> None:
     # Two completions of 2 and 4 tokens, the second with one that is not the policy's: GRPO gives 1 / (2 * own tokens).
-    samples = [sample_of([True, True]), sample_of([True, False, True, True])]
+    samples = [sample_of([True, True], 0), sample_of([True, False, True, True], 1)]
     weights = token_weights(ALGORITHMS["grpo"], samples)
     assert [weight.tolist() for weight in weights] == [
         pytest.approx([1 / 4, 1 / 4]),

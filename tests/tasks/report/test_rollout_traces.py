@@ -26,6 +26,28 @@ def table(iteration: int, values: list[float | None]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def test_an_episode_is_a_tree_of_its_turns_and_branches(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
+    write_json({}, tmp_path / "health.json")
+    calls = '[["<add>3+4", "calculator", "7", false]]'
+    first = {"branch": 0, "fork": "", "calls": calls, "text": "<add>3+4\n[calculator] 7\n#### 7"}
+    second = {"branch": 1, "fork": "another system message", "calls": "[]", "text": "A sum"}
+    (row, other) = table(1, [1.0, 0.5]).to_dict("records")
+    rows = [{**row, **first}, {**row, **second}, {**other, "branch": 0, "fork": "", "calls": "[]"}]
+    write_table(pd.DataFrame(rows), tmp_path / "rollouts" / "iteration-00001.parquet")
+    best, plain, *_ = rollout_traces("grpo", {"grpo": tmp_path}, [("grpo", "sft")])
+    assert best.tags["samples"] == "2"
+    ask, answer, branch = best.steps
+    assert (ask.name, ask.outputs) == ("turn 1", {"text": "<add>3+4", "tool": "calculator"})
+    assert (answer.name, answer.inputs, answer.outputs) == ("turn 2", {"output": "7"}, {"text": "#### 7"})
+    assert (branch.name, branch.inputs, branch.outputs) == (
+        "branch 1",
+        {"fork": "another system message"},
+        {"text": "A sum"},
+    )
+    assert (plain.steps, "samples" in plain.tags) == ((), False)
+
+
 def test_the_best_and_worst_of_the_last_iteration_come_first_then_the_middle_of_either_end(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     write_json({}, tmp_path / "health.json")

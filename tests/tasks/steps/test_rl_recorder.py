@@ -14,7 +14,9 @@ from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import StorageError
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.tasks.steps.rl_recorder import SAMPLE_ROWS, RolloutKeeper, rollout_rows, write_sample
+from rlcore.tasks.steps.rows import read_episodes
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import write_table
 from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.types import Message, ScoredRollout
 from tests import strategies
@@ -31,6 +33,7 @@ def frame(count: int) -> pd.DataFrame:
                 "prompt": "1+1",
                 "reference": "2",
                 "text": f"text {number}",
+                "branch": 0,
                 "completion_ids": [1] * (number + 1),
                 "value": float("nan") if number == 1 else 0.5,
                 "parts": json.dumps({} if number == 1 else {"math": 1.0, "length": -0.5}),
@@ -50,6 +53,47 @@ def test_a_sample_has_a_column_for_every_part_and_gaps_where_there_is_none(tmp_p
     assert (rows[0]["reward"], rows[0]["part/math"], rows[0]["part/length"], rows[0]["tokens"]) == (0.5, 1.0, -0.5, 1)
     assert (rows[1]["reward"], rows[1]["part/math"], rows[1]["error"]) == (None, None, "no answer")
     assert {row["iteration"] for row in rows} == {3}
+
+
+def forked() -> SampledGroups[list[ScoredRollout]]:
+    """The groups of an iteration, in which the first episode of the second group has two branches."""
+    found = drawn(1)
+    group = found.groups[1]
+    group[0] = strategies.forked(group[0], group[1], group[2])
+    return found
+
+
+def test_every_sample_of_an_episode_is_a_row_with_the_reason_of_the_fork() -> None:
+    found = forked()
+    table = pd.DataFrame(rollout_rows(1, found.groups, replaced=found.replaced))
+    check_rollouts(table)
+    assert table["branch"].tolist() == [0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0]
+    rows, episode = table.iloc[3:6], found.groups[1][0].rollout
+    assert rows["fork"].tolist() == ["", "another history", "another history"]
+    assert rows["prompt_ids"].tolist() == [list(sample.prompt.token_ids) for sample in episode.samples]
+    assert sum(map(sum, rows["loss_mask"])) == episode.num_sampled
+    assert rows["value"].nunique() == 1
+    assert table["prompt_ids"].map(len).tolist()[6:] == [0] * 5  # no agent wrote these
+    back = [tuple(row["completion_ids"]) for row in rows.to_dict("records")]
+    assert back == [sample.completion_ids for sample in episode.samples]
+
+
+def test_readers_of_answers_see_an_episode_once_and_read_tables_of_before(tmp_path: Path) -> None:
+    found = forked()
+    table = pd.DataFrame(rollout_rows(1, found.groups, replaced=found.replaced))
+    write_table(table, tmp_path / "new.parquet")
+    assert len(read_episodes(tmp_path / "new.parquet")) == 9
+    write_table(table.drop(columns=["branch", "fork", "calls", "prompt_ids"]), tmp_path / "old.parquet")
+    assert len(read_episodes(tmp_path / "old.parquet")) == len(table)
+
+
+def test_a_sample_has_an_episode_once_with_the_number_of_its_samples(tmp_path: Path) -> None:
+    write_sample(pd.DataFrame(rollout_rows(1, forked().groups)), tmp_path / "sample.json")
+    table = json.loads((tmp_path / "sample.json").read_text())
+    place = table["columns"].index("samples")
+    assert [row[place] for row in table["data"]] == [1, 1, 1, 3, 1, 1]
+    write_sample(pd.DataFrame(rollout_rows(1, drawn(1).groups)), tmp_path / "plain.json")
+    assert "samples" not in json.loads((tmp_path / "plain.json").read_text())["columns"]
 
 
 def test_mlflow_reads_each_table_once_and_knows_the_newest_hundred(tracked_home: Home, tmp_path: Path) -> None:

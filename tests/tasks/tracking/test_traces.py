@@ -13,7 +13,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import open_tracker
-from rlcore.tasks.tracking.traces import Trace, log_traces
+from rlcore.tasks.tracking.traces import Step, Trace, log_traces
 
 
 def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_run(tracked_home: Home) -> None:
@@ -32,6 +32,26 @@ def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_ru
         assert (span.inputs, span.outputs) == ({"prompt": "1+1"}, {"completion": "#### 2"})
         assert len(tracker.client.search_traces(locations=places, filter_string="tags.kind = 'best'")) == 1
         assert len(tracker.client.search_traces(locations=places, run_id=other.run_id)) == 0
+
+
+def test_a_trace_with_steps_is_a_tree_of_spans_in_their_order(tracked_home: Home) -> None:
+    tracker = open_tracker(tracked_home)
+    turns = tuple(Step(name=f"turn {n}", inputs={}, outputs={"text": str(n)}) for n in (1, 2))
+    branch = Step(name="branch 1", inputs={"fork": "another history"}, outputs={"text": "3"}, steps=turns[:1])
+    trace = Trace(inputs={"prompt": "1+1"}, outputs={"completion": "2"}, tags={}, steps=(*turns, branch))
+    with tracker.start_run("traced", "grpo", tags={}) as run:
+        log_traces(tracker, run.run_id, [trace])
+        (found,) = tracker.client.search_traces(locations=[run.experiment_id], run_id=run.run_id)
+    spans = sorted(found.data.spans, key=lambda span: span.start_time_ns)
+    names = {span.span_id: span.name for span in spans}
+    assert [(span.name, names.get(span.parent_id or "")) for span in spans] == [
+        ("rollout", None),
+        ("turn 1", "rollout"),
+        ("turn 2", "rollout"),
+        ("branch 1", "rollout"),
+        ("turn 1", "branch 1"),
+    ]
+    assert spans[3].inputs == {"fork": "another history"}
 
 
 def three() -> list[Trace]:

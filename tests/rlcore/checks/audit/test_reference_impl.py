@@ -91,8 +91,9 @@ def test_advantages_and_returns_are_those_of_the_library(name: str) -> None:
 def test_weights_are_those_of_the_library(name: str, weighting: Any) -> None:
     config = strategies.rl_config(name, update=UpdateConfig(objective=ObjectiveConfig(weighting=weighting)))
     masks = [[True, False, True], [False, False, False], [True, True, False]]
-    ours = torch.tensor(token_weights(masks, config))
-    assert torch.allclose(ours, resolve_algorithm(config).weighting(torch.tensor(masks)))
+    for episodes in ([0, 1, 2], [4, 4, 2]):  # one sample each, and two of the first
+        ours = torch.tensor(token_weights(masks, episodes, config))
+        assert torch.allclose(ours, resolve_algorithm(config).weighting(torch.tensor(masks), torch.tensor(episodes)))
 
 
 def test_every_algorithm_is_written_down_and_another_one_is_left_alone() -> None:

@@ -57,6 +57,28 @@ def test_a_broken_rollout_is_found_among_whole_ones(broken: Rollout, message: st
         mask_canary([*SOUND, broken], EOS)
 
 
+BRANCH = rollout(completion_ids=(3, 4, 5, 2), loss_mask=(False, False, True, True), sampler_logprobs=(0.0,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("branch", "message"),
+    [
+        (BRANCH, ""),
+        (rollout(loss_mask=(False, False, False)), ""),  # not trained, as all its answers are another sample's
+        (rollout(loss_mask=(True, True, False)), "EOS token is masked out"),
+        (rollout(branches=(BRANCH,)), "a branch has branches of its own"),
+        (rollout(prompt=dataclasses.replace(BRANCH.prompt, prompt_id="other")), "is of another prompt"),
+    ],
+)
+def test_every_sample_of_an_episode_is_checked(branch: Rollout, message: str) -> None:
+    episode = rollout(branches=(BRANCH, branch))
+    if not message:
+        mask_canary([*SOUND, episode], EOS)
+        return
+    with pytest.raises(CanaryError, match=rf"(?s)1 of 8 rollouts.*{message}"):
+        mask_canary([*SOUND, episode], EOS)
+
+
 def test_whole_training_samples_pass_and_broken_ones_are_found() -> None:
     sample = strategies.random_samples(0, num_prompts=1, group_size=1)[0]
     whole = torch.ones_like(sample.loss_mask)

@@ -1,0 +1,241 @@
+"""Faults of episodes with several samples, each planted in a sound iteration or run, and found by the audit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rlcore.checks.audit.comparison import sample_errors
+from rlcore.checks.audit.episode_checks import choose_episodes
+from rlcore.checks.audit.prompt_checks import group_errors
+from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig, UpdateConfig
+from rlcore.errors import CanaryError
+from rlcore.loop import Components, train, update
+from rlcore.training import learner as learner_module
+from rlcore.training.experience import Experience, build_experience
+from rlcore.training.minibatches import token_weights
+from rlcore.types import ScoredRollout, TrainingSample
+from tests import strategies
+from tests.forking import ForkingSampler
+from tests.rlcore.checks.audit.test_reference_impl import experience_of
+from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape, make_components, start, weights  # noqa: F401
+
+CONFIG = strategies.rl_config()
+ALWAYS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0))
+
+
+def iteration() -> tuple[list[list[ScoredRollout]], Experience]:
+    """Three groups of three episodes; the first of each has a branch that shares its first token."""
+    policy = strategies.tiny_llama()
+    groups = strategies.random_groups(policy, 3)
+    for group in groups:
+        rollout, other = group[0].rollout, group[1]
+        shared = rollout.completion_ids[:1] + other.rollout.completion_ids
+        mask = (False,) + (True,) * len(other.rollout.completion_ids)
+        logprobs = (0.0, *other.rollout.sampler_logprobs)
+        branch = dataclasses.replace(rollout, completion_ids=shared, loss_mask=mask, sampler_logprobs=logprobs)
+        group[0] = strategies.forked(group[0], dataclasses.replace(group[0], rollout=branch))
+    return groups, experience_of(groups, CONFIG, policy)
+
+
+def found(groups: Any, made: Experience) -> list[str]:
+    return [str(each) for each in sample_errors(groups, made, CONFIG, penalty=0.0, has_tools=True)]
+
+
+def changed(made: Experience, change: Callable[[list[TrainingSample]], Sequence[TrainingSample]]) -> Experience:
+    samples = tuple(change(list(made.samples)))
+    return dataclasses.replace(made, samples=samples, next_values=(0.0,) * len(samples))
+
+
+def test_a_sound_iteration_with_branches_has_no_discrepancy() -> None:
+    groups, made = iteration()
+    assert [sample.episode for sample in made.samples] == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8]
+    assert found(groups, made) == []
+
+
+def test_a_shared_answer_that_is_trained_twice_is_found() -> None:
+    groups, _ = iteration()
+    item = groups[0][0]
+    (branch,) = item.rollout.branches
+    twice = dataclasses.replace(branch, loss_mask=(True,) * len(branch.loss_mask))
+    groups[0][0] = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, branches=(twice,)))
+    sampled = item.rollout.num_sampled
+    made = experience_of(groups, CONFIG, strategies.tiny_llama())
+    assert found(groups, made) == [
+        f"the tokens of an episode that are trained on: expected the {sampled} that were sampled, "
+        f"found {sampled + 1}, in 2 samples"
+    ]
+
+
+def test_an_answer_that_was_sampled_and_is_in_no_sample_is_found() -> None:
+    groups, _ = iteration()
+    item = groups[1][0]
+    groups[1][0] = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, branches=()))
+    made = experience_of(groups, CONFIG, strategies.tiny_llama())
+    assert len(found(groups, made)) == 1
+
+
+def test_branches_without_a_count_of_the_sampled_tokens_are_refused() -> None:
+    groups, _ = iteration()
+    item = groups[0][0]
+    groups[0][0] = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, num_sampled=None))
+    (text,) = found(groups, experience_of(groups, CONFIG, strategies.tiny_llama()))
+    assert "expected a count of the sampled ones" in text
+
+
+def per_branch(groups: list[list[ScoredRollout]]) -> list[float]:
+    """The advantage of each sample if every sample is a member of its group."""
+    parts = [
+        [dataclasses.replace(item, rollout=one) for item in group for one in item.rollout.samples] for group in groups
+    ]
+    alone = [
+        [dataclasses.replace(each, rollout=dataclasses.replace(each.rollout, branches=())) for each in group]
+        for group in parts
+    ]
+    return [float(sample.advantages[-1]) for sample in experience_of(alone, CONFIG, strategies.tiny_llama()).samples]
+
+
+def test_an_advantage_per_branch_instead_of_per_episode_is_found() -> None:
+    groups, made = iteration()
+    wrong = changed(
+        made,
+        lambda samples: [
+            dataclasses.replace(sample, advantages=value * sample.loss_mask)
+            for sample, value in zip(samples, per_branch(groups), strict=True)
+        ],
+    )
+    assert found(groups, wrong)[0].startswith("the advantage of token 1 of")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda samples: samples[:-1], "samples to train on: expected 12, found 11"),
+        (lambda samples: [*samples, samples[0]], "samples to train on: expected 12, found 13"),
+        (
+            lambda samples: [dataclasses.replace(each, episode=number) for number, each in enumerate(samples)],
+            "the episode of sample 1: expected 0 of group 0, found 1 of group 0",
+        ),
+        (
+            lambda samples: [dataclasses.replace(each, group=0) for each in samples],
+            "the episode of sample 4: expected 3 of group 1, found 3 of group 0",
+        ),
+    ],
+)
+def test_samples_of_another_number_episode_or_group_are_found(change: Any, text: str) -> None:
+    groups, made = iteration()
+    assert found(groups, changed(made, change)) == [text]
+
+
+def test_an_agents_prompts_may_differ_within_a_group_and_others_may_not() -> None:
+    groups, _ = iteration()
+    config = strategies.rl_config(prompts_per_iteration=3)
+    item = groups[0][0].rollout
+    own = dataclasses.replace(item, prompt=dataclasses.replace(item.prompt, token_ids=(9,)))
+    groups[0][0] = dataclasses.replace(groups[0][0], rollout=own)
+    scheduled = [group[0].rollout.prompt for group in groups]
+    assert list(group_errors(groups, scheduled, config, num_missing=0)) == []
+    groups[0][0] = dataclasses.replace(groups[0][0], rollout=dataclasses.replace(own, branches=(), num_sampled=None))
+    (error,) = group_errors(groups, scheduled, config, num_missing=0)
+    assert "different tokens" in str(error)
+
+
+def test_one_of_the_audited_episodes_has_branches_and_an_advantage_if_there_is_any() -> None:
+    _, made = iteration()
+    for number in range(8):
+        chosen = choose_episodes(made.samples, 2, seed=0, iteration=number)
+        assert len(chosen) == 2
+        assert len(chosen[0]) == 2
+        assert all(made.samples[index].episode == made.samples[own[0]].episode for own in chosen for index in own)
+
+
+def agent_components(make: MakeComponents, **changes: Any) -> Components:
+    """A run whose episodes have several samples."""
+    components = make(**({"health": ALWAYS} | changes))
+    return dataclasses.replace(components, sampler=ForkingSampler(components.engine))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"algorithm": "grpo"},
+        {"algorithm": "gspo", "update": UpdateConfig(num_epochs=2)},
+        {"algorithm": "rloo", "kl": KlConfig(coefficient=0.1, apply_to="reward")},
+        {"algorithm": "dapo", "kl": KlConfig(coefficient=0.1)},
+    ],
+)
+def test_runs_with_branches_pass_the_audit_which_changes_nothing(
+    config: dict[str, Any],
+    make_components: MakeComponents,  # noqa: F811
+) -> None:
+    off = HealthConfig(audit=AuditConfig(action="off"))
+    runs = [
+        agent_components(make_components, config=config, health=health, folder=str(number))
+        for number, health in enumerate((ALWAYS, off))
+    ]
+    tape = Tape()
+    for components in runs:
+        train(components, tape)
+    assert torch.equal(*map(weights, runs))
+    assert tape.rows[0]["audit/rollouts"] == 2.0
+    assert [row["episode/branches"] for row in tape.rows] == [pytest.approx((3 + 1 + 3) / 3)] * 8
+
+
+def test_a_weight_per_branch_instead_of_per_episode_ends_the_run_before_a_weight_moves(
+    make_components: MakeComponents,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_sample(algorithm: Any, samples: Sequence[TrainingSample]) -> Any:
+        return token_weights(algorithm, [dataclasses.replace(one, episode=n) for n, one in enumerate(samples)])
+
+    monkeypatch.setattr(learner_module, "token_weights", by_sample)
+    components = agent_components(make_components)
+    before = weights(components)
+    with pytest.raises(CanaryError, match=r"of a few samples: expected|the gradient of"):
+        train(components, Tape())
+    assert torch.equal(before, weights(components))
+
+
+def test_an_advantage_per_branch_ends_the_run(
+    make_components: MakeComponents,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def doubled(*arguments: Any, **settings: Any) -> Experience:
+        made = build_experience(*arguments, **settings)
+        sizes = [sum(one.episode == each.episode for one in made.samples) for each in made.samples]
+        samples = [
+            dataclasses.replace(each, advantages=each.advantages / size)
+            for each, size in zip(made.samples, sizes, strict=True)
+        ]
+        return dataclasses.replace(made, samples=tuple(samples))
+
+    monkeypatch.setattr(update, "build_experience", doubled)
+    with pytest.raises(CanaryError, match="the advantage of token"):
+        train(agent_components(make_components), Tape())
+
+
+def test_a_shared_answer_that_is_trained_twice_ends_the_run(make_components: MakeComponents) -> None:  # noqa: F811
+    components = agent_components(make_components)
+    components = dataclasses.replace(components, sampler=ForkingSampler(components.engine, trains_twice=True))
+    with pytest.raises(CanaryError, match="the tokens of an episode that are trained on: expected the"):
+        train(components, Tape())
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_with_branches_resumes_with_the_bits_of_one_that_was_not_killed(
+    staleness: int,
+    make_components: MakeComponents,  # noqa: F811
+) -> None:
+    sampling = SamplingConfig(max_new_tokens=6, staleness=staleness)
+    every = {"config": {"checkpoints": CheckpointConfig(every_iterations=1), "sampling": sampling}}
+    whole, killed = (agent_components(make_components, folder=name, **every) for name in ("whole", "killed"))
+    train(whole, Tape())
+    with pytest.raises(KilledError):
+        train(killed, Tape(killed_in=3))
+    again = agent_components(make_components, folder="killed", **every)
+    train(again, Tape())
+    assert torch.equal(weights(whole), weights(again))
