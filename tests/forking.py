@@ -39,18 +39,16 @@ class ForkingSampler:
         own = group[number]
         if number % 2:
             return replace(own, num_sampled=len(own.completion_ids))
-        first, title, other = (group[(number + step) % len(group)].completion_ids for step in (1, 2, 3))
-        main = self._continued(own, [(first, True), (ASK, False), (own.completion_ids, True)], params)
-        titled = replace(own, prompt=replace(own.prompt, token_ids=own.prompt.token_ids + TITLE))
+        first, title, other = (group[(number + step) % len(group)] for step in (1, 2, 3))
+        answers = [(first.completion_ids, True), (ASK, False), (own.completion_ids, True)]
+        others = [(first.completion_ids, self._trains_twice), (OTHERWISE, False), (other.completion_ids, True)]
+        titled = replace(title, prompt=replace(own.prompt, token_ids=own.prompt.token_ids + TITLE))
         branches = (
-            replace(self._continued(titled, [(title, True)], params), fork="another system message"),
-            replace(
-                self._continued(own, [(first, self._trains_twice), (OTHERWISE, False), (other, True)], params),
-                fork="message 2 of the history was changed",
-            ),
+            replace(self._continued(titled, [(title.completion_ids, True)], params), fork="another system message"),
+            replace(self._continued(other, others, params), fork="message 2 of the history was changed"),
         )
-        count = sum(map(len, (first, own.completion_ids, title, other)))
-        return replace(main, branches=branches, num_sampled=count)
+        count = sum(len(each.completion_ids) for each in (first, own, title, other))
+        return replace(self._continued(own, answers, params), branches=branches, num_sampled=count)
 
     def _continued(
         self, own: Rollout, pieces: Sequence[tuple[tuple[int, ...], bool]], params: SamplingParams
