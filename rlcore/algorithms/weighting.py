@@ -59,8 +59,9 @@ def constant(
 
 def _episodes(mask: Tensor, episode: Tensor) -> tuple[Tensor, Tensor]:
     """Return the trained tokens of each sample's episode [S, 1], and the number of episodes with any."""
-    numbers, index = episode.unique(return_inverse=True)
-    lengths = mask.new_zeros(len(numbers)).index_add(0, index, mask.sum(1))
+    places = {number: place for place, number in enumerate(dict.fromkeys(episode.tolist()))}
+    index = torch.tensor([places[number] for number in episode.tolist()], device=mask.device)
+    lengths = mask.new_zeros(len(places)).index_add(0, index, mask.sum(1))
     return lengths[index][:, None], (lengths > 0).sum().clamp(min=1)
 
 

@@ -90,7 +90,7 @@ def unselected_rollouts(
     """Return the rollouts of the scheduled prompts, which do not depend on the sampled tokens.
 
     The training batch does depend on them if zero-signal groups are replaced or truncated completions are masked. So do
-    the tokens of an agent: it chooses which of its calls goes on, and may crash after some.
+    the tokens of an agent: it chooses which of its calls it continues, and may crash after some.
     """
     waiting = [group for group in (*groups, *replaced) if group]
     found = []
