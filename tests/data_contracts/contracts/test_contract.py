@@ -109,9 +109,14 @@ def test_a_column_that_is_there_twice_is_refused() -> None:
         rollouts.check_rollouts(pd.concat([table, table["error"]], axis=1))
 
 
-@given(st.lists(st.tuples(st.integers(1, 2), st.sampled_from("ab"), st.integers(0, 3)), min_size=1, max_size=9))
-def test_groups_with_holes_are_those_whose_indices_no_whole_draws_explain(keys: list[tuple[int, str, int]]) -> None:
-    """Brute force: a group is whole if its indices are runs 0..n put together."""
+KEYS = st.tuples(st.integers(1, 2), st.sampled_from("ab"), st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 2]))
+
+
+@given(st.lists(KEYS, min_size=1, max_size=9))
+def test_groups_with_holes_are_those_whose_indices_no_whole_draws_explain(
+    keys: list[tuple[int, str, int, int]],
+) -> None:
+    """Brute force: a group is whole if its indices are runs 0..n put together, and so are each index's branches."""
     table = pd.DataFrame(keys, columns=list(rollouts.KEYS))
 
     def is_whole(indices: list[int]) -> bool:
@@ -123,5 +128,9 @@ def test_groups_with_holes_are_those_whose_indices_no_whole_draws_explain(keys: 
                 left.remove(place)
         return True
 
-    groups = {key[:2]: [other[2] for other in keys if other[:2] == key[:2]] for key in keys}
-    assert rollouts.incomplete_groups(table) == sorted(key for key, held in groups.items() if not is_whole(held))
+    def has_hole(group: tuple[int, str]) -> bool:
+        own = [key for key in keys if key[:2] == group]
+        branches = [[key[3] for key in own if key[2] == index] for index in {key[2] for key in own}]
+        return not is_whole([index for *_, index, branch in own if branch == 0]) or not all(map(is_whole, branches))
+
+    assert rollouts.incomplete_groups(table) == sorted(group for group in {key[:2] for key in keys} if has_hole(group))
