@@ -11,21 +11,22 @@ from infra.services.layout import find_layout, saved_layout
 from infra.services.migrate import migrate
 from infra.services.provision import configure_servers
 from infra.services.supervisor import supervise
+from infra.services.users import NOTHING, RIGHTS, set_user
 from rlcore.errors import RlcoreError
 from rlcore.tasks.store.settings import configure_environment, find_home
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. A known error ends with its message, without a traceback."""
-    command = _parser().parse_args(arguments).command
+    asked = _parser().parse_args(arguments)
     try:
-        return _run(command)
+        return _run(asked.command, asked)
     except RlcoreError as error:
         sys.stderr.write(f"\nerror ({type(error).__name__}): {error}\n")
         return 1
 
 
-def _run(command: str) -> int:
+def _run(command: str, asked: argparse.Namespace) -> int:
     home = find_home()
     layout = find_layout(home.root)
     configure_environment(home)
@@ -41,6 +42,8 @@ def _run(command: str) -> int:
         supervise(layout)
     elif command == "migrate":
         sys.stdout.write(migrate(saved_layout(layout)))
+    elif command == "user":
+        sys.stdout.write(set_user(saved_layout(layout), asked.name, asked.may))
     else:
         configure_servers()
     return 0
@@ -58,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
         ("tell", "register queue limits and automations with the server that PREFECT_API_URL names"),
     ):
         commands.add_parser(name, help=text)
+    user = commands.add_parser("user", help="add a user of MLflow, or change what one may do; show the new password")
+    user.add_argument("name")
+    user.add_argument("--may", choices=[*RIGHTS, NOTHING], default="read", help="nothing: remove the user")
     return parser
 
 
