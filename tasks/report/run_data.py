@@ -179,14 +179,14 @@ def _prompts(folders: Folders) -> dict[str, str]:
 
 
 def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
-    """Return the completions with best and worst reward of each run's last iteration, with reward terms."""
+    """Return the completions with best and worst reward of each run's last iteration, with reward terms and forks."""
     found = []
     for name, folder in rl_runs(folders).items():
         last = int(read_json(folder / "history.json")[-1]["iteration"])
         frame = read_episodes(folder / "rollouts" / f"iteration-{last:05d}.parquet")
         ranked = frame[frame["value"].notna()].sort_values("value", ascending=False, kind="stable")
         for kind, rows in (("highest reward", ranked.head(_SHOWN)), ("lowest reward", ranked.tail(_SHOWN).iloc[::-1])):
-            shown = rows[["prompt", "reference", "text", "value", "parts"]].copy()
+            shown = rows[["prompt", "reference", "text", "value", "parts", "forks"]].copy()
             shown["parts"] = [json.loads(text) for text in shown["parts"]]
             found.append({"label": name, "kind": kind, "iteration": last, "rows": _records(shown)})
     return found

@@ -88,6 +88,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def read_episodes(path: Path) -> pd.DataFrame:
-    """Read a rollout table without the rows of branches, which tables of ``rollouts/v2`` do not have."""
+    """Read the episodes of a rollout table; a column ``forks`` lists the reasons of each one's branches.
+
+    Tables of ``rollouts/v2`` have a row per episode, and no branches.
+    """
     table = read_table(path)
-    return table[table["branch"] == 0] if "branch" in table else table
+    forks: list[Any] = [[] for _ in range(len(table))]
+    if "branch" in table:
+        is_episode = table["branch"] == 0
+        forks = [[*reasons][1:] for _, reasons in table["fork"].groupby(is_episode.cumsum())]
+        table = table[is_episode]
+    return table.assign(forks=forks)
