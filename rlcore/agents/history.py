@@ -1,0 +1,216 @@
+"""Tree of an episode's sampled answers.
+
+A request whose conversation continues an answer that was given becomes its child: the tokens of the answer are
+extended. Any other request becomes a root or a further child, and the reason is recorded:
+
+    call 1 ── call 2 ── call 4        the agent appends to its history
+                 └───── call 5        "message 4 (user) differs"
+    call 3                            "another conversation"
+
+Conversations are compared in a canonical form: arguments of calls as values, the assistant's messages without thoughts
+and surrounding whitespace, and each tool output with the position of its call instead of an id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from rlcore.agents.rendering import PromptRenderer
+from rlcore.agents.wire.conversation import Request, Turn
+from rlcore.agents.wire.replies import split_thought
+from rlcore.errors import shown
+from rlcore.text.text_parts import Ids
+from rlcore.types import Rollout
+
+_MAX_SHOWN = 60  # characters of a message in a reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Placement:
+    """Place of a request in the tree.
+
+    Attributes:
+        path: Answers from the root to the one that the request continues; empty for a root.
+        fork: Reason if it is not the next request of a single conversation, else "".
+        added: Token ids after the last answer; for a root, the whole prompt.
+        text: Prompt as the chat template writes it, with marks for sampled answers.
+    """
+
+    request: Request
+    path: tuple[Node, ...] = ()
+    fork: str
+    added: Ids
+    text: str
+
+    @property
+    def parent(self) -> Node | None:
+        """Answer that the request continues."""
+        return self.path[-1] if self.path else None
+
+    @property
+    def root_ids(self) -> Ids:
+        """Prompt of the root."""
+        return self.path[0].placement.added if self.path else self.added
+
+    @property
+    def prompt_ids(self) -> Ids:
+        """All tokens that the policy reads."""
+        ids: list[int] = []
+        for node in self.path:
+            ids += (*node.placement.added, *node.rollout.completion_ids)
+        return (*ids, *self.added)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Node:
+    """Sampled answer in the tree.
+
+    Attributes:
+        number: Number of the call.
+        order: Number of the answered request; later ones have larger numbers.
+        rollout: Answer as the engine returned it, within its own limit.
+        turn: Answer as the agent sees it.
+        fork: Reason why it is a branch of its own, or "".
+        is_closed: True if it ends with EOS, so that it can be continued.
+    """
+
+    number: int
+    order: int
+    placement: Placement
+    rollout: Rollout
+    turn: Turn
+    fork: str
+    is_closed: bool
+
+    @property
+    def path(self) -> tuple[Node, ...]:
+        """Answers from the root to this one."""
+        return (*self.placement.path, self)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """Conversation with the answer."""
+        return (*self.placement.request.turns, self.turn)
+
+    @property
+    def key(self) -> str:
+        """Digest of the conversation with the answer."""
+        return conversation_digests(self.placement.request.tools, self.turns)[-1]
+
+
+class CallTree:
+    """Answers of an episode, and the places of its requests, in order."""
+
+    def __init__(self, renderer: PromptRenderer) -> None:
+        self._renderer = renderer
+        self._placements: list[Placement] = []
+        self._nodes: dict[str, Node] = {}  # by key: of equal conversations, the newest
+
+    def place(self, request: Request) -> Placement:
+        """Return the place of a request.
+
+        Raises:
+            ApiError: The chat template cannot write the conversation.
+        """
+        digests = conversation_digests(request.tools, request.turns)
+        parent = next((self._nodes[digest] for digest in reversed(digests) if digest in self._nodes), None)
+        placement = self._placed(request, parent, self._why(request, parent))
+        self._placements.append(placement)
+        return placement
+
+    def remove(self, placement: Placement) -> None:
+        """Forget a request that was not answered."""
+        self._placements.remove(placement)
+
+    def add(self, node: Node) -> None:
+        """Add an answer, which later requests may continue."""
+        self._nodes[node.key] = node
+
+    def discard(self, node: Node) -> None:
+        """Remove an answer that did not reach the agent."""
+        if self._nodes.get(node.key) is node:
+            del self._nodes[node.key]
+
+    def _placed(self, request: Request, parent: Node | None, why: str) -> Placement:
+        if parent is not None and parent.is_closed:
+            answers = [len(node.turns) - 1 for node in parent.path]
+            before = parent.placement.text
+            tail = self._renderer.tail(request.turns, request.tools, answers=answers, before=before)
+            if tail is not None:
+                return Placement(request=request, path=parent.path, fork=why, added=tail[0], text=tail[1])
+            why = why or "the chat template writes the earlier messages differently now"
+        elif parent is not None:
+            why = "the answer before was cut at its limit"
+        ids, text = self._renderer.root(request.turns, request.tools)
+        return Placement(request=request, fork=why, added=ids, text=text)
+
+    def _why(self, request: Request, parent: Node | None) -> str:
+        """Return the reason why a request is not the next of a single conversation, or ""."""
+        others = [each for each in self._placements if each.parent is parent]
+        if not others:
+            return ""
+        key = conversation_digests(request.tools, request.turns)[-1]
+        if any(conversation_digests(each.request.tools, each.request.turns)[-1] == key for each in others):
+            return "the same request again"
+        if all(_canonical_tools(each.request.tools) != _canonical_tools(request.tools) for each in others):
+            return "the tools were changed"
+        known = [*(node.turns for node in self._nodes.values()), *(each.request.turns for each in others)]
+        return _difference(request.turns, known, is_root=parent is None)
+
+
+def conversation_digests(tools: str, turns: Sequence[Turn]) -> list[str]:
+    """Return a digest of each beginning of a conversation, from one turn to all."""
+    digest, digests = hashlib.sha256(_canonical_tools(tools).encode()).hexdigest(), []
+    for text in canonical_turns(turns):
+        digest = hashlib.sha256(f"{digest}{text}".encode()).hexdigest()
+        digests.append(digest)
+    return digests
+
+
+def canonical_turns(turns: Sequence[Turn]) -> Iterator[str]:
+    """Yield the canonical form of each turn."""
+    places: dict[str, str] = {}
+    for index, turn in enumerate(turns):
+        places |= {call.call_id: f"{index}.{number}" for number, call in enumerate(turn.calls)}
+        yield json.dumps(_canonical(turn, places), sort_keys=True)
+
+
+def _canonical(turn: Turn, places: Mapping[str, str]) -> list[object]:
+    if turn.role == "tool":
+        return [turn.role, turn.content, places.get(turn.call_id, "")]
+    if turn.role != "assistant":
+        return [turn.role, turn.content]
+    calls = [[call.name, json.loads(call.arguments)] for call in turn.calls]
+    return [turn.role, split_thought(turn.content)[1].strip(), calls]
+
+
+def _canonical_tools(tools: str) -> str:
+    return json.dumps(json.loads(tools), sort_keys=True) if tools else ""
+
+
+def _difference(turns: Sequence[Turn], known: Sequence[Sequence[Turn]], *, is_root: bool) -> str:
+    """Return the first difference of a conversation from the most similar known one."""
+    new = list(canonical_turns(turns))
+    pairs = [(_common(new, list(canonical_turns(each))), each) for each in known]
+    shared, closest = max(pairs, key=lambda pair: (pair[0], len(pair[1])))
+    if all(turn.role == "system" for turn in turns[:shared]) and is_root:
+        return "another conversation"
+    if shared == len(closest):
+        return f"message {shared} had no answer yet"
+    if shared == len(turns):
+        return f"the messages after message {shared} were removed"
+    was, now = closest[shared], turns[shared]
+    return f"message {shared + 1} differs: {_shown(now)} instead of {_shown(was)}"
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _shown(turn: Turn) -> str:
+    calls = ", ".join(f"{call.name}({call.arguments})" for call in turn.calls)
+    return f"{turn.role} '{shown(turn.content or calls, max_chars=_MAX_SHOWN)}'"

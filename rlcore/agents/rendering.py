@@ -1,0 +1,215 @@
+"""Prompts of agents as token ids, for any conversation with calls, tools and thoughts.
+
+A conversation is rendered by the chat template with the agent's texts in it. Control tokens in these texts are replaced
+by placeholders before, and become plain text after it, so that an agent or a tool cannot write one.
+
+The prompt after a sampled answer is the recorded token ids, followed by the template's text after the answer:
+
+    recorded ids: prompt, answer, EOS  |  \\n<|im_start|>tool\\n42<|im_end|>\\n<|im_start|>assistant\\n
+                                       |  tail
+
+To find the tail, the conversation is rendered with a mark for every sampled answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rlcore.agents.wire.conversation import ApiError, FunctionCall, Turn
+from rlcore.environments.call_formats import CallFormat, format_of
+from rlcore.environments.tool_output_template import writes_tools
+from rlcore.errors import ModelError, shown
+from rlcore.text.chat_template import render_turns
+from rlcore.text.text_parts import Ids, Part
+from rlcore.text.tokenization import ChatTokenizer
+
+_PRIVATE = ("\ue000", "\ue001", "\ue002", "\ue003")
+_HELD = re.compile("\ue000(\\d+)\ue001")
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+_OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
+_ID = re.compile(r"[A-Za-z0-9]{9}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptRenderer:
+    """Renderer of prompts. ``form``: format of calls in the chat template."""
+
+    tokenizer: ChatTokenizer
+    form: CallFormat
+
+    @classmethod
+    def of(cls, tokenizer: ChatTokenizer) -> PromptRenderer:
+        """Return the renderer of a tokenizer's chat template."""
+        return cls(tokenizer=tokenizer, form=format_of(str(tokenizer.hf_tokenizer.get_chat_template())))
+
+    def root(self, turns: Sequence[Turn], tools: str) -> tuple[Ids, str]:
+        """Return the token ids and the text of a prompt.
+
+        Raises:
+            ApiError: The chat template cannot write the conversation.
+        """
+        text = self._render(turns, tools)
+        try:
+            return self.tokenizer.encoder.encode(self._parts(text)), text
+        except ModelError as error:
+            raise _refusal(error) from error
+
+    def tail(self, turns: Sequence[Turn], tools: str, *, answers: Sequence[int], before: str) -> tuple[Ids, str] | None:
+        """Return the token ids after the last sampled answer, and the text of the whole prompt with marks.
+
+        None if the template would write the recorded prompt ``before``, or the answer, differently. ``answers``: index
+        of each sampled turn.
+
+        Raises:
+            ApiError: The chat template cannot write the conversation.
+        """
+        text, mark = self._render(turns, tools, answers), _mark(answers[-1])
+        head, found, _ = text.partition(mark)
+        after = text[text.rfind(mark) + len(mark) :]
+        end = after.find(self._end)
+        if not found or end < 0 or not _plain(head).startswith(_plain(before)):
+            return None
+        tail = self._parts(after[end + len(self._end) :])
+        encode, closing = self.tokenizer.encoder.encode_all, Part(self._end, "template")
+        try:
+            start, whole = encode([[closing], [closing, *tail]])
+        except ModelError as error:
+            raise _refusal(error) from error
+        return (whole[len(start) :], text) if whole[: len(start)] == start else None
+
+    def _render(self, turns: Sequence[Turn], tools: str, answers: Collection[int] = ()) -> str:
+        names = {call.call_id: call.name for turn in turns for call in turn.calls}
+        messages = [self._message(turn, names, index if index in answers else None) for index, turn in enumerate(turns)]
+        try:
+            declared = json.dumps(self._held(json.loads(tools))) if tools and self._shows_tools(tools) else ""
+            text = render_turns(self.tokenizer.hf_tokenizer, messages, add_generation_prompt=True, tools=declared)
+        except ModelError as error:
+            raise _refusal(error) from error
+        for number, (turn, message) in enumerate(zip(turns, messages, strict=True), start=1):
+            content = str(message["content"]).strip()
+            forms = (content, json.dumps(content, ensure_ascii=False)[1:-1])
+            if turn.role != "assistant" and not any(form in text for form in forms):
+                what = f"the chat template drops or rewrites message {number} ({turn.role}): '{shown(turn.content)}'"
+                raise ApiError(400, what, code="chat_template")
+        return text
+
+    def _message(self, turn: Turn, names: Mapping[str, str], index: int | None) -> dict[str, Any]:
+        if turn.role == "tool":
+            name = {"name": self._held(names[turn.call_id])} if turn.call_id in names else {}
+            role = self._tool_role
+            ids = {"tool_call_id": _template_id(turn.call_id)} if role == "tool" and self.writes_calls else {}
+            return {"role": role, "content": self._held(turn.content), **(name if ids else {}), **ids}
+        if turn.role != "assistant":
+            return {"role": turn.role, "content": self._held(turn.content)}
+        if index is not None:
+            calls = [FunctionCall(name=_mark(index), arguments="{}", call_id=call.call_id) for call in turn.calls]
+            return self._assistant(_mark(index), calls)
+        calls = [
+            FunctionCall(name=self._held(call.name), arguments=call.arguments, call_id=call.call_id)
+            for call in turn.calls
+        ]
+        message = self._assistant(self._held(turn.content, is_own=True), calls)
+        thought = {"reasoning_content": self._held(turn.thought, is_own=True)} if turn.thought else {}
+        return message | thought
+
+    def _assistant(self, content: str, calls: Sequence[FunctionCall]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if calls and self.writes_calls:
+            message["tool_calls"] = [
+                {
+                    "id": _template_id(call.call_id),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": self._held(json.loads(call.arguments))},
+                }
+                for call in calls
+            ]
+        elif calls:
+            written = [f"<tool:{call.name}>{self._held(call.arguments)}</tool>" for call in calls]
+            message["content"] = "\n".join(filter(None, (content, *written)))
+        return message
+
+    @cached_property
+    def writes_calls(self) -> bool:
+        """True if the chat template has a format of calls; other models write calls in rlcore's format."""
+        own = getattr(self.tokenizer.hf_tokenizer, "response_template", None)
+        return self.form.is_of_model or own is not None
+
+    def _shows_tools(self, tools: str) -> bool:
+        if tools not in self._shown:
+            self._shown[tools] = self.writes_calls and writes_tools(self.tokenizer, tools)
+        return self._shown[tools]
+
+    @cached_property
+    def _shown(self) -> dict[str, bool]:
+        return {}
+
+    @cached_property
+    def _tool_role(self) -> str:
+        """Role in which the template writes the output of tools."""
+        if self.writes_calls:
+            return "tool"
+        turns = [{"role": role, "content": "?"} for role in ("user", "assistant", "tool")]
+        try:
+            render_turns(self.tokenizer.hf_tokenizer, turns, add_generation_prompt=True)
+        except ModelError:
+            return "user"
+        return "tool"
+
+    @cached_property
+    def _end(self) -> str:
+        """Text of the token that ends an assistant's turn in the template."""
+        end, tokenizer = self.tokenizer.turn.end, self.tokenizer
+        spelled = [tokenizer.spell([number]) for number in tokenizer.eos_ids]
+        return max((each for each in spelled if each and end.endswith(each)), key=len, default=end)
+
+    @cached_property
+    def _controls(self) -> tuple[str, ...]:
+        return (*sorted(filter(None, self.tokenizer.encoder.controls), key=len, reverse=True), *_PRIVATE)
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Patterns of what others, and the assistant, must not write. The assistant writes tags of thoughts."""
+        own = [each for each in self._controls if each in self.tokenizer.special_tokens or each in _PRIVATE]
+        others, assistant = (re.compile("|".join(map(re.escape, words))) for words in (self._controls, own))
+        return others, assistant
+
+    def _held(self, value: Any, *, is_own: bool = False) -> Any:
+        """Return a JSON value with a placeholder for each control token in its texts."""
+        if isinstance(value, str):
+            pattern = self._patterns[is_own]
+            return pattern.sub(lambda found: f"\ue000{self._controls.index(found.group())}\ue001", value)
+        if isinstance(value, Mapping):
+            return {self._held(key): self._held(each) for key, each in value.items()}
+        return [self._held(each) for each in value] if isinstance(value, list) else value
+
+    def _parts(self, text: str) -> list[Part]:
+        """Return a rendered text as parts: what was held is plain text again."""
+        pieces = _HELD.split(text)
+        return [
+            Part(self._controls[int(piece)], "other") if number % 2 else Part(piece, "template")
+            for number, piece in enumerate(pieces)
+        ]
+
+
+def _mark(index: int) -> str:
+    return f"\ue002{index}\ue003"
+
+
+def _plain(text: str) -> str:
+    """Return a prompt without empty or beginning thoughts, which templates write in the newest turn only."""
+    return _OPEN_THOUGHT.sub("", _EMPTY_THOUGHT.sub("", text)).rstrip()
+
+
+def _template_id(call_id: str) -> str:
+    """Return an id of a call in the only form that all templates accept."""
+    return call_id if _ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def _refusal(error: ModelError) -> ApiError:
+    return ApiError(400, shown(error.what, max_chars=500), code="chat_template")

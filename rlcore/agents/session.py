@@ -1,0 +1,268 @@
+"""Episode of one agent behind its key: calls, retries, limits, and the record that remains."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rlcore.agents.branches import episode_of
+from rlcore.agents.desk import Made, Ticket
+from rlcore.agents.history import CallTree, Node, Placement
+from rlcore.agents.records import Call, Limits, Record, finite, finite_parts
+from rlcore.agents.rendering import PromptRenderer
+from rlcore.agents.wire.conversation import Answer, ApiError, Json, Request
+from rlcore.agents.wire.replies import ReplyReader, first_stop
+from rlcore.agents.wire.responses import Stored
+from rlcore.errors import shown
+from rlcore.seeding import derive_seed
+from rlcore.text.text_parts import Ids
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+_MAX_REFUSALS = 20  # that a record has
+_END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """Request that waits for its answers, and later holds them.
+
+    ``num_readers``: connections that wait. ``sampled_at``: time at which the engine returned. ``body``: the reply.
+    """
+
+    digest: str
+    placement: Placement
+    numbers: range
+    begun: float = field(default_factory=time.monotonic)
+    tickets: list[Ticket] = field(default_factory=list)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    error: ApiError | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+    num_readers: int = 0
+    sampled_at: float = 0.0
+    body: Json | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Shared:
+    """Parts of a gateway that its sessions share."""
+
+    renderer: PromptRenderer
+    reader: ReplyReader
+    limits: Limits
+    statistics: Counter[str]
+    lock: threading.RLock
+
+
+class Session:
+    """Episode of an agent. The gateway calls its methods one at a time."""
+
+    def __init__(self, prompt: Prompt, shared: Shared, *, place: int, sample: int) -> None:
+        self.key = f"sk-{secrets.token_urlsafe(32)}"
+        self.prompt, self.place, self.sample = prompt, place, sample
+        self.stored = Stored()
+        self.is_closed = False
+        self.asked: list[Asked] = []
+        self._shared = shared
+        self._tree = CallTree(shared.renderer)
+        self._nodes: dict[int, Node] = {}  # by number of the call
+        self._calls: dict[int, Call] = {}
+        self._num_tokens: dict[int, int] = {}  # as the engine returned them
+        self._delivered: set[int] = set()
+        self._draws: Counter[str] = Counter()  # of each prompt, by digest
+        self._num_calls = self._last_number = 0
+        self._reward: float | None = None
+        self._reward_parts: Mapping[str, float] = {}
+        self._refused: list[str] = []
+        self._is_cut = False
+
+    def ask(self, request: Request, digest: str, *, is_retry: bool) -> tuple[Asked, list[Ticket]]:
+        """Place a request and return it with tickets for the desk, or the earlier one that it repeats with none.
+
+        Raises:
+            ApiError: The episode is over or exhausted, or the prompt has no room for a token.
+        """
+        self.require_open()
+        if is_retry and (earlier := next((each for each in reversed(self.asked) if each.digest == digest), None)):
+            self._shared.statistics["retries"] += 1
+            earlier.num_readers += 1
+            return earlier, []
+        limits = self._shared.limits
+        if self._num_calls + request.n > limits.max_calls:
+            self._is_cut = True
+            what = f"the episode has had {self._num_calls} of max_calls = {limits.max_calls} answers"
+            raise ApiError(403, what, code="calls_exhausted")
+        placement = self._tree.place(request)
+        prompt_ids = placement.prompt_ids
+        used = len(prompt_ids) - len(placement.root_ids)
+        room = min(limits.max_new_tokens - used, limits.max_tokens - len(prompt_ids))
+        if room < 1:
+            self._tree.remove(placement)
+            self._is_cut = True
+            raise _too_long(len(prompt_ids), used, limits)
+        numbers = range(self._last_number + 1, self._last_number + request.n + 1)
+        asked = Asked(digest, placement, numbers, num_readers=1)
+        self._num_calls, self._last_number = self._num_calls + request.n, numbers[-1]
+        limit = min(room, request.max_tokens or room)
+        asked.tickets = [self._ticket(asked, number, prompt_ids, limit) for number in numbers]
+        self.asked.append(asked)
+        return asked, asked.tickets
+
+    def _ticket(self, asked: Asked, number: int, prompt_ids: Ids, limit: int) -> Ticket:
+        name = f"{self.prompt.prompt_id}/{self.sample}/{number}"
+        digest = _digest(prompt_ids)
+        self._draws[digest] += 1
+        return Ticket(
+            prompt=replace(self.prompt, prompt_id=name, token_ids=prompt_ids),
+            draw=derive_seed(self.place, self.sample, digest, self._draws[digest]),
+            limit=limit,
+            owner=self,
+            finish=lambda made: self._finish(asked, number, made),
+        )
+
+    def forget(self, asked: Asked) -> None:
+        """Forget a request that left the desk before the engine had begun it."""
+        self.asked.remove(asked)
+        self._tree.remove(asked.placement)
+        self._num_calls -= len(asked.numbers)
+        self._draws[_digest(asked.placement.prompt_ids)] -= len(asked.numbers)
+
+    def _finish(self, asked: Asked, number: int, made: Made) -> None:
+        """Record an answer of the engine, in the engine's thread."""
+        with self._shared.lock:
+            if self.is_closed:
+                return
+            asked.sampled_at = asked.sampled_at or time.monotonic()
+            if isinstance(made, FailedRollout):
+                asked.error = ApiError(400, f"the engine cannot answer: {shown(made.reason)}", code="engine_refused")
+            else:
+                asked.answers[number] = self._record(asked, number, made)
+            if asked.error or len(asked.answers) == len(asked.numbers):
+                asked.done.set()
+
+    def _record(self, asked: Asked, number: int, made: Rollout) -> Answer:
+        shared, placement = self._shared, asked.placement
+        request, tokenizer = placement.request, shared.renderer.tokenizer
+        answer, is_unparsed = _answer(made, placement, shared, seed=f"{self.place}/{self.sample}/{number}")
+        fork = placement.fork
+        if number > asked.numbers[0]:
+            fork = f"answer {number - asked.numbers[0] + 1} of n = {request.n}"
+        node = Node(
+            number=number,
+            order=asked.numbers[0],
+            placement=placement,
+            rollout=made,
+            turn=answer.turn,
+            fork=fork,
+            is_closed=made.completion_ids[-1] in tokenizer.eos_ids,
+        )
+        self._nodes[number], self._num_tokens[number] = node, len(made.completion_ids)
+        self._calls[number] = Call(
+            number=number,
+            kind=request.kind,
+            parent=placement.parent.number if placement.parent else None,
+            fork=fork,
+            num_prompt_tokens=answer.num_prompt_tokens,
+            num_sampled_tokens=len(made.completion_ids),
+            seconds=time.monotonic() - asked.begun,
+            text=tokenizer.decode(made.completion_ids),
+            finish_reason=made.finish_reason,
+        )
+        self._is_cut = False
+        counts = {"calls": 1, "forks": bool(fork), "unparsed_calls": is_unparsed}
+        shared.statistics.update(counts | {"cut_answers": made.finish_reason == "length"})
+        return answer
+
+    def set_delivered(self, asked: Asked, *, is_delivered: bool) -> None:
+        """Make the answers of a request part of the episode, or not. Only then can a later request continue them."""
+        for number in asked.numbers:
+            if is_delivered:
+                self._delivered.add(number)
+                self._tree.add(self._nodes[number])
+            else:
+                self._delivered.discard(number)
+                self._tree.discard(self._nodes[number])
+
+    def set_reward(self, reward: object, parts: object) -> None:
+        """Set the reward; the last one counts.
+
+        Raises:
+            ApiError: The episode is over, or a number is not finite.
+        """
+        self.require_open()
+        self._reward, self._reward_parts = finite(reward, "reward"), finite_parts(parts)
+
+    def add_refusal(self, message: str) -> None:
+        """Record an error that the agent gets."""
+        if len(self._refused) < _MAX_REFUSALS:
+            self._refused.append(message)
+
+    def require_open(self) -> None:
+        """Refuse calls after the end.
+
+        Raises:
+            ApiError: The episode is over.
+        """
+        if self.is_closed:
+            raise ApiError(409, "the episode is over", code="episode_over")
+
+    def seal(self) -> Record:
+        """End the episode and return its record."""
+        self.is_closed = True
+        numbers = sorted(self._delivered)
+        self._shared.statistics["undelivered"] += len(self._nodes) - len(numbers)
+        nodes, tokenizer = [self._nodes[number] for number in numbers], self._shared.renderer.tokenizer
+        rollout = episode_of(self.prompt, nodes, tokenizer, is_cut=self._is_cut)
+        if rollout is not None:
+            rollout = replace(rollout, num_sampled=sum(self._num_tokens[number] for number in numbers))
+        return Record(
+            rollout=rollout,
+            reward=self._reward,
+            reward_parts=self._reward_parts,
+            calls=tuple(self._calls[number] for number in numbers),
+            refused=tuple(self._refused),
+        )
+
+
+def _answer(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Answer, bool]:
+    """Return an answer as the agent sees it, and True if a call in it is malformed. A cut turn is not a call."""
+    request, tokenizer, ids = placement.request, shared.renderer.tokenizer, made.completion_ids
+    is_closed = ids[-1] in tokenizer.eos_ids
+    sampled = ids[:-1] if is_closed else ids
+    text, spelled, tools = tokenizer.decode(sampled), tokenizer.spell(sampled), request.tools
+    prompt_ids = placement.prompt_ids
+    stop = first_stop(text, request.stop)
+    if stop is not None:
+        text, spelled = text[:stop], spelled[: first_stop(spelled, request.stop)]
+    is_whole = stop is not None or made.finish_reason == "stop"
+    turn, is_unparsed = shared.reader.read(
+        text,
+        spelled,
+        prompt=tokenizer.spell(prompt_ids[-_END_OF_PROMPT:]) if shared.reader.parse else "",
+        tools=tools if is_whole and request.may_call else "",
+        seed=seed,
+    )
+    answer = Answer(
+        turn=turn,
+        finish="tool_calls" if turn.calls else "stop" if is_whole else "length",
+        num_prompt_tokens=len(prompt_ids),
+        tokens=tuple(zip(map(tokenizer.spell, zip(ids, strict=True)), made.sampler_logprobs, strict=True)),
+    )
+    return answer, is_unparsed
+
+
+def _digest(ids: Ids) -> str:
+    return hashlib.sha256(repr(ids).encode()).hexdigest()
+
+
+def _too_long(num_tokens: int, used: int, limits: Limits) -> ApiError:
+    what = (
+        f"the conversation has {num_tokens} tokens, {used} of them after its prompt: no room for an answer. "
+        f"The limits are {limits.max_tokens} and {limits.max_new_tokens} (sampling.agent.max_prompt_tokens, "
+        "sampling.max_new_tokens)"
+    )
+    return ApiError(400, what, code="context_length_exceeded", param="messages")

@@ -1,0 +1,97 @@
+"""Requests and answers, independent of the API in which an agent writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rlcore.types import Role
+
+Finish = Literal["stop", "length", "tool_calls"]
+Json = Mapping[str, Any]
+
+
+class ApiError(Exception):
+    """Refusal of a request, in the form of OpenAI's API.
+
+    Attributes:
+        code: Word for programs; ``param``: name of the parameter, or None.
+        may_retry: True if an equal request can succeed later.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str = "invalid_value",
+        param: str | None = None,
+        may_retry: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.may_retry = status, message, code, param, may_retry
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Error as JSON."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunctionCall:
+    """Call of an agent's tool; ``arguments`` is a JSON object as text."""
+
+    name: str
+    arguments: str
+    call_id: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """Message. ``thought``: reasoning apart from the content. ``call_id``: call that the output of a tool answers."""
+
+    role: Role
+    content: str = ""
+    thought: str = ""
+    calls: tuple[FunctionCall, ...] = ()
+    call_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """Request for ``n`` answers to a conversation.
+
+    Attributes:
+        model: Name that the agent gave; the answer has the same.
+        tools: JSON list of the declared tools in the form of chat completions, or "".
+        may_call: False if the agent wants no calls, although it declares tools.
+        fields: Parameters that the answer repeats.
+    """
+
+    kind: Literal["chat", "responses"]
+    model: str
+    turns: tuple[Turn, ...]
+    tools: str = ""
+    may_call: bool = True
+    max_tokens: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+    fields: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One answer as the agent sees it.
+
+    ``tokens``: text and log-probability of each sampled token, also of those after a stop string.
+    """
+
+    turn: Turn
+    finish: Finish
+    num_prompt_tokens: int
+    tokens: tuple[tuple[str, float], ...]

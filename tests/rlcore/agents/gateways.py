@@ -1,0 +1,205 @@
+"""A gateway that runs while a test asks it, with scripted or random answers."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+
+from rlcore.agents.gateway import Gateway, Limits, Session
+from rlcore.sampling.base import Sampler, SamplingParams
+from rlcore.sampling.scripted import ScriptedSampler
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+
+LIMITS = Limits(max_calls=32, max_new_tokens=600, max_tokens=1000)
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
+
+
+def scripted(tokenizer: ChatTokenizer, name: str, turns: Sequence[str], *, sample: int = 0) -> ScriptedSampler:
+    """An engine with the answers to the calls of one episode."""
+    return ScriptedSampler.from_texts(
+        {f"{name}/{sample}/{number}": [turn] for number, turn in enumerate(turns, start=1)}, tokenizer
+    )
+
+
+class RandomSampler:
+    """An engine of random tokens that depend on the place alone; some answers end, others are cut. Records all."""
+
+    policy_version = 0
+
+    def __init__(self, tokenizer: ChatTokenizer, *, end_rate: float = 0.3) -> None:
+        self._tokenizer, self._end_rate = tokenizer, end_rate
+        self.made: list[Rollout] = []
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        assert places is not None
+        found = [self._answer(prompt, place, params) for prompt, place in zip(prompts, places, strict=True)]
+        self.made += found
+        return [[each] for each in found]
+
+    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        self.policy_version = policy_version
+
+    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+        raise NotImplementedError
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
+        return None
+
+    def _answer(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
+        drawn, ids = random.Random(place), []
+        while len(ids) < params.max_new_tokens and (not ids or ids[-1] not in self._tokenizer.eos_ids):
+            ends = drawn.random() < self._end_rate
+            ids.append(self._tokenizer.eos_ids[0] if ends else drawn.randrange(self._tokenizer.vocabulary_size))
+        return Rollout(
+            prompt=prompt,
+            completion_ids=tuple(ids),
+            sampler_logprobs=tuple(-drawn.random() - 0.1 for _ in ids),
+            loss_mask=(True,) * len(ids),
+            policy_version=self.policy_version,
+            finish_reason="stop" if ids[-1] in self._tokenizer.eos_ids else "length",
+            text=self._tokenizer.decode(ids),
+        )
+
+
+class Gated(RandomSampler):
+    """An engine that answers when it may, and counts the requests of each call."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        super().__init__(tokenizer, end_rate=0.2)
+        self.may_answer, self.has_begun = threading.Event(), threading.Event()
+        self.batches: list[int] = []
+
+    def sample(
+        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+    ) -> list[list[Rollout | FailedRollout]]:
+        self.has_begun.set()
+        assert self.may_answer.wait(30)
+        self.batches.append(len(prompts))
+        return super().sample(prompts, params, seed=seed, places=places)
+
+
+@contextmanager
+def running(
+    engine: Sampler, tokenizer: ChatTokenizer, limits: Limits = LIMITS, *, seed: int = 0, temperature: float = 1.0
+) -> Iterator[Gateway]:
+    """A gateway that is served in a thread."""
+    done = threading.Event()
+    with Gateway(engine, tokenizer, limits, temperature=temperature, seed=seed) as gateway:
+        thread = threading.Thread(target=gateway.serve, args=(done.is_set,))
+        thread.start()
+        try:
+            yield gateway
+        finally:
+            done.set()
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Reply to a request; ``body`` is JSON, or the text of a stream."""
+
+    status: int
+    body: Any
+    headers: Mapping[str, str]
+
+    @property
+    def message(self) -> str:
+        """Message of an error."""
+        return str(self.body["error"]["message"])
+
+    @property
+    def code(self) -> str:
+        """Code of an error."""
+        return str(self.body["error"]["code"])
+
+
+def connect(gateway: Gateway) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", urlsplit(gateway.url).port, timeout=30)
+
+
+def ask(
+    gateway: Gateway,
+    session: Session | str,
+    path: str,
+    body: Mapping[str, Any] | bytes | None = None,
+    *,
+    retry: int = 0,
+    method: str = "POST",
+) -> Reply:
+    """One request on a connection of its own."""
+    key = session if isinstance(session, str) else session.key
+    headers = {"Authorization": f"Bearer {key}", "x-stainless-retry-count": str(retry)}
+    connection = connect(gateway)
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    try:
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        is_json = answer.headers["Content-Type"] == "application/json"
+        return Reply(answer.status, json.loads(content) if is_json else content.decode(), dict(answer.headers))
+    finally:
+        connection.close()
+
+
+def chat(
+    gateway: Gateway, session: Session | str, *messages: Mapping[str, Any], retry: int = 0, **fields: Any
+) -> Reply:
+    """A chat completion."""
+    body = {"model": "any", "messages": list(messages), **fields}
+    return ask(gateway, session, "/v1/chat/completions", body, retry=retry)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def message_of(reply: Reply, number: int = 0) -> dict[str, Any]:
+    """The message of a chat completion, as an agent sends it back."""
+    assert reply.status == 200, reply.body
+    message: dict[str, Any] = reply.body["choices"][number]["message"]
+    return message
+
+
+def sampled(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
+    """Own turns of all samples: the tokens before each, its tokens and its log-probabilities."""
+    return sorted(
+        (sample.prompt.token_ids + sample.completion_ids[:start], sample.completion_ids[start:end],
+         sample.sampler_logprobs[start:end])
+        for sample in rollout.samples
+        for start, end in sample.turns
+    )  # fmt: skip
+
+
+def answered(made: Sequence[Rollout]) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
+    """Answers of an engine in the same form."""
+    return sorted((each.prompt.token_ids, each.completion_ids, each.sampler_logprobs) for each in made)
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,429 @@
+"""The gateway over HTTP: sessions, retries, limits and failures, as an agent sees them, and what is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rlcore.agents.gateway import Gateway, Limits
+from rlcore.checks.canaries import mask_canary
+from rlcore.errors import SamplingError
+from rlcore.models.policy import score_sequences
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.agents.gateways import (
+    LIMITS,
+    Gated,
+    RandomSampler,
+    answered,
+    ask,
+    chat,
+    connect,
+    message_of,
+    running,
+    sampled,
+    scripted,
+    user,
+)
+
+
+def in_threads(*calls: Callable[[], Any]) -> list[Any]:
+    """The results of calls that run at the same time."""
+    found: dict[int, Any] = {}
+    threads = [
+        threading.Thread(target=lambda i=i, call=call: found.update({i: call()})) for i, call in enumerate(calls)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[number] for number in range(len(calls))]
+
+
+def test_a_growing_conversation_is_one_sample_with_the_tokens_of_the_chat_template(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "It is 8."]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = message_of(chat(gateway, session, user("3+4")))
+        message_of(chat(gateway, session, user("3+4"), first, user("and one more")))
+        record = gateway.close(session)
+    rollout = record.rollout
+    assert rollout is not None and rollout.branches == () and rollout.prompt.token_ids == prompts[0].token_ids
+    template = tokenizer.hf_tokenizer.apply_chat_template
+    conversation = [user("3+4"), {"role": "assistant", "content": "7"}, user("and one more")]
+    ids = template(conversation, add_generation_prompt=True, return_dict=False)
+    assert (*prompts[0].token_ids, *rollout.completion_ids) == (
+        *ids,
+        *tokenizer.encode("It is 8."),
+        *tokenizer.end_of_turn,
+    )
+    assert (rollout.text, rollout.finish_reason, rollout.num_sampled) == ("It is 8.", "stop", sum(rollout.loss_mask))
+    assert [(call.number, call.parent, call.fork) for call in record.calls] == [(1, None, ""), (2, 1, "")]
+    mask_canary([rollout], tokenizer.eos_ids)
+
+
+def test_an_answer_names_the_model_of_the_request_and_counts_its_tokens(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        body = chat(gateway, session, user("3+4"), model="gpt-9", temperature=0, logprobs=True).body
+        assert ask(gateway, session, "/v1/models", method="GET").body["data"][0]["id"] == "policy"
+        assert ask(gateway, session, "/v1/models/org/name", method="GET").body["id"] == "org/name"
+    assert (body["model"], body["choices"][0]["finish_reason"]) == ("gpt-9", "stop")
+    assert body["usage"]["prompt_tokens"] == len(prompts[0].token_ids) and body["usage"]["completion_tokens"] == 2
+    tokens = body["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in tokens] == ["7", "<|im_end|>"] and all(each["logprob"] < 0 for each in tokens)
+
+
+def test_a_key_opens_its_own_session_and_no_other(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
+        one, other = (gateway.open(prompts[0], place=0, sample=sample) for sample in (0, 1))
+        unknown = chat(gateway, "sk-guess", user("3+4"))
+        assert (unknown.status, unknown.code) == (401, "invalid_api_key")
+        message_of(chat(gateway, one, user("3+4")))
+        assert gateway.close(other).rollout is None and gateway.close(one).rollout is not None
+        assert gateway.statistics["unknown_keys"] == 1
+
+
+def test_a_closed_session_refuses_late_calls_without_a_retry(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        message_of(chat(gateway, session, user("3+4")))
+        record = gateway.close(session)
+        late = [chat(gateway, session, user("3+4")), ask(gateway, session, "/v1/reward", {"reward": 1})]
+        assert [(each.status, each.code, each.headers["x-should-retry"]) for each in late] == [
+            (409, "episode_over", "false")
+        ] * 2
+        assert gateway.statistics["late_calls"] == 2
+    assert record.reward is None and len(record.calls) == 1
+
+
+def test_a_marked_retry_gets_the_recorded_answer_and_an_equal_request_a_new_one(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        replies = [chat(gateway, session, user("3+4"), retry=retry) for retry in (0, 1, 0, 2)]
+        record = gateway.close(session)
+        assert (gateway.statistics["retries"], gateway.statistics["requests"]) == (2, 2)
+    assert [message_of(reply)["content"] for reply in replies] == ["7", "7", "8", "8"]
+    assert replies[0].body == replies[1].body and replies[2].body == replies[3].body
+    assert record.rollout is not None and record.rollout.text == "8"
+    assert [branch.fork for branch in record.rollout.branches] == ["the same request again"]
+
+
+def test_a_retry_of_a_call_that_still_runs_waits_for_it(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    engine = Gated(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+
+        def again() -> Any:
+            assert engine.has_begun.wait(30)
+            threading.Timer(0.2, engine.may_answer.set).start()
+            return chat(gateway, session, user("3+4"), retry=1)
+
+        first, second = in_threads(lambda: chat(gateway, session, user("3+4")), again)
+    assert first.body == second.body and engine.batches == [1]
+
+
+def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    engine = Gated(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        one, other = (gateway.open(prompts[0], place=0, sample=sample) for sample in (0, 1))
+        holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
+        holder.start()
+        assert engine.has_begun.wait(30)
+        leaver = connect(gateway)
+        leaver.request(
+            "POST",
+            "/v1/chat/completions",
+            b'{"messages": [{"role": "user", "content": "3+4"}]}',
+            {"Authorization": f"Bearer {one.key}"},
+        )
+        while not one.asked:
+            time.sleep(0.01)
+        leaver.close()
+        while one.asked:
+            time.sleep(0.01)
+        engine.may_answer.set()
+        holder.join(30)
+        assert gateway.close(one).rollout is None and engine.batches == [1]
+
+
+def test_an_answer_that_nobody_read_is_in_no_sample(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    engine = Gated(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        leaver = connect(gateway)
+        leaver.request(
+            "POST",
+            "/v1/chat/completions",
+            b'{"messages": [{"role": "user", "content": "3+4"}]}',
+            {"Authorization": f"Bearer {session.key}"},
+        )
+        assert engine.has_begun.wait(30)
+        leaver.close()
+        engine.may_answer.set()
+        kept = message_of(chat(gateway, session, user("another")))
+        record = gateway.close(session)
+        assert gateway.statistics["undelivered"] == 1
+    assert kept and record.rollout is not None and record.rollout.branches == () and len(record.calls) == 1
+    assert sampled(record.rollout) == answered(engine.made[1:])
+
+
+def test_agents_that_wait_at_the_same_time_share_an_engine_call(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    engine = Gated(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        sessions = [gateway.open(prompts[0], place=0, sample=sample) for sample in range(9)]
+        first = threading.Thread(target=chat, args=(gateway, sessions[0], user("1")))
+        first.start()
+        assert engine.has_begun.wait(30)
+        others = [threading.Thread(target=chat, args=(gateway, each, user("1"))) for each in sessions[1:]]
+        for thread in others:
+            thread.start()
+        while not all(session.asked for session in sessions):
+            time.sleep(0.01)
+        engine.may_answer.set()
+        for thread in (first, *others):
+            thread.join(30)
+        assert engine.batches == [1, 8]
+        assert (gateway.statistics["engine_calls"], gateway.statistics["requests"]) == (2, 9)
+
+
+def test_draws_depend_on_the_episode_and_not_on_other_agents(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    def texts(samples: Sequence[int], **fields: Any) -> dict[int, list[str]]:
+        with running(RandomSampler(tokenizer), tokenizer) as gateway:
+            sessions = {sample: gateway.open(prompts[0], place=5, sample=sample) for sample in samples}
+            calls = [
+                lambda each=each: [message_of(chat(gateway, each, user("1"), **fields), n)["content"] for n in (0, 1)]
+                for each in sessions.values()
+            ]
+            return dict(zip(sessions, in_threads(*calls), strict=True))
+
+    alone, together = texts([3], n=2), texts([1, 2, 3, 4], n=2)
+    assert alone[3] == together[3] and len({each for pair in together.values() for each in pair}) == 8
+    assert texts([3], n=2, temperature=0, seed=9, top_p=0.1, top_k=1, frequency_penalty=2) == alone
+
+
+def test_a_request_has_the_lower_of_its_own_limit_and_the_room_that_is_left(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    room = dataclasses.replace(LIMITS, max_new_tokens=60)
+    with running(RandomSampler(tokenizer, end_rate=0.0), tokenizer, room) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        short = chat(gateway, session, user("1"), max_tokens=5)
+        assert short.body["choices"][0]["finish_reason"] == "length" and short.body["usage"]["completion_tokens"] == 5
+        after = chat(gateway, session, user("1"), message_of(short), user("2"))
+        assert after.body["usage"]["completion_tokens"] == 60
+        record = gateway.close(session)
+    assert record.rollout is not None and record.rollout.finish_reason == "length"
+    assert record.calls[1].fork == "the answer before was cut at its limit"
+    assert sum(map(sum, (each.loss_mask for each in record.rollout.samples))) == record.rollout.num_sampled == 65
+
+
+def test_a_conversation_without_room_for_an_answer_is_refused_and_truncates_the_episode(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    limits = dataclasses.replace(LIMITS, max_new_tokens=40)
+    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer, limits) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = message_of(chat(gateway, session, user("3+4")))
+        full = chat(gateway, session, user("3+4"), first, user("x" * 40))
+        long = chat(gateway, session, user("y" * 1000))
+        record = gateway.close(session)
+    assert [(each.status, each.code) for each in (full, long)] == [(400, "context_length_exceeded")] * 2
+    assert record.rollout is not None and record.rollout.finish_reason == "length" and record.rollout.text == "7"
+    assert record.refused == (full.message, long.message)
+
+
+def test_an_exhausted_episode_is_refused_in_a_way_that_no_client_repeats(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(RandomSampler(tokenizer), tokenizer, dataclasses.replace(LIMITS, max_calls=3)) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        statuses = [chat(gateway, session, user("1"), n=n).status for n in (2, 2, 1, 1)]
+        last = chat(gateway, session, user("1"))
+    assert statuses == [200, 403, 200, 403]
+    assert (last.code, last.headers["x-should-retry"]) == ("calls_exhausted", "false")
+
+
+def test_a_prompt_that_the_engine_refuses_beside_longer_answers_is_sampled_with_its_own_limit(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    class Small(RandomSampler):
+        """An engine with room for 100 tokens."""
+
+        def sample(
+            self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
+        ) -> list[list[Rollout | FailedRollout]]:
+            made = super().sample(prompts, params, seed=seed, places=places)
+            too_long = [len(prompt.token_ids) + params.max_new_tokens > 100 for prompt in prompts]
+            failed = FailedRollout(prompt=prompts[0], reason="prompt and completion need more positions")
+            return [[failed] if is_long else group for is_long, group in zip(too_long, made, strict=True)]
+
+    engine = Small(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        one, other = (gateway.open(prompts[0], place=0, sample=sample) for sample in (0, 1))
+        long, short = in_threads(
+            lambda: chat(gateway, one, user("1"), max_tokens=200), lambda: chat(gateway, other, user("1"), max_tokens=8)
+        )
+    assert (long.status, long.code) == (400, "engine_refused") and short.status == 200
+
+
+def test_a_broken_engine_ends_serving_and_answers_those_who_wait(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    class Broken(RandomSampler):
+        def sample(self, *_: Any, **__: Any) -> list[list[Rollout | FailedRollout]]:
+            raise SamplingError("the engine is broken")
+
+    with Gateway(Broken(tokenizer), tokenizer, LIMITS, temperature=1.0, seed=0) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        replies: list[Any] = []
+        thread = threading.Thread(target=lambda: replies.append(chat(gateway, session, user("1"))))
+        thread.start()
+        with pytest.raises(SamplingError, match="is broken"):
+            gateway.serve(lambda: False)
+        thread.join(30)
+        replies.append(chat(gateway, session, user("1")))
+    assert [(each.status, each.headers["x-should-retry"]) for each in replies] == [(503, "false")] * 2
+
+
+def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    replies: list[Any] = []
+    with Gateway(RandomSampler(tokenizer), tokenizer, LIMITS, temperature=1.0, seed=0) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        thread = threading.Thread(target=lambda: replies.append(chat(gateway, session, user("1"))))
+        thread.start()  # nobody serves
+        while not session.asked:
+            time.sleep(0.01)
+        idle = connect(gateway)
+        idle.connect()
+    thread.join(30)
+    assert not thread.is_alive() and [reply.status for reply in replies] == [409]
+    assert idle.sock.recv(1) == b""
+    idle.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("/v1/chat/completions", b"{", 400, "no valid JSON"),
+        ("/v1/chat/completions", b"[]", 400, "must be a JSON object"),
+        ("/v1/chat/completions", b"[" * 100_000, 400, "no valid JSON"),
+        ("/v1/chat/completions", rb'{"messages": [{"role": "user", "content": "\ud800"}]}', 400, "surrogates"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, "no valid JSON"),
+        ("/v1/chat/completions", b"{" + b" " * (4 << 20), 413, "larger than 4194304 bytes"),
+        ("/v1/reward", b'{"reward": NaN}', 400, "must be a finite number"),
+        ("/v1/reward", b'{"reward": 1, "parts": {"a": 1e999}}', 400, "parts.a must be a finite number"),
+        ("/v1/reward", b"{}", 400, "reward must be a finite number, not None"),
+        ("/v1/embeddings", b"{}", 404, "there is no POST /v1/embeddings, only POST /v1/chat/completions"),
+        ("/v1/chat/completions", b'{"messages": [{"role": "king", "content": ""}]}', 400, "messages[0].role is king"),
+    ],
+)
+def test_a_malformed_request_is_refused_with_its_fault(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], path: str, body: bytes, status: int, words: str
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        refused = ask(gateway, session, path, body)
+        assert refused.status == status and words in refused.message
+        message_of(chat(gateway, session, user("3+4")))  # the episode is intact
+        assert gateway.statistics["refused"] == 1 and gateway.close(session).refused == (refused.message,)
+
+
+def test_a_body_in_chunks_is_read_and_one_without_end_is_refused(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(
+        scripted(tokenizer, "3+4", ["7"]), tokenizer, dataclasses.replace(LIMITS, max_body_bytes=200)
+    ) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        statuses = []
+        for pieces in ([b'{"messages": [{"role": "user", ', b'"content": "3+4"}]}'], [b" " * 50] * 5):
+            connection = connect(gateway)
+            connection.request(
+                "POST",
+                "/v1/chat/completions",
+                iter(pieces),
+                {"Authorization": f"Bearer {session.key}"},
+                encode_chunked=True,
+            )
+            statuses.append(connection.getresponse().status)
+            connection.close()
+        connection = connect(gateway)
+        connection.putrequest("POST", "/v1/chat/completions")
+        connection.putheader("Content-Length", str(10**12))
+        connection.endheaders()
+        statuses.append(connection.getresponse().status)
+        connection.close()
+    assert statuses == [200, 413, 413]
+
+
+def test_a_connection_serves_many_requests(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with running(RandomSampler(tokenizer), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        connection = connect(gateway)
+        for _ in range(3):
+            connection.request(
+                "POST",
+                "/v1/chat/completions",
+                b'{"messages": [{"role": "user", "content": "1"}]}',
+                {"Authorization": f"Bearer {session.key}"},
+            )
+            answer = connection.getresponse()
+            assert answer.status == 200 and answer.read()
+        connection.close()
+        assert len(gateway.close(session).calls) == 3
+
+
+def test_the_last_reward_counts(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        assert ask(gateway, session, "/v1/reward", {"reward": 1}).status == 200
+        assert ask(gateway, session, "/v1/reward", {"reward": 0.25, "parts": {"style": 2}}).status == 200
+        record = gateway.close(session)
+    assert (record.reward, record.reward_parts) == (0.25, {"style": 2.0})
+
+
+def test_recorded_log_probabilities_are_those_of_the_trainer(
+    model: PreTrainedModel, stopping: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    limits = Limits(max_calls=8, max_new_tokens=80, max_tokens=128)
+    with running(NativeSampler(model, stopping), stopping, limits, temperature=0.8, seed=3) as gateway:
+        sessions = [gateway.open(prompts[0], place=0, sample=sample) for sample in range(4)]
+
+        def play(number: int) -> Any:
+            messages: list[Mapping[str, Any]] = [user("3+4")]
+            for text in ("and", "or"):
+                reply = chat(gateway, sessions[number], *messages, n=2, max_tokens=10)
+                messages += [message_of(reply, 1), user(text)]
+            return gateway.close(sessions[number]).rollout
+
+        rollouts = in_threads(*(lambda number=number: play(number) for number in range(4)))
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    assert len(samples) >= 8 and max(len(sample.turns) for sample in samples) == 2
+    sequences = [
+        TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in samples
+    ]
+    scores = score_sequences(model, sequences, tokens_per_microbatch=512, temperature=0.8)
+    for sample, score in zip(samples, scores, strict=True):
+        mask = torch.tensor(sample.loss_mask)
+        torch.testing.assert_close(torch.tensor(sample.sampler_logprobs)[mask], score[mask], atol=1e-5, rtol=0)
+        assert not any(each for each, own in zip(sample.sampler_logprobs, sample.loss_mask, strict=True) if not own)

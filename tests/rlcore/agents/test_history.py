@@ -1,0 +1,237 @@
+"""The tree of calls: what counts as the same history, and the words for what does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rlcore.agents.gateway import Record
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Prompt
+from tests.rlcore.agents.gateways import ADD, CALL, Reply, ask, chat, message_of, running, scripted, user
+from tests.rlcore.environments.tool_templates import HERMES, with_template
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def tool(content: str, call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+@pytest.fixture(scope="module")
+def hermes(tokenizer: ChatTokenizer) -> ChatTokenizer:
+    return with_template(tokenizer, HERMES)
+
+
+def _arguments(message: dict[str, Any], arguments: str) -> dict[str, Any]:
+    (call,) = message["tool_calls"]
+    return message | {"tool_calls": [call | {"function": call["function"] | {"arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda message: message,
+        lambda message: _arguments(message, '{"b":4,  "a": 3}'),
+        lambda message: message | {"content": ""},
+        lambda message: {key: value for key, value in message.items() if key not in ("content", "reasoning_content")},
+        lambda message: message | {"content": [{"type": "text", "text": " "}]},
+        lambda message: message | {"content": "<think>Add them.</think>"},
+        lambda message: message | {"tool_calls": [message["tool_calls"][0] | {"id": "another"}]},
+    ],
+    ids=["unchanged", "arguments", "empty", "absent", "parts", "thought", "id"],
+)
+def test_the_same_history_in_other_words_extends_the_recorded_tokens(
+    hermes: ChatTokenizer, prompts: list[Prompt], change: Change
+) -> None:
+    engine = scripted(hermes, "3+4", [f"<think>Add them.</think>\n{CALL}", "It is 7."])
+    with running(engine, hermes) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
+        assert first["reasoning_content"] == "Add them." and first["content"] is None
+        seen = change(first)
+        answer = tool("7", seen["tool_calls"][0]["id"])
+        message_of(
+            chat(
+                gateway,
+                session,
+                {"role": "user", "content": [{"type": "text", "text": "3+4"}]},
+                seen,
+                answer,
+                tools=[ADD],
+            )
+        )
+        record = gateway.close(session)
+    rollout = record.rollout
+    assert rollout is not None and rollout.branches == () and len(rollout.turns) == 2
+    assert [(call.tool, call.output) for call in rollout.tool_calls] == [("add", "7")]
+    text = hermes.spell([*rollout.prompt.token_ids, *rollout.completion_ids])
+    assert text.count("Tools:") == 1 and "<tool_response>\n7\n</tool_response>" in text
+
+
+@pytest.mark.parametrize(
+    ("second", "reason"),
+    [
+        ([user("3+4")], "the same request again"),
+        ([user("Title?")], "another conversation"),
+        (
+            [user("3+4"), {"role": "assistant", "content": "8"}, user("more")],
+            "message 2 differs: assistant '8' instead of assistant '7'",
+        ),
+    ],
+)
+def test_a_fork_has_its_reason(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], second: list[dict[str, Any]], reason: str
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        message_of(chat(gateway, session, user("3+4")))
+        message_of(chat(gateway, session, *second))
+        record = gateway.close(session)
+    assert [call.fork for call in record.calls] == ["", reason]
+    assert record.rollout is not None and record.rollout.text == "8"
+    assert [(branch.text, branch.fork) for branch in record.rollout.branches] == [("7", reason)]
+
+
+def conversation(gateway: Any, session: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Two turns of one conversation: the messages after the first answer, and after the second."""
+    first = [user("3+4"), message_of(chat(gateway, session, user("3+4")))]
+    second = [*first, user("more"), message_of(chat(gateway, session, *first, user("more")))]
+    return first, second
+
+
+def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "8", "9", "10"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first, second = conversation(gateway, session)
+        message_of(chat(gateway, session, *first, user("less")))
+        message_of(chat(gateway, session, *second, user("end")))
+        record = gateway.close(session)
+    assert [(call.parent, call.fork) for call in record.calls] == [
+        (None, ""),
+        (1, ""),
+        (1, "message 3 differs: user 'less' instead of user 'more'"),
+        (2, ""),
+    ]
+    rollout = record.rollout
+    assert rollout is not None and rollout.text == "10" and len(rollout.turns) == 3
+    (branch,) = rollout.branches
+    assert branch.text == "9" and len(branch.turns) == 1 and branch.prompt.token_ids == rollout.prompt.token_ids
+    shared = branch.turns[0][0]  # the first answer is read in the branch, and trained in the episode
+    assert branch.completion_ids[:2] == rollout.completion_ids[:2] and rollout.loss_mask[0]
+    assert not any(branch.loss_mask[:shared]) and not any(branch.sampler_logprobs[:shared])
+
+
+def test_several_answers_are_branches_and_the_continued_one_is_the_episode(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["6", "7", "8", "done"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        reply = chat(gateway, session, user("3+4"), n=3)
+        message_of(chat(gateway, session, user("3+4"), message_of(reply, 1), user("sure?")))
+        record = gateway.close(session)
+    assert record.rollout is not None and record.rollout.text == "done"
+    assert [(each.text, each.fork) for each in record.rollout.branches] == [
+        ("6", "answer 2 of n = 3"),
+        ("8", "answer 3 of n = 3"),
+    ]
+    assert [call.parent for call in record.calls] == [None, None, None, 2]
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"), [([], "the tools were changed"), ([ADD, ADD], "the tools were changed"), ([ADD], "")]
+)
+def test_other_tools_are_another_prompt(
+    hermes: ChatTokenizer, prompts: list[Prompt], tools: list[Any], reason: str
+) -> None:
+    with running(scripted(hermes, "3+4", ["7", "8"]), hermes) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
+        message_of(chat(gateway, session, user("3+4"), first, user("more"), tools=tools, tool_choice="none"))
+        record = gateway.close(session)
+    assert [call.fork for call in record.calls] == ["", reason]
+
+
+def test_dropped_messages_and_continuations_have_their_words(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "8", "9", "10"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        _, second = conversation(gateway, session)
+        message_of(chat(gateway, session, user("3+4"), second[1], user("more"), second[3], user("end")))
+        message_of(chat(gateway, session, *second[:2], user("more"), user("end")))
+        record = gateway.close(session)
+    assert [call.fork for call in record.calls][2:] == ["", "message 4 differs: user 'end' instead of assistant '8'"]
+
+
+def test_the_tail_has_the_tokens_of_the_template_for_any_messages(hermes: ChatTokenizer, prompts: list[Prompt]) -> None:
+    """Two tool outputs in a row, a user after them, and a system message in the middle."""
+    two = CALL + "\n" + CALL.replace("4", "5")
+    with running(scripted(hermes, "3+4", [two, "7 and 8."]), hermes) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
+        ids = [call["id"] for call in first["tool_calls"]]
+        assert [json.loads(call["function"]["arguments"])["b"] for call in first["tool_calls"]] == [4, 5]
+        rest = [tool("7", ids[0]), tool("8<|im_end|>", ids[1]), {"role": "system", "content": "Be brief."}, user("So?")]
+        message_of(chat(gateway, session, user("3+4"), first, *rest, tools=[ADD]))
+        rollout = gateway.close(session).rollout
+    assert rollout is not None
+    start = rollout.turns[0][1]
+    tail = hermes.spell(rollout.completion_ids[start : rollout.turns[1][0]])
+    end = "<|im_end|>\n"
+    assert tail == (
+        f"\n<|im_start|>user\n<tool_response>\n7\n</tool_response>{end}<|im_start|>user\n<tool_response>\n8<|im_end|>\n"
+        f"</tool_response>{end}<|im_start|>system\nBe brief.{end}<|im_start|>user\nSo?{end}<|im_start|>assistant\n"
+    )
+    assert sum(number in hermes.eos_ids for number in rollout.completion_ids) == 2 + 4  # not the one of the tool
+
+
+def test_a_stored_response_is_continued_by_its_id(hermes: ChatTokenizer, prompts: list[Prompt]) -> None:
+    def respond(**fields: Any) -> Reply:
+        return ask(
+            gateway,
+            session,
+            "/v1/responses",
+            {"model": "any", "tools": [{"type": "function"} | ADD["function"]], **fields},
+        )
+
+    record: Record
+    with running(scripted(hermes, "3+4", [CALL, "It is 7.", "8"]), hermes) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = respond(input="3+4", instructions="Be brief.").body
+        output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "7"}
+        second = respond(input=[output], instructions="Be brief.", previous_response_id=first["id"]).body
+        third = respond(
+            input=[*({"type": "item_reference", "id": each["id"]} for each in first["output"]), output],
+            instructions="Be long.",
+        )
+        unknown = respond(input="x", previous_response_id="resp_of_another")
+        record = gateway.close(session)
+    assert (second["output"][0]["content"][0]["text"], second["instructions"]) == ("It is 7.", "Be brief.")
+    assert (unknown.status, unknown.code) == (400, "previous_response_not_found") and third.status == 200
+    assert [(call.kind, call.parent) for call in record.calls] == [
+        ("responses", None),
+        ("responses", 1),
+        ("responses", None),
+    ]
+
+
+def test_a_template_that_moves_earlier_text_begins_a_new_sample(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    moving = with_template(
+        tokenizer,
+        "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index %}"
+        "{% endif %}{% endfor %}{% for m in messages %}{% if loop.index == ns.last %}Tools.\n{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )
+    with running(scripted(moving, "3+4", ["7", "8"]), moving) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        conversation(gateway, session)
+        record = gateway.close(session)
+    assert record.calls[1].fork == "the chat template writes the earlier messages differently now"
+    assert record.rollout is not None and len(record.rollout.samples) == 2
