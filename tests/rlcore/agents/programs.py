@@ -1,0 +1,92 @@
+"""Agents of tests: small Python programs, and the processes that they leave."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlcore.agents.processes import Agents, Ended
+from rlcore.agents.program import Program
+from rlcore.config import AgentConfig
+from rlcore.types import Message, Prompt
+
+PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="hi"),), token_ids=(1,), reference="7", task="t")
+CLIENT = """
+import json, os, signal, socket, subprocess, sys, time, urllib.error, urllib.request
+from pathlib import Path
+
+TASK, URL, KEY = json.loads(os.environ["RLCORE_TASK"]), os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
+USER = TASK["messages"]
+
+def post(path, data, key=KEY, timeout=60):
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(f"{URL}/{path}", data, headers), timeout=timeout) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["error"]["message"]
+
+def call(messages=USER, key=KEY, timeout=60, **more):
+    status, body = post("chat/completions", json.dumps({"messages": messages, **more}).encode(), key, timeout)
+    print(status, flush=True)
+    return body["choices"][0]["message"] if status == 200 else body
+
+def reward(value):
+    return post("reward", json.dumps({"reward": value}).encode())
+
+def say(*texts):
+    return [{"role": "user", "content": text} for text in texts]
+"""
+"""Client of tests that needs no package; programs of agents follow it."""
+DAEMON = """
+import os, sys, time
+if os.fork():
+    os.wait()  # the daemon's parent; it is an orphan now
+    print("daemon", open("pid").read(), flush=True)
+    {then}
+else:
+    os.setsid()
+    if os.fork():
+        open("pid", "w").write("")
+        while not open("pid").read():
+            time.sleep(0.001)
+        os._exit(0)
+    open("pid", "w").write(str(os.getpid()))
+    os.closerange(0, 3)
+    os.environ.clear()
+    time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(is_true: Callable[[], bool], *, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def agent(code: str, **settings: Any) -> AgentConfig:
+    """A Python program with ``CLIENT`` as an agent."""
+    return AgentConfig(command=("python", "-c", CLIENT + textwrap.dedent(code)), **settings)
+
+
+def program(room: Path, code: str) -> Program:
+    """A Python program as an agent."""
+    return Program(config=AgentConfig(command=("python", "-c", textwrap.dedent(code))), url="http://a:1/v1", room=room)
+
+
+def play(room: Path, code: str, *, seconds: float = 30.0, agents: Agents | None = None) -> Ended:
+    made = program(room, code)
+    with made.folder() as folder:
+        environment = made.environment(PROMPT, "key", folder)
+        return (agents or Agents()).run(made.command(folder), environment, folder, seconds=seconds)
