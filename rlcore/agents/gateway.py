@@ -25,7 +25,7 @@ from rlcore.agents.wire.events import encode_events, response_events
 from rlcore.agents.wire.replies import ReplyReader
 from rlcore.agents.wire.responses import read_responses, responses_body
 from rlcore.environments.call_formats import format_of
-from rlcore.errors import shown
+from rlcore.errors import SamplingError, shown
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
@@ -117,11 +117,13 @@ class Gateway:
         """Answer waiting requests until ``is_over()``, in this thread.
 
         Raises:
-            SamplingError: The engine is broken. All waiting and later requests fail.
+            SamplingError: The engine or the server is broken. All waiting and later requests fail.
         """
         self._is_broken = False
         try:
             while not is_over():
+                if not self._server.is_alive:
+                    raise SamplingError("the gateway's server ended", fix="the same command resumes the run")
                 if tickets := self._desk.take(_POLL_SECONDS):
                     self._desk.serve(tickets, self._engine, self._params, seed=self._seed)
         except BaseException:

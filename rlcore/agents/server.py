@@ -205,6 +205,11 @@ class GatewayServer(ThreadingHTTPServer):
         """Accept connections from now on."""
         self._thread.start()
 
+    @property
+    def is_alive(self) -> bool:
+        """True while connections are accepted."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """Close the port and all connections, after a moment for replies that are on their way."""
         self.shutdown()
