@@ -4,7 +4,7 @@ A field without a default is required. Types carry their bounds. :func:`rlcore.s
 names the path of every error (``stages.grpo.learning_rate``). ``tasks/presets`` has the settings of the pipeline.
 """
 
-from rlcore.config.agents import AgentConfig
+from rlcore.config.agents import AgentConfig, player_of
 from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.distributed import DistributedConfig, RayConfig
@@ -82,5 +82,6 @@ __all__ = [
     "TransferKind",
     "UpdateConfig",
     "WinRateConfig",
+    "player_of",
     "to_dict",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Literal
 
 from rlcore.config.bounds import PositiveFloat, PositiveInt
+from rlcore.config.episodes import EpisodeConfig
 from rlcore.errors import ConfigError
 
 RESERVED = ("OPENAI_API_KEY", "OPENAI_BASE_URL", "RLCORE_TASK", "HOME", "TMPDIR")
@@ -45,6 +46,11 @@ class AgentConfig:
         """Module of the function, or ""."""
         return self.function.partition(":")[0]
 
+    @property
+    def without_folders(self) -> AgentConfig:
+        """Return the config with files as bare names: cache keys cover their content, not their location."""
+        return replace(self, files=tuple(PurePath(file).name for file in self.files))
+
     def __post_init__(self) -> None:
         if bool(self.command) == bool(self.function):
             raise ConfigError("give either command, such as ['python', 'agent.py'], or function = 'module:function'")
@@ -55,3 +61,8 @@ class AgentConfig:
         names = [PurePath(file).name for file in self.files]
         if len(set(names)) < len(names):
             raise ConfigError("files has two files of one name, which one working folder cannot hold")
+
+
+def player_of(episodes: EpisodeConfig, agent: AgentConfig | None) -> Literal["none", "tools", "agent"]:
+    """Return the row of the table of players: an agent, episodes with tools, or neither."""
+    return "agent" if agent else "tools" if episodes.has_tools else "none"

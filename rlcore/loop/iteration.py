@@ -203,6 +203,8 @@ def _rollout_metrics(run: Run, iteration: int, sampled: SampledGroups[list[Score
     if config.sampling.episodes.has_tools:
         metrics |= episode_metrics([item.rollout for group in sampled.groups for item in group])
     metrics |= branch_metrics([item.rollout for group in sampled.groups for item in group])
+    if config.sampling.agent:
+        metrics |= take_metrics(components.sampler)
     if config.sampling.staleness:
         metrics["staleness"] = mean_staleness(sampled.groups, components.learner.policy_version)
     return metrics

@@ -91,12 +91,13 @@ def _require_supported(config: RlConfig) -> None:
     settings = {
         "update.lora.rank": config.update.lora.rank > 0,
         "sampling.episodes.tools": config.sampling.episodes.has_tools,
+        "sampling.agent": config.sampling.agent is not None,
         "sampling.engine.kind": engine is not None and engine.kind != "native",
         "critic.init_from": critic.init_from != "policy",
     }
     for name in (name for name, is_set in settings.items() if is_set):
         raise ConfigError(
-            "native_components supports neither LoRA, tools, other engines nor a critic from a reward model",
+            "native_components supports neither LoRA, tools, agents, other engines nor a critic from a reward model",
             where=name,
             fix="leave it out, or build rlcore.Components yourself, like native_components",
         )

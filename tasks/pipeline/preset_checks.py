@@ -24,6 +24,7 @@ from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.data_source import check_options, hub_parts, is_generated, resolve_adapter
 from rlcore.tasks.steps.episodes import environment_errors
@@ -77,6 +78,7 @@ def stage_errors(context: PreflightContext, name: str) -> Iterator[str]:
         yield from _sandbox(f"{path}.rewards", parts_of_stages.rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
         yield from environment_errors(sampling.episodes, f"{path}.sampling.episodes")
+        yield from agent_errors(sampling.agent, f"{path}.sampling.agent") if sampling.agent else ()
         yield from _engine_of(context.config, f"{path}.sampling", sampling)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def position_errors(
     is_evaluated: bool,
 ) -> Iterator[str]:
     """Yield the settings that allow a row and its completion to exceed the model's positions, if these are known."""
+    evaluated = config.evaluation.max_new_tokens if is_evaluated else 0
+    yield from _agent_errors(config, positions or sys.maxsize, stages, evaluated)
     if positions is None:
         return
     for name in data:
@@ -50,6 +53,22 @@ def position_errors(
                 f"{key} = {room}: with a prompt of data.{of_data}.max_tokens = {longest} that is {longest + room} "
                 f"tokens, and the model reads {positions}; lower one of the two"
             )
+
+
+def _agent_errors(config: RunConfig, positions: int, stages: Collection[str], evaluated: int) -> Iterator[str]:
+    """Yield the limits of agents' prompts that are below those of the data, or leave no room for completions."""
+    for name in stages:
+        stage = config.stages[name]
+        if not (sampling := sampling_of(stage)) or not sampling.agent:
+            continue
+        room = sampling.agent.max_prompt_tokens
+        key = f"stages.{name}.sampling.agent.max_prompt_tokens = {room}"
+        longest = max((config.data[each].max_tokens for each in data_of(stage) if each in config.data), default=0)
+        new = max(sampling.max_new_tokens, evaluated)
+        if longest > room:
+            yield f"{key}: a prompt of the data may have max_tokens = {longest}; raise it"
+        elif room + new > positions:
+            yield f"{key}: with {new} new tokens that is {room + new}, and the model reads {positions}; lower it"
 
 
 def disk_need(config: RunConfig, size: ModelSize, stages: Collection[str]) -> int:

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 
-from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
+from rlcore.config import AgentConfig, EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
 from rlcore.tasks.presets.chosen import idle_packages
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
@@ -45,11 +45,11 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    """Return the custom modules that the sections name and this interpreter runs: rewards and environments."""
+    """Return the custom modules that the sections name and this interpreter runs: rewards, environments, agents."""
     stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
-    named: list[EpisodeConfig | RewardTerm | None] = [
-        sections.declared.get("episodes"),
-        sampling.episodes if sampling else None,
+    named: list[AgentConfig | EpisodeConfig | RewardTerm | None] = [
+        *(sections.declared.get(name) for name in ("episodes", "agent")),
+        *((sampling.episodes, sampling.agent) if sampling else ()),
     ]
     named += (term for term in terms_of(stage).values() if not term.python) if stage else ()
     return {each.module for each in named if each is not None} - {""}

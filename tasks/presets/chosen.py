@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, to_dict
+from rlcore.config import AgentConfig, EngineConfig, EpisodeConfig, RewardTerm, player_of, to_dict
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import curriculum_of, reward_models_of, sampling_of, terms_of
@@ -24,6 +24,7 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
     kinds = {"function" if ":" in term.kind else term.kind for term in terms}
     kinds |= {"reward_model"} if stage and reward_models_of(stage) else set()
     episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
+    agent: AgentConfig | None = sampling.agent if sampling else config.declared.get("agent")
     engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
     placement = config.declared.get("distributed")
     data = () if stage else _datasets(config)
@@ -32,7 +33,7 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
         kinds, screens = kinds | {"math"}, screens | {"references"}
     return {
         "rewards.kind": frozenset(kinds),
-        "episodes": frozenset({"tools" if episodes.has_tools else "none"}),
+        "episodes": frozenset({player_of(episodes, agent)}),
         "episodes.tools": frozenset(episodes.tools),
         "engine.kind": frozenset({engine.kind} if engine else ()),
         "distributed.backend": frozenset({placement.backend if placement else "local"}),

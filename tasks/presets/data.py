@@ -21,7 +21,7 @@ POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
 _FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
 # Tables of a preset that name files, and the keys that do; first those whose files shipped presets have next to them.
-_SHIPPED = ((("stages", "*"), ("folder",)),)
+_SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"), ("files",)))
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
     (("model",), ("chat_template",)),
@@ -163,9 +163,16 @@ def resolve_paths(
     for place, keys in _SHIPPED if is_shipped else (*_PATHS, *model):
         for table in _tables(found, *place):
             for key in keys:
-                if isinstance(table.get(key), str) and table[key] and not _is_elsewhere(table[key]):
-                    table[key] = _from_here(folder / _expanded(table[key]))
+                named = table.get(key)
+                if isinstance(named, str):
+                    table[key] = _resolved(named, folder)
+                elif isinstance(named, list):
+                    table[key] = [_resolved(each, folder) if isinstance(each, str) else each for each in named]
     return found
+
+
+def _resolved(path: str, folder: Path) -> str:
+    return path if not path or _is_elsewhere(path) else _from_here(folder / _expanded(path))
 
 
 def matches(pattern: str | Path) -> list[Path]:

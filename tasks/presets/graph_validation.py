@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from rlcore.config import player_of
 from rlcore.tasks.kinds.facts import BASE, PRODUCTS, Rows, StageConfig
 from rlcore.tasks.presets.data import POLICY
 from rlcore.tasks.presets.evaluation_validation import evaluation_errors, listed, promotion_errors
@@ -29,6 +30,7 @@ from rlcore.tasks.presets.stages import (
     reference_key,
     reference_of,
     rewards_of,
+    rl_of,
     sampling_of,
     shares_of,
     start_key,
@@ -82,7 +84,7 @@ def _data(config: RunConfig) -> Iterator[str]:
         elif data.is_sampled and (players := _players(config)):
             yield (
                 f"{path}.adapter = 'policy': a pair has two answers and no tool calls, and "
-                f"stages.{players[0]}.sampling.episodes names tools; name a file of pairs"
+                f"stages.{players[0]}.sampling names tools or an agent; name a file of pairs"
             )
         elif data.policy and data.policy not in _policies(config):
             yield f"{path}.policy = {data.policy!r}: no such checkpoint; choose one of {listed(_policies(config))}"
@@ -224,8 +226,11 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
             f"{path}.sampling.episodes.environment: demonstrations lack the environment's first observation; use the "
             "tools of the table, or train online"
         )
-    if sampling and not sampling.episodes.environment and any(t.kind == "environment" for t in rewards_of(stage)):
-        yield f"{path}.rewards: kind 'environment' needs an environment; name one in sampling.episodes"
+    has_own = sampling and (sampling.episodes.environment or sampling.agent)
+    if sampling and not has_own and any(t.kind == "environment" for t in rewards_of(stage)):
+        yield f"{path}.rewards: kind 'environment' needs an environment in sampling.episodes, or sampling.agent"
+    if sampling and sampling.agent and rl_of(stage) is None:
+        yield f"{path}.sampling.agent: agents play in online RL and its evaluations, not in this kind; leave it out"
     if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
         yield (
             f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "
@@ -235,10 +240,15 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
 
 def _episodes(config: RunConfig) -> Iterator[str]:
     """Check that all sampling stages have the same episodes, so that their policies are evaluated alike."""
-    found = {name: sampling.episodes for name in stage_order(config) if (sampling := sampling_of(config.stages[name]))}
+    found = {name: sampling for name in stage_order(config) if (sampling := sampling_of(config.stages[name]))}
     first = next(iter(rl_stages(config)), next(iter(found), ""))
-    for name, episodes in found.items():
-        if episodes != found[first]:
+    for name, sampling in found.items():
+        if sampling.agent != found[first].agent:
+            yield (
+                f"stages.{name}.sampling.agent differs from stages.{first}.sampling.agent: give all stages of a preset "
+                "that sample the same agent, so that their evaluations can be compared"
+            )
+        if sampling.episodes != found[first].episodes:
             yield (
                 f"stages.{name}.sampling.episodes differs from stages.{first}.sampling.episodes: give all stages of a "
                 "preset that sample the same tools and limits, so that their evaluations can be compared"
@@ -246,8 +256,9 @@ def _episodes(config: RunConfig) -> Iterator[str]:
 
 
 def _players(config: RunConfig) -> list[str]:
-    """Return the stages whose policies call tools."""
-    return [name for name, stage in config.stages.items() if (own := sampling_of(stage)) and own.episodes.has_tools]
+    """Return the stages whose policies call tools, themselves or through an agent."""
+    found = {name: own for name, stage in config.stages.items() if (own := sampling_of(stage))}
+    return [name for name, own in found.items() if player_of(own.episodes, own.agent) != "none"]
 
 
 def _policies(config: RunConfig) -> list[str]:

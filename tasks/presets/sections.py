@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import DistributedConfig, EngineConfig, ModelConfig, to_dict
+from rlcore.config import AgentConfig, DistributedConfig, EngineConfig, ModelConfig, to_dict
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import evaluated_data
@@ -91,7 +91,7 @@ def _files(name: str, section: Any) -> Iterator[tuple[str, str]]:
 def _counted(section: Any) -> Any:
     if isinstance(section, Mapping):
         return {name: _counted(each) for name, each in sorted(section.items())}
-    if isinstance(section, DatasetConfig | ModelConfig):
+    if isinstance(section, AgentConfig | DatasetConfig | ModelConfig):
         return to_dict(section.without_folders)
     if isinstance(section, EngineConfig | DistributedConfig):
         return to_dict(section.numbers)
@@ -99,5 +99,6 @@ def _counted(section: Any) -> Any:
         return {key: value for key, value in to_dict(section).items() if key != "engine"}
     values = to_dict(section)
     if type(section) in STAGE_KINDS.values() and (sampling := sampling_of(section)):
-        return {**values, "sampling": {**values["sampling"], "engine": _counted(sampling.engine)}}
+        agent = {"agent": _counted(sampling.agent)} if sampling.agent else {}
+        return {**values, "sampling": {**values["sampling"], "engine": _counted(sampling.engine), **agent}}
     return values

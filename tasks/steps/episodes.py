@@ -1,4 +1,4 @@
-"""Episodes of a run: the tools of its stages, and the engine that plays them."""
+"""Episodes of a run: the tools and agents of its stages, and the engine that plays them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-from rlcore.config import EpisodeConfig
+from rlcore.config import AgentConfig, EpisodeConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, section_of
@@ -39,11 +39,18 @@ def episodes_of(config: RunConfig) -> EpisodeConfig:
     return next((sampling.episodes for sampling in found), EpisodeConfig())
 
 
+def agent_of(config: RunConfig) -> AgentConfig | None:
+    """Return the agent with which a run's checkpoints are evaluated: that of its sampling stages, which agree."""
+    found = (sampling for stage in config.stages.values() if (sampling := sampling_of(stage)))
+    return next((sampling.agent for sampling in found), None)
+
+
 def evaluation_sections(config: RunConfig) -> Sections:
     """Select the sections of an evaluation: its settings, machine, engine, and the episodes of the RL runs."""
     evaluation, hardware = (section_of(config, name) for name in ("evaluation", "hardware"))
-    engine, episodes = config.engine_of(config.evaluation), episodes_of(config)
-    return Sections({"evaluation": evaluation, "hardware": hardware, "engine": engine, "episodes": episodes})
+    engine, episodes, agent = config.engine_of(config.evaluation), episodes_of(config), agent_of(config)
+    found = {"evaluation": evaluation, "hardware": hardware, "engine": engine, "episodes": episodes}
+    return Sections(found | ({"agent": agent} if agent else {}))
 
 
 def episodes_digests(config: EpisodeConfig) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from rlcore.errors import StorageError
 from rlcore.rewards.other_interpreter import packages
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import sampling_of, terms_of
+from rlcore.tasks.steps.agents import agent_digests
 from rlcore.tasks.steps.algorithm_facts import uses_critic
 from rlcore.tasks.steps.episodes import episodes_digests
 from rlcore.tasks.steps.files import by_name, file_digest, files_of
@@ -61,14 +62,15 @@ def external_digest(config: Sections) -> Mapping[str, str]:
     """Return digests of the external dependencies of a stage that samples and scores, by the file's name.
 
     It covers custom rewards and verifiers with their custom imports, the files that they and judges read, the search
-    corpus, and the environment of the episodes.
+    corpus, and the environment or agent of the episodes.
     Raises:
         DataError: a file cannot be read.
     """
     terms, sampling = [*terms_of(config.stage).values()], sampling_of(config.stage)
     assert sampling is not None
     terms += config.declared["evaluation"].terms if "evaluation" in config.declared else []
-    return by_name([*terms_digests(terms), *episodes_digests(sampling.episodes)])
+    played = [*episodes_digests(sampling.episodes), *agent_digests(sampling.agent)]
+    return by_name([*terms_digests(terms), *played])
 
 
 def evaluation_digest(config: Sections) -> Mapping[str, str]:
@@ -77,4 +79,5 @@ def evaluation_digest(config: Sections) -> Mapping[str, str]:
     Raises:
         DataError: a file cannot be read.
     """
-    return by_name([*terms_digests(config.evaluation.terms), *episodes_digests(config.episodes)])
+    played = [*episodes_digests(config.episodes), *agent_digests(config.declared.get("agent"))]
+    return by_name([*terms_digests(config.evaluation.terms), *played])

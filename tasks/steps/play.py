@@ -1,4 +1,4 @@
-"""Sampler of a stage: its engine, or episodes with tools on it."""
+"""Sampler of a stage: its engine, or episodes with tools or agents on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 
 from rlcore.choices import choices
-from rlcore.config import EpisodeConfig
+from rlcore.config import AgentConfig, EpisodeConfig, player_of
 from rlcore.data_contracts.contracts.search_corpus import read_corpus
 from rlcore.data_contracts.errors import ContractError
 from rlcore.environments.environment import import_environment
@@ -21,24 +21,39 @@ from rlcore.text.tokenization import ChatTokenizer
 
 
 @contextmanager
-def with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> Iterator[Sampler]:
-    """Return the engine itself without tools, else a sampler that plays episodes on it.
+def open_player(
+    engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig, agent: AgentConfig | None = None
+) -> Iterator[Sampler]:
+    """Return the engine itself without tools and agent, else a sampler that plays episodes on it.
 
     Raises:
         ConfigError: the environment cannot be imported, or is invalid.
         DataError: the search corpus cannot be read or breaks its contract.
         ModelError: the chat template cannot render a tool's output.
     """
-    with PLAYERS["tools" if config.has_tools else "none"](engine, tokenizer, config) as sampler:
+    with PLAYERS[player_of(config, agent)](engine, tokenizer, config, agent) as sampler:
         yield sampler
 
 
-def _alone(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> AbstractContextManager[Sampler]:
+def _alone(
+    engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig, agent: AgentConfig | None
+) -> AbstractContextManager[Sampler]:
     return nullcontext(engine)
 
 
+def _with_agent(
+    engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig, agent: AgentConfig | None
+) -> AbstractContextManager[Sampler]:
+    from rlcore.agents.sampler import AgentSampler  # brings a server
+
+    assert agent is not None
+    return nullcontext(AgentSampler(engine, tokenizer, agent))
+
+
 @contextmanager
-def _with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig) -> Iterator[Sampler]:
+def _with_tools(
+    engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig, agent: AgentConfig | None
+) -> Iterator[Sampler]:
     with ExitStack() as stack:
         sandbox = stack.enter_context(SandboxPool()) if "python" in config.tools else None
         resources = ToolResources(passages=_passages(config), sandbox=sandbox)
@@ -47,8 +62,8 @@ def _with_tools(engine: Sampler, tokenizer: ChatTokenizer, config: EpisodeConfig
         yield EpisodeSampler(engine, tokenizer, tools, config, environment)
 
 
-_Play = Callable[[Sampler, ChatTokenizer, EpisodeConfig], AbstractContextManager[Sampler]]
-PLAYERS: Mapping[str, _Play] = choices("episodes", {"none": _alone, "tools": _with_tools})
+_Play = Callable[[Sampler, ChatTokenizer, EpisodeConfig, AgentConfig | None], AbstractContextManager[Sampler]]
+PLAYERS: Mapping[str, _Play] = choices("episodes", {"none": _alone, "tools": _with_tools, "agent": _with_agent})
 
 
 def _passages(config: EpisodeConfig) -> list[Passage]:

@@ -29,26 +29,29 @@ def verifier(context: StageContext, runtime: Runtime, *, prefill: str) -> Weight
     ``prefill``: of the tokenizer whose model answers.
     """
     config: EvaluationConfig = context.config.evaluation
-    models = open_reward_models(context, config.terms, runtime)
+    models = open_reward_models(context.inputs, config.terms, runtime)
     resources = reward_resources(models, tokens_per_microbatch=config.tokens_per_microbatch, prefill=prefill)
     return build_rewards(config.terms, resources=resources)
 
 
 def open_reward_models(
-    context: StageContext,
+    inputs: Mapping[str, Path],
     terms: Sequence[RewardTerm],
     runtime: Runtime,
     policy: PreTrainedModel | AdaptedModel | None = None,
 ) -> dict[str, RewardModel]:
-    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it."""
-    folders = reward_model_folders(context, terms)
+    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it.
+
+    ``inputs``: folders of the artifacts, by stage.
+    """
+    folders = reward_model_folders(inputs, terms)
     return {name: MODELS["reward_model"](folder, name, runtime, policy) for name, folder in folders.items()}
 
 
-def reward_model_folders(context: StageContext, terms: Sequence[RewardTerm]) -> dict[str, Path]:
+def reward_model_folders(inputs: Mapping[str, Path], terms: Sequence[RewardTerm]) -> dict[str, Path]:
     """Return the checkpoints of the reward models of terms, by stage."""
     names = dict.fromkeys(term.stage for term in terms if term.kind == "reward_model")
-    return {name: context.inputs[name] / MODEL for name in names}
+    return {name: inputs[name] / MODEL for name in names}
 
 
 def _open_reward_model(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rlcore.choices import choices
-from rlcore.config import EngineConfig, SamplingConfig
+from rlcore.config import AgentConfig, EngineConfig, SamplingConfig
 from rlcore.hardware.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
@@ -17,9 +17,9 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
 
-def longest(prompts: Sequence[Prompt], max_new_tokens: int) -> int:
-    """Return the tokens of the longest prompt and its completion."""
-    return max((len(prompt.token_ids) for prompt in prompts), default=0) + max_new_tokens
+def longest(prompts: Sequence[Prompt], max_new_tokens: int, agent: AgentConfig | None = None) -> int:
+    """Return the tokens of the longest prompt and its completion; an agent may write a longer prompt."""
+    return max([agent.max_prompt_tokens if agent else 0, *(len(each.token_ids) for each in prompts)]) + max_new_tokens
 
 
 def sampling_engine(sampling: SamplingConfig) -> EngineConfig:

@@ -27,7 +27,7 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.rejection import Candidate
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tasks.steps.base import MODEL, StageContext
-from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_recorder import write_rollouts
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
@@ -91,7 +91,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
-        models, budget = open_reward_models(context, config.rewards, runtime), config.tokens_per_microbatch
+        models, budget = open_reward_models(context.inputs, config.rewards, runtime), config.tokens_per_microbatch
         resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
         reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
         engine = stack.enter_context(
@@ -107,7 +107,7 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
                 progress=context.log,
             )
         )
-        sampler = stack.enter_context(with_tools(engine, tokenizer, config.sampling.episodes))
+        sampler = stack.enter_context(open_player(engine, tokenizer, config.sampling.episodes))
         if context.config.stage.produces == "demonstrations":
             refuse_changed_prompts(context, sampler, "demonstrations cannot hold such a prompt")
         for number, path in enumerate(paths):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -44,8 +42,8 @@ FLOAT32 = HardwareConfig(num_threads=1, device="cpu", dtype="float32")
 
 def opened(home: Path, runtime: Runtime, policy: AdaptedModel) -> RewardModel:
     """The reward model as a run with this policy opens it."""
-    context: Any = SimpleNamespace(inputs={"reward_model": folder(home, "reward_model")})
-    return open_reward_models(context, RL.rewards, runtime, policy)["reward_model"]
+    inputs = {"reward_model": folder(home, "reward_model")}
+    return open_reward_models(inputs, RL.rewards, runtime, policy)["reward_model"]
 
 
 @pytest.fixture(scope="module")

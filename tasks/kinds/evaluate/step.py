@@ -12,6 +12,7 @@ import pandas as pd
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.checks.settings import check_context
+from rlcore.config import AgentConfig
 from rlcore.data_contracts.contracts import evaluations as contract
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
@@ -21,7 +22,7 @@ from rlcore.seeding import derive_seed
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rollout_engine import longest, open_engine
 from rlcore.tasks.steps.runtime import open_runtime
@@ -38,6 +39,8 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
     tokenizer = verify_model(model, stage=checkpoint, model=model / MODEL)
     prompts = read_prompt_sets(context, config.data, "eval", tokenizer, limit=config.num_problems)
     check_context(positions_of(model / MODEL), prompts, config.max_new_tokens, key="evaluation.max_new_tokens")
+    agent: AgentConfig | None = context.config.declared.get("agent")
+    max_tokens = longest(prompts, config.max_new_tokens, agent)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         grade = Grader(config, stack.enter_context(verifier(context, runtime, prefill=tokenizer.prefill)))
@@ -46,13 +49,13 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
                 model / MODEL,
                 tokenizer,
                 config=context.config.engine,
-                work=Workload(max_concurrent=config.max_concurrent, max_tokens=longest(prompts, config.max_new_tokens)),
+                work=Workload(max_concurrent=config.max_concurrent, max_tokens=max_tokens),
                 runtime=runtime,
                 progress=context.log,
             )
         )
         verify_served_weights(engine, model / MODEL, prompts, runtime, seed=derive_seed(context.seed, "served"))
-        sampler = stack.enter_context(with_tools(engine, tokenizer, context.config.episodes))
+        sampler = stack.enter_context(open_player(engine, tokenizer, context.config.episodes, agent))
         greedy = SamplingParams(temperature=1.0, max_new_tokens=config.max_new_tokens, num_samples=1, greedy=True)
         table = answers(sampler, prompts, greedy, grade, seed=0)
         if config.num_samples:

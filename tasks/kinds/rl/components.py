@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rlcore.checks.settings import check_context
 from rlcore.choices import choices
+from rlcore.config import SamplingConfig
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, HeldOut
 from rlcore.models.architectures import max_positions
@@ -17,7 +18,7 @@ from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
-from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import (
     verifier,
 )
@@ -57,7 +58,7 @@ def open_components(context: StageContext, runtime: Runtime) -> Iterator[Compone
         placed = stack.enter_context(PLACES[context.config.distributed.backend](context, rl, runtime, tokenizer))
         max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
         engine = stack.enter_context(placed.open_engine(max_tokens))
-        sampler = stack.enter_context(with_tools(engine, tokenizer, rl.sampling.episodes))
+        sampler = stack.enter_context(open_player(engine, tokenizer, rl.sampling.episodes, rl.sampling.agent))
         grader = stack.enter_context(verifier(context, runtime, prefill=tokenizer.prefill))
         yield Components(
             seed=context.seed,
@@ -96,10 +97,11 @@ def _longest_text(context: StageContext, learner: LearnerProtocol, prompts: Sequ
     Raises:
         ConfigError: it exceeds the model's context.
     """
-    max_new_tokens = context.config.stage.settings.sampling.max_new_tokens
+    sampling: SamplingConfig = context.config.stage.settings.sampling
+    max_new_tokens = sampling.max_new_tokens
     positions = max_positions(learner.facts.config) or sys.maxsize
     check_context(positions, prompts, max_new_tokens, key=f"stages.{context.stage}.sampling.max_new_tokens")
-    return longest(prompts, max_new_tokens)
+    return longest(prompts, max_new_tokens, sampling.agent)
 
 
 DRAWS = choices("draw", {"by_pass_rate": curriculum_prompts})

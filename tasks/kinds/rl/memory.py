@@ -17,7 +17,7 @@ def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
     rl = stage.settings
     has_critic = uses_critic(rl)
     models = [config.stages[term.stage].settings for term in rl.rewards if term.kind == "reward_model"]
-    used = config.engine_of(rl.sampling)
+    used, asked = config.engine_of(rl.sampling), rl.sampling.agent.max_prompt_tokens if rl.sampling.agent else 0
     footprint = rl_footprint(
         size,
         replace(rl, sampling=replace(rl.sampling, engine=used), update=per_pass(rl.update, device)),
@@ -25,7 +25,7 @@ def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
         reward_model=models[0] if models else None,  # of several models with similar shapes, one is counted
         compute_bytes=device.compute_bytes,
         gradient_checkpointing=config.hardware.gradient_checkpointing,
-        num_tokens=max(config.data[each].max_tokens for each in stage.prompts) + rl.sampling.max_new_tokens,
+        num_tokens=max(asked, *(config.data[each].max_tokens for each in stage.prompts)) + rl.sampling.max_new_tokens,
         own_reference=bool(stage.ref_policy),
     )
     if used.kind == "native" and device.gains_packed:

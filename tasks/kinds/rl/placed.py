@@ -74,7 +74,7 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
         has_gpus = runtime.device.type == "cuda"
         cluster = stack.enter_context(open_cluster(placement, gpus=has_gpus, log=context.log))
         if rl.rewards and placement.ray.num_reward_workers:
-            folders, budget = reward_model_folders(context, rl.rewards), rl.update.tokens_per_microbatch
+            folders, budget = reward_model_folders(context.inputs, rl.rewards), rl.update.tokens_per_microbatch
             prefill = tokenizer.prefill
             scorers = open_scorers(cluster, rl.rewards, folders, runtime, tokens_per_microbatch=budget, prefill=prefill)
             reward = stack.enter_context(scorers)
@@ -109,7 +109,7 @@ def _reward_here(
     """Open the reward and its models in this process. Without terms, only the KL to ``ref_policy`` trains."""
     if not rl.rewards:
         return WeightedReward(()), {}
-    models, budget = open_reward_models(context, rl.rewards, runtime, policy), rl.update.tokens_per_microbatch
+    models, budget = open_reward_models(context.inputs, rl.rewards, runtime, policy), rl.update.tokens_per_microbatch
     resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
     return stack.enter_context(build_rewards(rl.rewards, resources=resources)), models
 

@@ -30,7 +30,7 @@ from rlcore.strict_config import build
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, prepare_stage_name
-from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
 from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
@@ -89,7 +89,7 @@ def answer(
             )
         )
         verify_served_weights(engine, folder, prompts, runtime, seed=derive_seed(context.seed, "served"))
-        sampler = stack.enter_context(with_tools(engine, tokenizer, sampling.episodes))
+        sampler = stack.enter_context(open_player(engine, tokenizer, sampling.episodes))
         refuse_changed_prompts(context, sampler, "a judge would compare answers to a prompt that it has not read")
         groups = sampler.sample(prompts, params, seed=derive_seed(context.seed, "win_rate", side))
     found = [

@@ -176,7 +176,7 @@ def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokeni
 
 
 def _judge(context: StageContext, config: WinRateConfig, runtime: Runtime) -> PairJudge:
-    models = open_reward_models(context, [config.judge.term], runtime)
+    models = open_reward_models(context.inputs, [config.judge.term], runtime)
     scorers = {name: token_scorer(model, config.tokens_per_microbatch) for name, model in models.items()}
     return make_pair_judge(config.judge, where=f"stages.{context.stage}.judge", score_tokens=scorers)
 

@@ -23,7 +23,7 @@ from rlcore.tasks.steps.episodes import (
     episodes_of,
     evaluation_sections,
 )
-from rlcore.tasks.steps.play import with_tools
+from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rl_recorder import rollout_rows
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
@@ -46,7 +46,7 @@ def play(tokenizer: ChatTokenizer, config: EpisodeConfig, *turns: str) -> Rollou
     prompt = Prompt(
         prompt_id="q", messages=(Message(role="user", content="3+4"),), token_ids=(1,), reference="7", task="t"
     )
-    with with_tools(ScriptedSampler.from_texts(texts, tokenizer), tokenizer, config) as sampler:
+    with open_player(ScriptedSampler.from_texts(texts, tokenizer), tokenizer, config) as sampler:
         ((made,),) = sampler.sample([prompt], PARAMS, seed=0)
     assert isinstance(made, Rollout)
     return made
@@ -54,9 +54,9 @@ def play(tokenizer: ChatTokenizer, config: EpisodeConfig, *turns: str) -> Rollou
 
 def test_without_tools_the_engine_plays_alone(tokenizer: ChatTokenizer) -> None:
     engine = ScriptedSampler({}, tokenizer)
-    with with_tools(engine, tokenizer, EpisodeConfig()) as sampler:
+    with open_player(engine, tokenizer, EpisodeConfig()) as sampler:
         assert sampler is engine
-    with with_tools(engine, tokenizer, CALCULATOR) as sampler:
+    with open_player(engine, tokenizer, CALCULATOR) as sampler:
         assert isinstance(sampler, EpisodeSampler)
 
 

@@ -1,0 +1,73 @@
+"""Agents of a run: errors that can be found before it, and the files that their results depend on."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlcore.config import AgentConfig
+from rlcore.tasks.steps.files import file_digest
+from rlcore.tasks.store.code_hash import source_digests
+
+
+def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
+    """Yield the errors in the agent of a section, each with its full key; ``path``: the section's."""
+    for number, file in enumerate(agent.files):
+        if not Path(file).is_file():
+            yield f"{path}.files.{number} = {file!r}: no such file"
+    if agent.function:
+        yield from _function_errors(agent, path)
+    else:
+        yield from _command_errors(agent, path)
+    if agent.sandbox and shutil.which("bwrap") is None:
+        yield f"{path}.sandbox: bubblewrap is not installed; as root: apt-get install bubblewrap, or set it to false"
+
+
+def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
+    """Return names and digests of the files that an agent consists of: those it names, and its module's closure.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    if agent is None:
+        return []
+    named = [word for word in agent.command if Path(word).is_absolute() and Path(word).is_file()]
+    modules = source_digests(agent.module) if agent.module else []
+    return [*modules, *map(file_digest, (*agent.files, *named))]
+
+
+def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
+    """Check that the command exists where agents run: on PATH, or in the working folder that has the files."""
+    program, copied = agent.command[0], {Path(file).name: file for file in agent.files}
+    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    inside = copied.get(program.removeprefix("./"), "") if "/" in program else ""
+    if inside and not os.access(inside, os.X_OK):
+        yield f"{path}.command = {program!r}: {inside} is not executable; chmod +x, or name its interpreter first"
+    elif not inside and shutil.which(program, path=agent.env.get("PATH", search)) is None:
+        yield (
+            f"{path}.command = {program!r}: no such program; install it, or add its file to files and write "
+            f"./{Path(program).name}"
+        )
+    for word in agent.command[1:]:
+        if Path(word).name not in copied and not Path(word).is_absolute() and Path(word).is_file():
+            yield f"{path}.command: {word!r} is a file here, and agents run in a folder of their own; add it to files"
+
+
+def _function_errors(agent: AgentConfig, path: str) -> Iterator[str]:
+    if agent.sandbox:
+        yield f"{path}.sandbox: hides the modules of this folder; give a command and files instead of function"
+    module, _, name = agent.function.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and end its script
+        yield (
+            f"{path}.function = {agent.function!r}: cannot be imported: {error}; name a function of a module in the "
+            "current folder or on PYTHONPATH"
+        )
+        return
+    if not callable(found):
+        yield f"{path}.function = {agent.function!r}: is not a function"

@@ -1,0 +1,65 @@
+"""The agents of the example: their episodes are, token for token, those of the class that is the environment."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlcore.agents.sampler import AgentSampler
+from rlcore.config import AgentConfig, EpisodeConfig, ModelConfig, ShapeConfig
+from rlcore.environments.environment import import_environment
+from rlcore.environments.episodes import EpisodeSampler
+from rlcore.models.importing import import_model
+from rlcore.sampling.base import SamplingParams
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message, Prompt, Rollout
+from tests.architecture.source_files import ROOT
+from tests.rlcore.agents.engines import Parrot
+
+QUESTION = "mills in Fasone?"
+PASSAGE = "Fasone: wells 22, mills 32, boats 20."
+EXAMPLES = ROOT / "examples"
+PROGRAMS = {"python": ("python", "towns_agent.py"), "shell": ("./towns_agent.sh",)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("towns") / "model"
+    shape = ShapeConfig(hidden_size=8, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=8)
+    import_model(ModelConfig(source="scratch", shape=shape), folder, seed=0)
+    return ChatTokenizer.load(folder)
+
+
+class Policy(Parrot):
+    """Policy that searches for ``query``, and then answers; also for one completion at a time, as episodes want it."""
+
+    def __init__(self, tokenizer: ChatTokenizer, query: str) -> None:
+        super().__init__(tokenizer, lambda text: "mills 32 #### 32" if "assistant" in text[30:] else query)
+
+
+def played(sampler: AgentSampler | EpisodeSampler, tokenizer: ChatTokenizer) -> Rollout:
+    messages = (Message(role="user", content=QUESTION),)
+    ids = tokenizer.render_prompt(messages)
+    prompt = Prompt(prompt_id="t", messages=messages, token_ids=ids, reference="32", task="towns")
+    ((made,),) = sampler.sample([prompt], SamplingParams(temperature=1.0, max_new_tokens=200, num_samples=1), seed=0)
+    assert isinstance(made, Rollout), made
+    return made
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("query", ["<tool:search>Fasone</tool>", "#### 31", "<tool:search>Nowhere</tool>"])
+def test_an_episode_of_the_program_is_one_of_the_class(tokenizer: ChatTokenizer, program: str, query: str) -> None:
+    command = PROGRAMS[program]
+    if program == "shell" and not all(map(shutil.which, ("sh", "curl", "sed", "grep"))):
+        pytest.skip("curl is not installed")
+    files = tuple(str(EXAMPLES / name) for name in (Path(command[-1]).name, "towns.jsonl"))
+    agent = AgentConfig(command=command, files=files, max_calls=2)
+    ours = played(AgentSampler(Policy(tokenizer, query), tokenizer, agent), tokenizer)
+    environment = import_environment("rlcore.examples.environments:Towns", {})
+    config = EpisodeConfig(environment=environment.name, max_turns=2, max_turn_tokens=60)
+    class_form = played(EpisodeSampler(Policy(tokenizer, query), tokenizer, [], config, environment), tokenizer)
+    assert ours.completion_ids == class_form.completion_ids
+    assert (ours.loss_mask, ours.text, ours.branches) == (class_form.loss_mask, class_form.text, ())
+    assert (PASSAGE in tokenizer.decode(ours.completion_ids)) == ("Fasone" in query)

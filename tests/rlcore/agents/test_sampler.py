@@ -1,0 +1,260 @@
+"""Episodes of agents as rollouts: what is kept of them, what a crash makes of them, and what ends with an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlcore.agents import sampler as samplers
+from rlcore.agents.gateway import Gateway
+from rlcore.agents.sampler import AgentSampler, rollout_of
+from rlcore.config import AgentConfig
+from rlcore.errors import SamplingError
+from rlcore.metrics import find_metric
+from rlcore.sampling.base import SamplingParams
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.agents.engines import Parrot
+from tests.rlcore.agents.programs import agent, is_alive, wait_for
+
+PARAMS = SamplingParams(temperature=0.7, max_new_tokens=100, num_samples=1)
+TWO_TURNS = """
+    first = call()
+    call([*USER, first, *say(first["content"].upper())])
+"""
+FORKS = 'first = call(); call([*USER, first, *say("a")]); call([*USER, first, *say("b")])'
+
+
+def sample(
+    engine: Parrot, tokenizer: ChatTokenizer, prompts: list[Prompt], config: AgentConfig, count: int = 1
+) -> list[list[Rollout | FailedRollout]]:
+    params = dataclasses.replace(PARAMS, num_samples=count)
+    return AgentSampler(engine, tokenizer, config).sample(prompts, params, seed=0)
+
+
+def play_one(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, engine: Parrot | None = None, **settings: object
+) -> Rollout | FailedRollout:
+    """One episode, whether it fails or not."""
+    config = agent(code, **settings)
+    sampler = AgentSampler(engine or Parrot(tokenizer), tokenizer, config)
+    ((episode,),) = sampler.play(prompts[:1], PARAMS, seed=0)
+    return rollout_of(episode, config)
+
+
+def rollout(made: Rollout | FailedRollout) -> Rollout:
+    assert isinstance(made, Rollout), made
+    return made
+
+
+def test_an_unchanged_program_plays_the_episodes_of_a_group(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    engine = Parrot(tokenizer, lambda text: f"saw {len(text)}")
+    groups = sample(engine, tokenizer, prompts, agent(TWO_TURNS), count=2)
+    assert [[made.prompt.prompt_id for made in group] for group in groups] == [[each.prompt_id] * 2 for each in prompts]
+    for group, prompt in zip(groups, prompts, strict=True):
+        for made in map(rollout, group):
+            assert made.prompt.token_ids == prompt.token_ids
+            assert made.prompt.messages == prompt.messages
+            assert (made.branches, made.policy_version, made.finish_reason) == ((), 3, "stop")
+            assert len(made.turns) == 2
+            assert made.num_sampled == sum(made.loss_mask) < len(made.loss_mask)
+            spoken = tokenizer.decode(made.completion_ids)
+            first = f"saw {len(tokenizer.decode(prompt.token_ids))}"
+            assert spoken.startswith(first) and first.upper() in spoken and spoken.endswith(made.text)
+    assert sum(engine.batches) == 16
+    assert len(engine.batches) < 16  # agents share engine calls
+
+
+def test_the_run_decides_temperature_and_limits_and_the_engine_is_the_one_behind(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    engine = Parrot(tokenizer)
+    sampler = AgentSampler(engine, tokenizer, agent("call(temperature=0.0, max_tokens=2, top_p=0.1)"))
+    ((made,),) = sampler.sample(prompts[:1], PARAMS, seed=0)
+    assert {(each.temperature, each.greedy) for each in engine.params} == {(0.7, False)}
+    assert (len(rollout(made).completion_ids), rollout(made).finish_reason) == (2, "length")
+    assert sampler.policy_version == 3
+    assert sampler.differing_parts({}) is None
+    sampler.load_weights({}, policy_version=4)
+    assert engine.policy_version == 4
+
+
+@pytest.mark.parametrize(("posted", "value"), [("0.25", 0.25), ("1", 1.0), ("'x'", None), ("float('nan')", None)])
+def test_an_agent_may_reward_its_episode(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], posted: str, value: float | None
+) -> None:
+    assert rollout(play_one(tokenizer, prompts, f"call(); reward({posted})")).environment_reward == value
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("call(); raise SystemExit(2)", "the agent failed: exit code 2; last output: 200"),
+        ("call(); reward(1.0); print('oh no'); sys.exit(1)", "the agent failed: exit code 1; last output: oh no"),
+        ("call(); time.sleep(600)", "the agent failed: timed out after 4 s; last output: 200"),
+    ],
+)
+def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, reason: str
+) -> None:
+    made = play_one(tokenizer, prompts, code, timeout_seconds=4.0)
+    assert isinstance(made, FailedRollout)
+    assert made.reason == reason
+    zero = rollout(play_one(tokenizer, prompts, code, timeout_seconds=4.0, on_crash="zero"))
+    assert (zero.text, zero.environment_reward, zero.num_sampled) == ("", 0.0, sum(zero.loss_mask))
+
+
+@pytest.mark.parametrize("on_crash", ["unscored", "zero"])
+def test_without_an_answered_call_nothing_can_be_trained(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], on_crash: str
+) -> None:
+    for code, end in (("pass", "exit code 0"), ("1 / 0", "exit code 1; last output: ZeroDivisionError")):
+        made = play_one(tokenizer, prompts, code, on_crash=on_crash)
+        assert isinstance(made, FailedRollout)
+        assert made.reason.startswith(f"the agent had no call answered; {end}")
+
+
+@pytest.mark.parametrize(
+    ("code", "settings"),
+    [
+        ("for _ in range(3): call([*USER, *say('x')])\nassert 0", {"max_calls": 2}),
+        ("call()\nassert '#' in call(say('long ' * 100))", {"max_prompt_tokens": 40}),
+    ],
+)
+def test_an_agent_that_breaks_at_a_limit_is_truncated_and_no_crash(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, settings: dict[str, int]
+) -> None:
+    made = rollout(play_one(tokenizer, prompts, code, **settings))
+    assert made.finish_reason == "length"
+    assert made.text == "#### 7"
+
+
+def test_branches_are_trained_dropped_or_refused(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    trained = rollout(play_one(tokenizer, prompts, FORKS))
+    assert len(trained.samples) == 2
+    assert trained.num_sampled == sum(sum(each.loss_mask) for each in trained.samples)
+    main = rollout(play_one(tokenizer, prompts, FORKS, branches="main"))
+    assert (main.completion_ids, main.branches) == (trained.completion_ids, ())
+    assert main.num_sampled == sum(main.loss_mask)
+    refused = play_one(tokenizer, prompts, FORKS, branches="refuse")
+    assert isinstance(refused, FailedRollout)
+    assert refused.reason.startswith("the episode has 2 samples: ")
+    assert "branches = 'refuse'" in refused.reason
+
+
+SOME_FAIL = "call(); sys.exit(int(TASK['prompt_id'].split('-')[1]) < {})"
+
+
+@pytest.mark.parametrize(("count", "is_refused"), [(2, False), (3, True)])
+def test_more_than_a_tenth_of_failed_agents_end_the_run(
+    tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]], count: int, is_refused: bool
+) -> None:
+    prompts = [
+        dataclasses.replace(each, prompt_id=f"p-{n}") for n, each in enumerate(make_prompts(*map(str, range(20))))
+    ]
+    code = SOME_FAIL.format(count)
+    if is_refused:
+        with pytest.raises(SamplingError, match=r"agents failed in 3 of 20 episodes \(limit 10%\): the agent failed"):
+            sample(Parrot(tokenizer), tokenizer, prompts, agent(code))
+        made = sample(Parrot(tokenizer), tokenizer, prompts, agent(code, on_crash="zero"))
+        assert all(isinstance(each, Rollout) for group in made for each in group)
+    else:
+        made = sample(Parrot(tokenizer), tokenizer, prompts, agent(code))
+        assert [isinstance(group[0], FailedRollout) for group in made] == [True] * 2 + [False] * 18
+
+
+def test_no_more_agents_run_than_allowed(tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path) -> None:
+    code = f"""
+        mine = Path({str(tmp_path)!r}, str(os.getpid()))
+        mine.touch()
+        print(len(list(mine.parent.iterdir())))
+        call()
+        mine.unlink()
+    """
+    config = agent(code, max_concurrent=2)
+    groups = AgentSampler(Parrot(tokenizer), tokenizer, config).play(
+        prompts, dataclasses.replace(PARAMS, num_samples=2), seed=0
+    )
+    counts = [int(episode.ended.output.split()[0]) for group in groups for episode in group]
+    assert len(counts) == 8
+    assert max(counts) <= 2
+
+
+WAITING = "Path({!r}, f'{{os.getpid()}}').touch(); subprocess.Popen(['sleep', '600'], start_new_session=True); call()"
+
+
+@pytest.mark.parametrize("error", [SamplingError("the engine broke"), KeyboardInterrupt()])
+def test_if_the_engine_fails_or_the_run_is_interrupted_in_a_call_no_agent_is_left(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path, error: BaseException
+) -> None:
+    def fail() -> None:
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 4)
+        raise error
+
+    engine = Parrot(tokenizer, before=fail)
+    with pytest.raises(type(error)):
+        sample(engine, tokenizer, prompts, agent(WAITING.format(str(tmp_path))))
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 4
+    assert not any(map(is_alive, pids))
+    sleeping = [path for path in Path("/proc").glob("[0-9]*/stat") if f" {pids[0]} " in _read(path)]
+    assert sleeping == []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
+def test_the_death_of_the_gateway_is_no_crash_of_agents(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Gateway] = []
+
+    class Mortal(Gateway):
+        def __enter__(self) -> Gateway:
+            made.append(self)
+            return super().__enter__()
+
+    monkeypatch.setattr(samplers, "Gateway", Mortal)
+    engine = Parrot(tokenizer, before=lambda: threading.Thread(target=made[0]._server.shutdown).start())
+    with pytest.raises(SamplingError, match="gateway"):
+        sample(engine, tokenizer, prompts, agent("call(); time.sleep(600)", timeout_seconds=60.0))
+
+
+def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    code = "call(); call(n=0.5); sys.exit(TASK['prompt_id'] == '1')"  # a refused call each, and 1 of 4 fails
+    sampler = AgentSampler(Parrot(tokenizer), tokenizer, agent(code))
+    assert sampler.take_metrics() == {}
+    sampler.play(prompts, dataclasses.replace(PARAMS, greedy=True), seed=0)
+    assert sampler.take_metrics() == {}  # of an evaluation
+    sampler.play(prompts, PARAMS, seed=0)
+    found = sampler.take_metrics()
+    assert sampler.take_metrics() == {}
+    assert [name for name in found if find_metric(name) is None] == []
+    overhead, shared = found.pop("agents/overhead_seconds"), found.pop("agents/requests_per_engine_call")
+    assert 0.0 < overhead < 10.0
+    assert 1.0 <= shared <= 4.0
+    assert found == {
+        "agents/calls": 1.0,
+        "agents/failed": 0.25,
+        "agents/timed_out": 0.0,
+        "agents/late_calls": 0.0,
+        "agents/refused_calls": 1.0,
+        "agents/retried_calls": 0.0,
+        "agents/unparsed_calls": 0.0,
+        "agents/cut_answers": 0.0,
+    }
+
+
+def test_the_text_of_a_reason_is_one_line(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    made = play_one(tokenizer, prompts, r"call(); print('a\x1b[31m' * 500, end='\n\n'); sys.exit(1)")
+    assert isinstance(made, FailedRollout)
+    assert re.fullmatch(r"the agent failed: exit code 1; last output: [ -~…]{300,600}", made.reason)
