@@ -1,0 +1,68 @@
+"""An episode as text: calls with tokens, forks with their reasons, and what is wrong in plain words."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from rlcore.agents.sampler import AgentSampler, Episode
+from rlcore.agents.tree import advice, episode_lines
+from rlcore.sampling.base import SamplingParams
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Prompt
+from tests.rlcore.agents.engines import Parrot
+from tests.rlcore.agents.programs import agent
+
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=60, num_samples=1)
+
+
+def play(tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, **settings: object) -> Episode:
+    sampler = AgentSampler(Parrot(tokenizer), tokenizer, agent(code, **settings))
+    prompt = dataclasses.replace(prompts[0], prompt_id="p-1")
+    ((episode,),) = sampler.play([prompt], PARAMS, seed=0)
+    return episode
+
+
+def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    code = "first = call(); call([*USER, first, *say('a')]); call([*USER, first, *say('b')])"
+    episode = play(tokenizer, prompts, code)
+    head, first, second, reason, third = episode_lines(episode, result="reward 1.000")
+    assert head == "p-1: reward 1.000; 3 calls, 2 samples"
+    assert re.fullmatch(r"  1 chat +11 prompt tokens +4 sampled +\d+\.\d\d s  '#### 7'", first)
+    assert re.fullmatch(r"  2 chat +\d\d prompt tokens +4 sampled +\d+\.\d\d s  '#### 7'", second)
+    assert reason.startswith("    new sample: ")
+    assert re.fullmatch(r"    3 chat .*", third)
+    (forks,) = advice([episode])
+    assert forks.startswith("2 samples for 1 episodes: each costs a forward pass of its whole history. ")
+
+
+def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    episode = play(tokenizer, prompts, "call([]); print('one'); 1 / 0")
+    lines = episode_lines(episode, result="no score")
+    assert lines[:3] == [
+        "p-1: no score; 0 calls, 0 samples",
+        "  refused: messages is empty",
+        "  the agent failed: exit code 1; last output: ZeroDivisionError: division by zero",
+    ]
+    assert lines[-1] == "  | ZeroDivisionError: division by zero"
+    silent, refused = advice([episode])
+    assert silent.startswith("1 of 1 agents had no call answered: the agent must call OPENAI_BASE_URL")
+    assert refused == "1 calls were refused, most often: messages is empty"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("call(max_tokens=2)", "1 answers were cut at a limit"), ("call(); time.sleep(600)", "did not end in time")],
+)
+def test_advice_names_what_to_change(tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, words: str) -> None:
+    assert any(words in line for line in advice([play(tokenizer, prompts, code, timeout_seconds=4.0)]))
+
+
+def test_a_sound_episode_needs_no_advice(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    assert list(advice([play(tokenizer, prompts, "call()")])) == []
