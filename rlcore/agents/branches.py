@@ -72,7 +72,7 @@ def _fork(leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> str:
     """Return why a sample is one of its own: the reason of its first own answer, or of the one beside it."""
     first = next(node for node in leaf.path if id(node) not in trained)
     beside = [node for node in nodes if node.placement.parent is first.placement.parent and node is not first]
-    return next((node.fork for node in [first, *beside] if node.fork), "")
+    return next((node.fork for node in [first, *beside] if node.fork), "another conversation")
 
 
 def _tool_calls(leaf: Node, tokenizer: ChatTokenizer) -> tuple[ToolCall, ...]:

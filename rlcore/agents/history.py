@@ -204,13 +204,17 @@ def _difference(turns: Sequence[Turn], known: Sequence[Sequence[Turn]], *, is_ro
     if shared == len(turns):
         return f"the messages after message {shared} were removed"
     was, now = closest[shared], turns[shared]
-    return f"message {shared + 1} differs: {_shown(now)} instead of {_shown(was)}"
+    start = max(0, _common(_text(was), _text(now)) - _MAX_SHOWN // 3)
+    return f"message {shared + 1} differs: {_shown(now, start)} instead of {_shown(was, start)}"
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def _shown(turn: Turn) -> str:
-    calls = ", ".join(f"{call.name}({call.arguments})" for call in turn.calls)
-    return f"{turn.role} '{shown(turn.content or calls, max_chars=_MAX_SHOWN)}'"
+def _shown(turn: Turn, start: int) -> str:
+    return f"{turn.role} '{'…' if start else ''}{shown(_text(turn)[start:], max_chars=_MAX_SHOWN)}'"
+
+
+def _text(turn: Turn) -> str:
+    return turn.content or ", ".join(f"{call.name}({call.arguments})" for call in turn.calls)

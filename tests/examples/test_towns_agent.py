@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ QUESTION = "mills in Fasone?"
 PASSAGE = "Fasone: wells 22, mills 32, boats 20."
 EXAMPLES = ROOT / "examples"
 PROGRAMS = {"python": ("python", "towns_agent.py"), "shell": ("./towns_agent.sh",)}
+FRAMEWORKS = {"agents": "towns_openai_agents.py", "langgraph": "towns_langgraph.py"}  # by package
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,18 @@ def test_an_episode_of_the_program_is_one_of_the_class(tokenizer: ChatTokenizer,
     command = PROGRAMS[program]
     if program == "shell" and not all(map(shutil.which, ("sh", "curl", "sed", "grep"))):
         pytest.skip("curl is not installed")
+    compare(tokenizer, command, query)
+
+
+@pytest.mark.parametrize("package", FRAMEWORKS)
+def test_an_episode_of_a_framework_is_one_of_the_class(tokenizer: ChatTokenizer, package: str) -> None:
+    if find_spec(package) is None:  # to import it takes seconds
+        pytest.skip(f"{package} is not installed")
+    compare(tokenizer, ("python", FRAMEWORKS[package]), "<tool:search>Fasone</tool>")
+
+
+def compare(tokenizer: ChatTokenizer, command: tuple[str, ...], query: str) -> None:
+    """Compare an episode of a program with the class that is the environment."""
     files = tuple(str(EXAMPLES / name) for name in (Path(command[-1]).name, "towns.jsonl"))
     agent = AgentConfig(command=command, files=files, max_calls=2)
     ours = played(AgentSampler(Policy(tokenizer, query), tokenizer, agent), tokenizer)

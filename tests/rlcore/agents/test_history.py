@@ -143,6 +143,21 @@ def test_several_answers_are_branches_and_the_continued_one_is_the_episode(
     assert [call.parent for call in record.calls] == [None, None, None, 2]
 
 
+def test_a_stop_string_cuts_what_the_agent_sees_and_no_token(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    def answered(*messages: dict[str, Any]) -> dict[str, Any]:
+        return message_of(chat(gateway, session, *messages, stop=["</code>", "END"]))
+
+    with running(scripted(tokenizer, "3+4", ["<code>3</code> more", "<code>4</code>", "done"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = answered(user("3+4"))
+        second = answered(user("3+4"), first, user("a"))
+        answered(user("3+4"), first, user("a"), second, user("b"))
+        rollout = gateway.close(session).rollout
+    assert (first["content"], second["content"]) == ("<code>3", "<code>4")
+    assert rollout is not None and rollout.branches == () and len(rollout.turns) == 3
+    assert "<code>3</code> more<|im_end|>" in tokenizer.spell(rollout.completion_ids)
+
+
 @pytest.mark.parametrize(
     ("tools", "reason"), [([], "the tools were changed"), ([ADD, ADD], "the tools were changed"), ([ADD], "")]
 )
