@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -26,12 +27,14 @@ _REASONS = {
     "Connection refused": "MLflow's server does not answer",
 }
 
+_REFUSALS = {"error code 401": "does not know the user", "error code 403": "does not allow this to the user"}
+
 
 def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Return the result of ``call``, retrying while MLflow is unavailable.
 
     Raises:
-        ServiceError: MLflow was unavailable for ten minutes.
+        ServiceError: MLflow was unavailable for ten minutes, or refuses the user.
     """
     began = time.monotonic()
     for pause in _pauses():
@@ -40,6 +43,7 @@ def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwa
         except Exception as error:
             reason = unavailable_reason(error)
             if not reason:
+                _raise_if_refused(error)
                 raise
         waited = time.monotonic() - began
         if waited > 60.0 * MINUTES:
@@ -56,6 +60,14 @@ def unavailable_reason(error: BaseException) -> str:
     """Return the reason why MLflow is unavailable for now; empty for any other error."""
     text = str(error)
     return next((words for sign, words in _REASONS.items() if sign in text), "")
+
+
+def _raise_if_refused(error: Exception) -> None:
+    refused = next((words for sign, words in _REFUSALS.items() if sign in str(error)), "")
+    if refused:
+        user = os.environ.get("MLFLOW_TRACKING_USERNAME") or "nobody"
+        fix = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may run"
+        raise ServiceError(f"MLflow's server {refused} {user}", fix=fix) from error
 
 
 def patient_client(client: MlflowClient) -> MlflowClient:

@@ -26,7 +26,7 @@ HEADER = {"X-Rlcore-Client": TOKEN}
 WORK = """
 import sys
 from pathlib import Path
-from mlflow.exceptions import MlflowException
+from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import find_home, prepare_environment
 from rlcore.tasks.tracking.champion import find_champion
 from rlcore.tasks.tracking.runs import open_tracker
@@ -48,7 +48,7 @@ try:
     promote(home, tracker, second, over=first)  # which takes the alias challenger away
     roll_back(home, tracker, name, version=2, reason="rude")
     print("promoted")
-except MlflowException as error:
+except ServiceError as error:
     print("refused", str(error).splitlines()[0])
 """
 EMIT = """
@@ -97,7 +97,7 @@ def test_a_reader_reads_and_one_who_runs_logs_registers_and_promotes(services: S
     assert said["ben"][:2] == said["anna"][:2]
     assert "team" in said["ben"][0]
     assert said["ben"][1] == "champion 1"
-    assert said["ben"][2].startswith("refused") and "Permission denied" in said["ben"][2]
+    assert said["ben"][2].startswith("refused") and "does not allow this to the user ben" in said["ben"][2]
     assert said["anna"][2:] == ["logged", "promoted"]
     assert services.champion("annas") == "1"
 

@@ -6,6 +6,7 @@ import logging
 import sqlite3
 
 import pytest
+from mlflow.exceptions import MlflowException
 
 from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import Home
@@ -103,3 +104,14 @@ def test_the_client_waits_for_a_database_that_another_connection_has_locked(
         other.close()
     assert pauses == [1.0]
     assert tracker.client.get_run(run.run_id).info.status == "RUNNING"
+
+
+@pytest.mark.parametrize(("code", "text"), [(401, "does not know the user ben"), (403, "does not allow this to the u")])
+def test_a_refused_user_is_named_at_once(clock: Clock, monkeypatch: pytest.MonkeyPatch, code: int, text: str) -> None:
+    def call() -> None:
+        raise MlflowException(f"API request to endpoint /x failed with error code {code} != 200. Response body: ''")
+
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ben")
+    with pytest.raises(ServiceError, match=text):
+        retry_while_unavailable(call)
+    assert clock.pauses == []
