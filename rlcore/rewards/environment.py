@@ -1,4 +1,4 @@
-"""Reward that an episode's environment returns."""
+"""Reward that an episode's environment returns, or its agent posts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class EnvironmentOptions:
 
 
 class EnvironmentReward:
-    """Value of ``get_reward`` of the environment at the end of the episode; unscored if it is None."""
+    """Value of ``get_reward`` of the environment, or of ``POST /v1/reward`` of the agent; unscored without one."""
 
     name = "environment"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
-            failed_score("the environment returned no reward")
+            failed_score("neither environment nor agent gave a reward")
             if rollout.environment_reward is None
             else scored(self.name, rollout.environment_reward)
             for rollout in rollouts

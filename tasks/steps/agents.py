@@ -23,6 +23,8 @@ def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
         yield from _function_errors(agent, path)
     else:
         yield from _command_errors(agent, path)
+    if sys.platform != "linux":
+        yield f"{path}: processes of agents are ended by means of Linux; run it on Linux"
     if agent.sandbox and shutil.which("bwrap") is None:
         yield f"{path}.sandbox: bubblewrap is not installed; as root: apt-get install bubblewrap, or set it to false"
 

@@ -55,6 +55,10 @@ MISBEHAVIOURS = {
         "[signal.signal(each, signal.SIG_IGN) for each in (1, 2, 15)]\ncall(); time.sleep(600)",
         Outcome(failed="timed out after 4 s", settings={"timeout_seconds": 4.0}),
     ),
+    "is killed in a call": (
+        "subprocess.Popen(['sh', '-c', f'sleep 0.1; kill -9 {os.getpid()}']); call()",
+        Outcome(told="", failed="no call answered; ended by SIGKILL", seconds=1.0),
+    ),
     "never calls": ("pass", Outcome(told="", failed="no call answered; exit code 0")),
     "exits 1 after good calls": ("call(); sys.exit(1)", Outcome(failed="the agent failed: exit code 1")),
     "floods of calls": (

@@ -31,7 +31,7 @@ def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(
     code = "first = call(); call([*USER, first, *say('a')]); call([*USER, first, *say('b')])"
     episode = play(tokenizer, prompts, code)
     head, first, second, reason, third = episode_lines(episode, result="reward 1.000")
-    assert head == "p-1: reward 1.000; 3 calls, 2 samples"
+    assert head == "p-1: reward 1.000; calls=3 samples=2"
     assert re.fullmatch(r"  1 chat +11 prompt tokens +4 sampled +\d+\.\d\d s  '#### 7'", first)
     assert re.fullmatch(r"  2 chat +\d\d prompt tokens +4 sampled +\d+\.\d\d s  '#### 7'", second)
     assert reason.startswith("    new sample: ")
@@ -46,7 +46,7 @@ def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(
     episode = play(tokenizer, prompts, "call([]); print('one'); 1 / 0")
     lines = episode_lines(episode, result="no score")
     assert lines[:3] == [
-        "p-1: no score; 0 calls, 0 samples",
+        "p-1: no score; calls=0 samples=0",
         "  refused: messages is empty",
         "  the agent failed: exit code 1; last output: ZeroDivisionError: division by zero",
     ]

@@ -96,6 +96,17 @@ def test_agents_exclude_tools_and_other_kinds_of_stages_and_differ_in_no_stage()
         open_preset("tiny", [*sampled, *(f"stages.{name}.{agent}" for name in ("grpo", "ppo"))])
 
 
+def test_files_are_those_next_to_the_preset(here: Path) -> None:
+    (here / "presets").mkdir()
+    path = here / "presets" / "mine.toml"
+    path.write_text(f'extends = "r1_zero"\n[{AGENT}]\ncommand = ["sh", "play.sh"]\nfiles = ["../play.sh", "~/x"]\n')
+    agent = open_preset(str(path)).stage("grpo", RlStage).settings.sampling.agent
+    assert agent is not None
+    assert agent.files == ("play.sh", str(Path.home() / "x"))
+    with pytest.raises(ConfigError, match=r"files\.1 = 7"):
+        open_preset(str(path), [f"{AGENT}.files=['play.sh',7]"])
+
+
 def test_the_reward_environment_may_be_the_agents_own() -> None:
     own = "stages.grpo.rewards=[{kind='environment'}]"
     assert open_preset("r1_zero", [own, f"{AGENT}={{command=['sh']}}"])
