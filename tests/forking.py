@@ -37,9 +37,9 @@ class ForkingSampler:
 
     def _played(self, group: Sequence[Any], number: int, params: SamplingParams) -> Any:
         own = group[number]
-        if number % 2:
-            return replace(own, num_sampled=len(own.completion_ids))
         first, title, other = (group[(number + step) % len(group)] for step in (1, 2, 3))
+        if number % 2 or first.finish_reason == "length":  # what was cut ends its sample
+            return replace(own, num_sampled=len(own.completion_ids))
         answers = [(first.completion_ids, True), (ASK, False), (own.completion_ids, True)]
         others = [(first.completion_ids, self._trains_twice), (OTHERWISE, False), (other.completion_ids, True)]
         titled = replace(title, prompt=replace(own.prompt, token_ids=own.prompt.token_ids + TITLE))
