@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.agents.sampler import AgentSampler
 from rlcore.checks.audit.comparison import sample_errors
 from rlcore.checks.audit.episode_checks import choose_episodes
 from rlcore.checks.audit.prompt_checks import group_errors
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CanaryError
 from rlcore.loop import Components, train, update
+from rlcore.rewards.user_function import function_reward
 from rlcore.training import learner as learner_module
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.minibatches import token_weights
-from rlcore.types import ScoredRollout, TrainingSample
+from rlcore.types import Rollout, ScoredRollout, TrainingSample
 from tests import strategies
 from tests.forking import ForkingSampler
+from tests.rlcore.agents.programs import agent
 from tests.rlcore.checks.audit.test_reference_impl import experience_of
 from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape, make_components, start, weights  # noqa: F401
 
@@ -239,3 +242,31 @@ def test_a_run_with_branches_resumes_with_the_bits_of_one_that_was_not_killed(
     again = agent_components(make_components, folder="killed", **every)
     train(again, Tape())
     assert torch.equal(weights(whole), weights(again))
+
+
+FORKS = """
+    first = call(max_tokens=4)
+    call([*USER, first, *say("more")], max_tokens=4)
+    call([{"role": "system", "content": "Be brief."}, *USER], max_tokens=4, n=2)
+    call([*USER, first, *say("otherwise")])
+"""
+
+
+def test_an_agent_program_with_forks_cut_answers_and_several_choices_passes_the_audit(
+    make_components: MakeComponents,  # noqa: F811
+) -> None:
+    sampling = SamplingConfig(max_new_tokens=48)
+    components = make_components(config={"num_iterations": 2, "sampling": sampling}, health=ALWAYS)
+    engine = components.engine._scorer
+    sampler = AgentSampler(engine, components.tokenizer, agent(FORKS))
+    tape = Tape()
+    train(dataclasses.replace(components, engine=engine, sampler=sampler, reward=function_reward(lengths)), tape)
+    assert [row["audit/rollouts"] for row in tape.rows] == [2.0, 4.0]
+    assert all(row["episode/branches"] > 2.0 for row in tape.rows)
+    episodes = [item.rollout for drawn in tape.drawn for group in drawn.groups for item in group]
+    assert all(rollout.num_sampled == sum(sum(one.loss_mask) for one in rollout.samples) for rollout in episodes)
+    assert all(branch.fork for rollout in episodes for branch in rollout.branches)
+
+
+def lengths(rollouts: Sequence[Rollout]) -> list[Any]:
+    return [float(len(rollout.text)) for rollout in rollouts]
