@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from rlcore.errors import ServiceError
+from rlcore.errors import ServiceError, shown
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -67,7 +67,7 @@ def _raise_if_refused(error: Exception) -> None:
     if refused:
         user = os.environ.get("MLFLOW_TRACKING_USERNAME") or "nobody"
         fix = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may run"
-        raise ServiceError(f"MLflow's server {refused} {user}", fix=fix) from error
+        raise ServiceError(f"MLflow's server {refused} {user}: {shown(str(error))}", fix=fix) from error
 
 
 def patient_client(client: MlflowClient) -> MlflowClient:
