@@ -95,6 +95,7 @@ class _Agent:
     def end(self) -> None:
         """Let the warden kill everything; may be called twice, and from other threads."""
         assert self._warden.stdin is not None
+        self._warden.send_signal(signal.SIGCONT)  # the agent may have stopped it
         self._warden.stdin.close()
 
     def wait(self, seconds: float) -> Ended:
@@ -116,7 +117,10 @@ class _Agent:
 
 
 def _described(code: int) -> str:
-    return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"
+    if code > 0:
+        return f"exit code {code}"
+    known = {each.value: each.name for each in signal.Signals}  # real-time signals have no name
+    return f"ended by {known.get(-code, f'signal {-code}')}"
 
 
 def _is_ready(stream: IO[bytes], seconds: float) -> bool:

@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,10 +45,13 @@ class Program:
     @contextmanager
     def folder(self) -> Iterator[Path]:
         """Make a working folder with copies of the files; remove it on exit."""
-        with tempfile.TemporaryDirectory(dir=self.room, ignore_cleanup_errors=True) as name:
+        folder = Path(tempfile.mkdtemp(dir=self.room))
+        try:
             for file in self.config.files:
-                shutil.copy(file, name)
-            yield Path(name)
+                shutil.copy(file, folder)
+            yield folder
+        finally:
+            _remove(folder)
 
     def command(self, folder: Path) -> list[str]:
         """Return the command of a warden that starts the agent, in a sandbox if there is one."""
@@ -94,9 +98,18 @@ def open_program(config: AgentConfig, url: str) -> Iterator[Program]:
         if not Path(file).is_file():
             raise DataError("a file of the agent does not exist", where=file, fix="correct sampling.agent.files")
     with ExitStack() as stack:
-        room = stack.enter_context(tempfile.TemporaryDirectory(prefix="rlcore-agents-", ignore_cleanup_errors=True))
+        room = tempfile.mkdtemp(prefix="rlcore-agents-")
+        stack.callback(_remove, Path(room))
         door = stack.enter_context(_gateway_socket(url)) if config.sandbox else None
         yield Program(config=config, url=url, room=Path(room), socket=door)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; what an agent made too deep or immutable is left, and ends no run."""
+    with suppress(OSError, RecursionError):
+        shutil.rmtree(folder)
+    if folder.exists():
+        subprocess.run(["rm", "-rf", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
 @contextmanager

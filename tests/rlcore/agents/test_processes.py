@@ -33,6 +33,7 @@ def test_an_agent_that_ends_well_has_its_output_and_no_failure(tmp_path: Path) -
         ("1 / 0", "exit code 1; last output: ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "exit code 3"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+        ("import os; os.kill(os.getpid(), 40)", "ended by signal 40"),
         ("import os, signal; os.kill(os.getppid(), signal.SIGKILL)", "killed together with its warden"),
     ],
 )
@@ -54,6 +55,15 @@ def test_an_agent_that_hangs_and_ignores_signals_is_ended_in_time(tmp_path: Path
     assert time.monotonic() - began < 20.0
     assert ended.is_late
     assert ended.failure == "timed out after 1 s; last output: up"
+
+
+def test_an_agent_that_stops_its_warden_is_ended_in_time(tmp_path: Path) -> None:
+    code = "import os, signal, time; print(os.getpid()); os.kill(os.getppid(), signal.SIGSTOP); time.sleep(600)"
+    began = time.monotonic()
+    ended = play(tmp_path, code, seconds=1.0)
+    assert time.monotonic() - began < 20.0
+    assert ended.is_late
+    assert not is_alive(int(ended.output))
 
 
 @pytest.mark.parametrize("then", ["pass", "raise SystemExit(1)", "time.sleep(600)"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -111,6 +112,22 @@ def test_each_episode_has_a_folder_of_its_own_that_goes_with_it(url: str) -> Non
         assert not one.exists() and not other.exists()
         room = program.room
     assert not room.exists()
+
+
+def test_a_folder_deeper_than_python_can_follow_is_removed(url: str) -> None:
+    code = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
+    with open_program(AgentConfig(command=("python", "-c", code)), url) as program:
+        assert run(program).failure == ""
+        assert list(program.room.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_removed_ends_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("immutable")
+
+    with open_program(AgentConfig(command=("true",)), url) as program:
+        monkeypatch.setattr(shutil, "rmtree", refuse)
+        assert run(program).failure == ""
 
 
 def test_a_file_that_is_not_there_is_named(url: str) -> None:
