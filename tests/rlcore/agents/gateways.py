@@ -51,6 +51,7 @@ class RandomSampler:
 
     def __init__(self, tokenizer: ChatTokenizer, *, end_rate: float = 0.3) -> None:
         self._tokenizer, self._end_rate = tokenizer, end_rate
+        self._others = [number for number in range(tokenizer.vocabulary_size) if number not in tokenizer.eos_ids]
         self.made: list[Rollout] = []
 
     def sample(
@@ -74,7 +75,7 @@ class RandomSampler:
         drawn, ids = random.Random(place), []
         while len(ids) < params.max_new_tokens and (not ids or ids[-1] not in self._tokenizer.eos_ids):
             ends = drawn.random() < self._end_rate
-            ids.append(self._tokenizer.eos_ids[0] if ends else drawn.randrange(self._tokenizer.vocabulary_size))
+            ids.append(self._tokenizer.eos_ids[0] if ends else drawn.choice(self._others))
         return Rollout(
             prompt=prompt,
             completion_ids=tuple(ids),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -136,6 +137,34 @@ def test_a_retry_of_a_call_that_still_runs_waits_for_it(tokenizer: ChatTokenizer
 
         first, second = in_threads(lambda: chat(gateway, session, user("3+4")), again)
     assert first.body == second.body and engine.batches == [1]
+
+
+def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    engine = Gated(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        one, other = (gateway.open(prompts[0], place=0, sample=sample) for sample in (0, 1))
+        holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
+        holder.start()
+        assert engine.has_begun.wait(30)
+        body = {"messages": [user("3+4")]}
+        leaver = connect(gateway)
+        leaver.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {one.key}"})
+        while not one.asked:
+            time.sleep(0.01)
+        replies: list[Any] = []
+        again = threading.Thread(
+            target=lambda: replies.append(ask(gateway, one, "/v1/chat/completions", body, retry=1))
+        )
+        again.start()
+        while one.asked[0].num_readers < 2:
+            time.sleep(0.01)
+        leaver.close()
+        while one.asked[0].num_readers > 1:
+            time.sleep(0.01)
+        engine.may_answer.set()
+        for thread in (holder, again):
+            thread.join(30)
+    assert [reply.status for reply in replies] == [200] and engine.batches == [1, 1]
 
 
 def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
@@ -314,7 +343,8 @@ def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokeniz
         while not session.asked:
             time.sleep(0.01)
         idle = connect(gateway)
-        idle.connect()
+        idle.request("GET", "/v1/models", headers={"Authorization": f"Bearer {session.key}"})
+        assert idle.getresponse().read()
     thread.join(30)
     assert not thread.is_alive() and [reply.status for reply in replies] == [409]
     assert idle.sock.recv(1) == b""

@@ -143,6 +143,14 @@ def test_several_answers_are_branches_and_the_continued_one_is_the_episode(
     assert [call.parent for call in record.calls] == [None, None, None, 2]
 
 
+def test_of_several_last_answers_the_first_is_the_episodes(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    with running(scripted(tokenizer, "3+4", ["6", "7"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        message_of(chat(gateway, session, user("3+4"), n=2))
+        rollout = gateway.close(session).rollout
+    assert rollout is not None and [each.text for each in rollout.samples] == ["6", "7"]
+
+
 def test_a_stop_string_cuts_what_the_agent_sees_and_no_token(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
     def answered(*messages: dict[str, Any]) -> dict[str, Any]:
         return message_of(chat(gateway, session, *messages, stop=["</code>", "END"]))
