@@ -258,3 +258,35 @@ def test_a_template_that_moves_earlier_text_begins_a_new_sample(
         record = gateway.close(session)
     assert record.calls[1].fork == "the chat template writes the earlier messages differently now"
     assert record.rollout is not None and len(record.rollout.samples) == 2
+
+
+def test_a_tokenizer_with_a_response_template_reads_calls_by_it(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    own = with_template(tokenizer, HERMES.replace("<tool_call>", "<call>"))  # no format that rlcore knows
+    own.hf_tokenizer.response_template = {
+        "start_anchor": "<|im_start|>assistant\n",
+        "defaults": {"role": "assistant"},
+        "fields": {
+            "thinking": {"open": "<think>", "close": "</think>"},
+            "tool_calls": {
+                "open": "<call>",
+                "close": "</call>",
+                "content": "json",
+                "repeats": True,
+                "transform": {"type": "function", "function": "{content}"},
+            },
+            "content": {},
+        },
+    }
+    call = CALL.replace("tool_call>", "call>")
+    with running(scripted(own, "3+4", [f"<think>Add.</think>I add.{call}", call[:-9], "7"]), own) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
+        assert (first["reasoning_content"], first["content"]) == ("Add.", "I add.")
+        assert [json.loads(each["function"]["arguments"]) for each in first["tool_calls"]] == [{"a": 3, "b": 4}]
+        output = tool("7", first["tool_calls"][0]["id"])
+        second = message_of(chat(gateway, session, user("3+4"), first, output, tools=[ADD]))
+        assert second["content"] == call[:-9] and gateway.statistics["unparsed_calls"] == 1
+        rollout = gateway.close(session).rollout
+    assert rollout is not None and rollout.branches == ()
