@@ -44,11 +44,15 @@ class Program:
 
     @contextmanager
     def folder(self) -> Iterator[Path]:
-        """Make a working folder with copies of the files; remove it on exit."""
+        """Make a working folder with copies of the files; remove it on exit.
+
+        Raises:
+            DataError: A file cannot be copied.
+        """
         folder = Path(tempfile.mkdtemp(dir=self.room))
         try:
             for file in self.config.files:
-                shutil.copy(file, folder)
+                _copy(file, folder)
             yield folder
         finally:
             _remove(folder)
@@ -86,17 +90,21 @@ def task_of(prompt: Prompt, columns: tuple[str, ...]) -> Mapping[str, object]:
     }
 
 
+def _copy(file: str, folder: Path) -> None:
+    try:
+        shutil.copy(file, folder)
+    except OSError as error:
+        what = f"a file of the agent cannot be copied: {error.strerror}"
+        raise DataError(what, where=file, fix="correct sampling.agent.files") from error
+
+
 @contextmanager
 def open_program(config: AgentConfig, url: str) -> Iterator[Program]:
     """Prepare the program of agents that call the gateway at ``url``.
 
     Raises:
-        DataError: A file does not exist.
         SandboxError: bubblewrap is not installed.
     """
-    for file in config.files:
-        if not Path(file).is_file():
-            raise DataError("a file of the agent does not exist", where=file, fix="correct sampling.agent.files")
     with ExitStack() as stack:
         room = tempfile.mkdtemp(prefix="rlcore-agents-")
         stack.callback(_remove, Path(room))

@@ -131,7 +131,9 @@ class AgentSampler:
         agents, threads = Agents(), ThreadPoolExecutor(self._config.max_concurrent, thread_name_prefix="agent")
         try:
             futures = [threads.submit(play, agents, i, j) for i, j in keys]
-            gateway.serve(lambda: _are_over(futures))
+            gateway.serve(lambda: all(each.done() for each in futures) or _error(futures) is not None)
+            if error := _error(futures):
+                raise error
             return [future.result() for future in futures]
         finally:  # also after Ctrl-C and errors of the engine
             agents.end()
@@ -204,6 +206,6 @@ def _main_alone(rollout: Rollout) -> Rollout:
     return replace(rollout, branches=(), num_sampled=count)
 
 
-def _are_over(futures: Sequence[Future[Episode]]) -> bool:
-    """Return True if all episodes have ended, or one could not be played, which ends the batch."""
-    return all(each.done() for each in futures) or any(each.done() and each.exception() for each in futures)
+def _error(futures: Sequence[Future[Episode]]) -> BaseException | None:
+    """Return the error of an episode that could not be played, which ends the batch."""
+    return next((error for each in futures if each.done() and (error := each.exception())), None)

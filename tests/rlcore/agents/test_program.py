@@ -131,10 +131,8 @@ def test_a_folder_that_cannot_be_removed_ends_nothing(url: str, monkeypatch: pyt
 
 
 def test_a_file_that_is_not_there_is_named(url: str) -> None:
-    with (
-        pytest.raises(DataError, match=r"gone\.py"),
-        open_program(AgentConfig(command=("x",), files=("gone.py",)), url),
-    ):
+    config = AgentConfig(command=("x",), files=("gone.py",))
+    with open_program(config, url) as program, pytest.raises(DataError, match=r"gone\.py"), program.folder():
         pass
 
 

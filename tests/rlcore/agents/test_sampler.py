@@ -14,7 +14,7 @@ from rlcore.agents import sampler as samplers
 from rlcore.agents.gateway import Gateway
 from rlcore.agents.sampler import AgentSampler, rollout_of
 from rlcore.config import AgentConfig
-from rlcore.errors import SamplingError
+from rlcore.errors import DataError, SamplingError
 from rlcore.metrics import find_metric
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
@@ -211,6 +211,17 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # it has ended
         return ""
+
+
+def test_an_episode_that_cannot_be_played_ends_the_batch_at_once(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.write_text("x")
+    code = f"call(); Path({str(data)!r}).unlink(missing_ok=True); time.sleep(600 * (TASK['prompt_id'] != '1'))"
+    config = agent(code, files=(str(data),), max_concurrent=3)
+    with pytest.raises(DataError, match="a file of the agent cannot be copied: No such file or directory"):
+        sample(Parrot(tokenizer), tokenizer, prompts, config)
 
 
 def test_the_death_of_the_gateway_is_no_crash_of_agents(
