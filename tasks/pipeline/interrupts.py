@@ -26,6 +26,11 @@ import psutil
 
 PATIENCE = 3.5  # seconds
 _GRACE_SECONDS = 0.5
+# A run uses no blocks, and to register them the server would import every installed collection: seconds for Kubernetes.
+_NO_BLOCKS = {
+    "PREFECT_SERVER_REGISTER_BLOCKS_ON_START": "false",
+    "PREFECT_SERVER_MEMOIZE_BLOCK_AUTO_REGISTRATION": "false",
+}
 _SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
 
 
@@ -145,6 +150,7 @@ def start_prefect_server() -> None:
         return
     from prefect.server.api.server import SubprocessASGIServer
 
+    os.environ |= _NO_BLOCKS
     starter = threading.Thread(target=_with_sigint_blocked, args=(SubprocessASGIServer(),), daemon=True)
     starter.start()
     starter.join()

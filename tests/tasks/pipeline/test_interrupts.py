@@ -7,9 +7,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, Settings, temporary_settings
 
 from rlcore.tasks.pipeline import interrupts
 from rlcore.tasks.pipeline.interrupts import (
@@ -131,3 +134,15 @@ def test_a_command_that_does_not_go_on_later_promises_nothing(capsys: pytest.Cap
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert end_interrupted(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_the_embedded_server_imports_no_collection_to_register_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in interrupts._NO_BLOCKS:
+        monkeypatch.delenv(name, raising=False)  # and restore it
+    started: list[Any] = []
+    monkeypatch.setattr(SubprocessASGIServer, "start", lambda _: started.append(Settings().server))
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        interrupts.start_prefect_server()
+    (server,) = started
+    assert not server.register_blocks_on_start
+    assert not server.memoize_block_auto_registration
