@@ -24,6 +24,7 @@ PASSAGE = "Fasone: wells 22, mills 32, boats 20."
 EXAMPLES = ROOT / "examples"
 PROGRAMS = {"python": ("python", "towns_agent.py"), "shell": ("./towns_agent.sh",)}
 FRAMEWORKS = {"agents": "towns_openai_agents.py", "langgraph": "towns_langgraph.py"}  # by package
+SEARCH = "<tool:search>Fasone</tool>"
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def played(sampler: AgentSampler | EpisodeSampler, tokenizer: ChatTokenizer) -> 
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("query", ["<tool:search>Fasone</tool>", "#### 31", "<tool:search>Nowhere</tool>"])
+@pytest.mark.parametrize("query", [SEARCH, "#### 31", "<tool:search>Nowhere</tool>"])
 def test_an_episode_of_the_program_is_one_of_the_class(tokenizer: ChatTokenizer, program: str, query: str) -> None:
     command = PROGRAMS[program]
     if program == "shell" and not all(map(shutil.which, ("sh", "curl", "sed", "grep"))):
@@ -63,14 +64,26 @@ def test_an_episode_of_the_program_is_one_of_the_class(tokenizer: ChatTokenizer,
 def test_an_episode_of_a_framework_is_one_of_the_class(tokenizer: ChatTokenizer, package: str) -> None:
     if find_spec(package) is None:  # to import it takes seconds
         pytest.skip(f"{package} is not installed")
-    compare(tokenizer, ("python", FRAMEWORKS[package]), "<tool:search>Fasone</tool>")
+    compare(tokenizer, ("python", FRAMEWORKS[package]), SEARCH)
+
+
+@pytest.mark.parametrize("package", FRAMEWORKS)
+def test_an_agent_of_a_framework_that_may_call_no_more_is_truncated(tokenizer: ChatTokenizer, package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    agent = agent_of(("python", FRAMEWORKS[package]))
+    made = played(AgentSampler(Parrot(tokenizer, lambda _: SEARCH), tokenizer, agent), tokenizer)
+    assert (made.finish_reason, made.text, len(made.turns), made.branches) == ("length", SEARCH, 2, ())
+
+
+def agent_of(command: tuple[str, ...]) -> AgentConfig:
+    files = tuple(str(EXAMPLES / name) for name in (Path(command[-1]).name, "towns.jsonl"))
+    return AgentConfig(command=command, files=files, max_calls=2, env={"OPENAI_AGENTS_DISABLE_TRACING": "1"})
 
 
 def compare(tokenizer: ChatTokenizer, command: tuple[str, ...], query: str) -> None:
     """Compare an episode of a program with the class that is the environment."""
-    files = tuple(str(EXAMPLES / name) for name in (Path(command[-1]).name, "towns.jsonl"))
-    agent = AgentConfig(command=command, files=files, max_calls=2)
-    ours = played(AgentSampler(Policy(tokenizer, query), tokenizer, agent), tokenizer)
+    ours = played(AgentSampler(Policy(tokenizer, query), tokenizer, agent_of(command)), tokenizer)
     environment = import_environment("rlcore.examples.environments:Towns", {})
     config = EpisodeConfig(environment=environment.name, max_turns=2, max_turn_tokens=60)
     class_form = played(EpisodeSampler(Policy(tokenizer, query), tokenizer, [], config, environment), tokenizer)
