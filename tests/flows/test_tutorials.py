@@ -2,8 +2,8 @@
 
 Run as they stand: every Python file of a page, ``rlcore validate``, ``config`` and, over the finished micro run, what
 the first page does with the demo. Planned: every preset of every page. Run with fewer and smaller iterations, marked
-slow: ``rlcore run``. Only parsed (tests/flows/cli/test_app.py): ``rlcore serve``, ``ui``, ``estimate``. Nothing else of
-a page is tried: ``make``, ``rsync``, and a GPU.
+slow: ``rlcore run``; for agents in test_own_agent.py. Only parsed (tests/flows/cli/test_app.py): ``rlcore serve``,
+``ui``, ``estimate``. Nothing else of a page is tried: ``make``, ``rsync``, and a GPU.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_page_has_presets_or_a_script_to_follow_and_no_file_of_another_page() -> None:
-    assert len(PAGES) == 6
+    assert len(PAGES) == 7
     assert [name for name, page in PAGES.items() if not page.files or not page.commands] == []
     names = [name for page in PAGES.values() for name in page.files]
     assert len(names) == len(set(names))
@@ -116,7 +116,7 @@ def test_a_page_is_planned_and_its_data_are_looked_at(
         named = PAGES[name].printed[0].splitlines()
         assert len(faults) == len(named) and all(map(str.startswith, faults, named))
         command = (*command, "--set", "hardware.device=cpu engine.kind=native engine.python=''")
-    assert main(with_overrides(command, (*SMALL_MODEL, ROOM))) == 0
+    assert main(with_overrides(command, () if name == "own-agent" else (*SMALL_MODEL, ROOM))) == 0
     said = capsys.readouterr().out
     if command == ("validate", "mine.toml"):
         assert "198 for training, 40 held out, 0 unused, 2 quarantined" in said

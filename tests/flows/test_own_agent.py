@@ -1,0 +1,139 @@
+"""The page on own agents: what it shows and says is so, and its commands train three programs on a micro model."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rlcore.agents.wire import chat, parameters, responses
+from rlcore.flows.cli.app import main
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_table
+from tests.flows.conftest import environment
+from tests.flows.test_agentic import SETTINGS
+from tests.flows.test_tutorials import BLOCK, FOLDER, PAGES, with_overrides
+from tests.flows.warm import run_warm
+
+TEXT = (FOLDER / "own-agent.md").read_text(encoding="utf-8")
+COMMANDS = PAGES["own-agent"].commands
+SMALL = (
+    *SETTINGS,
+    "data.demonstrations.options.direct_share=0.0",  # so that most episodes search
+    "stages.grpo.prompts_per_iteration=2",
+    "stages.grpo.group_size=2",
+    "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",  # right answers are rare so early
+    "evaluation.num_problems=2",
+    "evaluation.num_sampled_problems=1",
+    "evaluation.num_monitor_problems=1",
+)
+EPISODES = 2 * 2  # of an iteration
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The user's folder with the presets of the page, and the programs that its script copies."""
+    here = tmp_path_factory.mktemp("own_agent")
+    for name, text in PAGES["own-agent"].files.items():
+        (here / name).write_text(text, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        runpy.run_path("make_towns.py")
+    return here
+
+
+def test_what_the_page_shows_of_the_programs_is_in_them(here: Path) -> None:
+    shown = [text for kind, title, text in BLOCK.findall(TEXT) if kind in ("python", "sh") and not title]
+    programs = [(here / name).read_text(encoding="utf-8") for name in re.findall(r"`(towns_\w+\.\w+)`", TEXT)]
+    assert len(programs) == 3
+    assert all(text in program for text, program in zip(shown, programs, strict=True))
+    assert len(programs[-1].splitlines()) == 15
+
+
+def test_the_page_names_every_parameter_that_is_served_decided_or_refused() -> None:
+    rows = {
+        row.split("|")[1].strip().partition(" ")[0]: set(re.findall(r"`(\w+)`", row))
+        for row in re.findall(r"^\| (?:served|decided|refused) .*$", TEXT, re.MULTILINE)
+    }
+    assert rows["served"] - {"required", "auto"} == (chat.READ | responses.READ) - {"model"}
+    assert rows["decided"] == parameters.DECIDED_BY_THE_RUN
+    assert rows["refused"] == set(parameters.REFUSED)
+
+
+def test_an_untrained_model_is_reached_by_the_agent_of_the_sdk(
+    here: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(here)
+    (check,) = [command for command in COMMANDS if command[0] == "agent-check" and "--set" in command]
+    assert main([*with_overrides(check, SMALL), "--episodes", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("  1 responses ") for line in lines) == 2
+    assert lines[-1] == "2 of 2 episodes are sound"
+
+
+@pytest.fixture(scope="module")
+def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of the runs of the page; all but the first begin with the data and the SFT of the first."""
+    home = tmp_path_factory.mktemp("trained")
+    for command in COMMANDS:
+        if command[0] == "run":
+            done = run_warm(with_overrides(command, SMALL), environment(home), here)
+            assert done.returncode == 0, done.stderr
+    return home
+
+
+@pytest.mark.slow  # three minutes on two cores
+@pytest.mark.parametrize("program", ["towns_openai_agents.py", "towns_langgraph.py", "towns_agent.sh"])
+def test_every_planned_episode_of_a_program_is_in_the_books(trained: Path, program: str) -> None:
+    artifact, _ = grpo_of(trained, program)
+    history = json.loads((artifact / "history.json").read_text(encoding="utf-8"))
+    assert [row["iteration"] for row in history] == [1, 2]
+    for row in history:
+        table = read_table(artifact / "rollouts" / f"iteration-{row['iteration']:05d}.parquet")
+        assert len(table) == row["rollouts/count"] == EPISODES
+        assert set(table.groupby("prompt_id").size()) == {2}
+        assert row["agents/failed"] == row["agents/timed_out"] == row["agents/late_calls"] == 0.0
+
+
+@pytest.mark.slow
+def test_a_trace_of_an_episode_with_a_search_is_a_tree_of_its_turns(trained: Path) -> None:
+    for program in ("towns_openai_agents.py", "towns_langgraph.py"):
+        trees = traces(trained, grpo_of(trained, program)[1])
+        assert {"rollout": ("turn 1", "turn 2")} in trees
+
+
+@pytest.mark.slow
+def test_the_calls_of_a_trained_model_are_shown(trained: Path, here: Path) -> None:
+    (check,) = [command for command in COMMANDS if command[0] == "agent-check" and "--set" not in command]
+    done = run_warm(with_overrides(check, SMALL), environment(trained), here)
+    assert done.returncode == 0, done.stderr
+    assert "'<tool:search>" in done.stdout and done.stdout.splitlines()[-1] == "3 of 3 episodes are sound"
+
+
+def grpo_of(home: Path, program: str) -> tuple[Path, str]:
+    """Return the artifact of the RL stage that a program played, and the id of its MLflow run."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (home / "cache" / "grpo").glob("*.json")]
+    (ref,) = [record["ref"] for record in records if program in record["ingredients"]["external"]]
+    return home / ref["uri"], ref["mlflow_run_id"]
+
+
+def traces(home: Path, run_id: str) -> list[dict[str, tuple[str, ...]]]:
+    """Return the spans below each span of every trace of a run."""
+    with closing(sqlite3.connect(home / "mlflow.db")) as database:
+        rows = database.execute(
+            "SELECT child.trace_id, parent.name, child.name FROM spans child JOIN spans parent "
+            "ON parent.trace_id = child.trace_id AND parent.span_id = child.parent_span_id "
+            "JOIN trace_tags tag ON tag.request_id = child.trace_id AND tag.key = 'of_run' AND tag.value = ? "
+            "ORDER BY child.trace_id, child.start_time_unix_nano",
+            (run_id,),
+        ).fetchall()
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for trace, parent, child in rows:
+        tree = found.setdefault(trace, {})
+        tree[parent] = (*tree.get(parent, ()), child)
+    return list(found.values())
