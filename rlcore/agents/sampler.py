@@ -21,7 +21,7 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-MAX_FAILURES = 0.1  # of the episodes of a batch; equal to rlcore.environments.environment_pool
+MAX_FAILURES = 0.1  # of the episodes of a batch, and one of any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,7 +85,7 @@ class AgentSampler:
         episodes = self.play(prompts, params, seed=seed, places=places)
         made = [[rollout_of(each, self._config) for each in group] for group in episodes]
         failed = [each.reason for group in made for each in group if isinstance(each, FailedRollout)]
-        if len(failed) > MAX_FAILURES * sum(map(len, made)):
+        if len(failed) > max(1, MAX_FAILURES * sum(map(len, made))):
             raise SamplingError(
                 f"agents failed in {len(failed)} of {sum(map(len, made))} episodes (limit {MAX_FAILURES:.0%}): "
                 f"{failed[0]}",
