@@ -104,7 +104,7 @@ class Rollout:
     Attributes:
         finish_reason: ``"length"`` if a limit on tokens or turns truncated it.
         text: Decoded last turn without special tokens, for verifiers and humans; never tokenized again.
-        tool_calls: Earlier turns, each of which ended in a call.
+        tool_calls: Earlier turns: each ended in a call, or was followed by a message of an agent.
         environment_reward: Reward of the episode's environment, or None.
         branches: Other samples of the same episode: an agent that rewrites its history, or keeps several, leaves
             tokens that no single sequence holds. Each has a prompt, tokens and mask of its own, and no branches. They

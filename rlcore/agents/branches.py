@@ -76,13 +76,12 @@ def _fork(leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> str:
 
 
 def _tool_calls(leaf: Node, tokenizer: ChatTokenizer) -> tuple[ToolCall, ...]:
-    """Return the earlier turns that ended in calls, with the outputs that the agent sent."""
+    """Return the earlier turns with what the agent sent after each; a turn without a call names no tool."""
     found = []
     for node, following in zip(leaf.path, leaf.path[1:], strict=False):
-        if node.turn.calls:
-            new: Sequence[Turn] = following.placement.request.turns[len(node.turns) :]
-            outputs = [turn.content for turn in new if turn.role == "tool"]
-            names = ", ".join(call.name for call in node.turn.calls)
-            text = tokenizer.decode(node.rollout.completion_ids)
-            found.append(ToolCall(text=text, tool=names, output="\n".join(outputs), is_error=False))
+        sent: Sequence[Turn] = following.placement.request.turns[len(node.turns) :]
+        names = ", ".join(call.name for call in node.turn.calls)
+        text = tokenizer.decode(node.rollout.completion_ids)
+        output = "\n".join(turn.content for turn in sent)
+        found.append(ToolCall(text=text, tool=names, output=output, is_error=False))
     return tuple(found)

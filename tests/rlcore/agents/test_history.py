@@ -103,6 +103,17 @@ def conversation(gateway: Any, session: Any) -> tuple[list[dict[str, Any]], list
     return first, second
 
 
+def test_a_turn_without_a_call_is_recorded_with_what_the_agent_sent_after_it(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        conversation(gateway, session)
+        record = gateway.close(session)
+    assert record.rollout is not None
+    assert [(call.text, call.tool, call.output) for call in record.rollout.tool_calls] == [("7", "", "more")]
+
+
 def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(
     tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
