@@ -42,10 +42,9 @@ def advice(episodes: Sequence[Episode]) -> Iterator[str]:
     """Yield what is wrong with an agent or costs more than it must, in plain words."""
     silent = [each for each in episodes if not each.record.calls]
     if silent:
-        yield (
-            f"{len(silent)} of {len(episodes)} agents had no call answered: the agent must call OPENAI_BASE_URL with "
-            "the key OPENAI_API_KEY, which clients of OpenAI read from the environment"
-        )
+        hint = "the agent must call OPENAI_BASE_URL with the key OPENAI_API_KEY, as clients of OpenAI do by themselves"
+        hint = "see the end of their output" if any(each.failure for each in silent) else hint
+        yield f"{len(silent)} of {len(episodes)} agents had no call answered: {hint}"
     if refused := Counter(text for each in episodes for text in each.record.refused):
         yield f"{sum(refused.values())} calls were refused, most often: {shown(refused.most_common(1)[0][0])}"
     if late := [each for each in episodes if each.ended.is_late]:

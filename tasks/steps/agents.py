@@ -54,8 +54,11 @@ def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
             f"{path}.command = {program!r}: no such program; install it, or add its file to files and write "
             f"./{Path(program).name}"
         )
-    for word in agent.command[1:]:
-        if Path(word).name not in copied and not Path(word).is_absolute() and Path(word).is_file():
+    for word in (each for each in agent.command if not Path(each).is_absolute()):
+        name = Path(word).name
+        if name in copied and word not in (name, f"./{name}"):
+            yield f"{path}.command: {word!r} is copied to the agent's own folder without folders; write {name}"
+        elif name not in copied and word != program and Path(word).is_file():
             yield f"{path}.command: {word!r} is a file here, and agents run in a folder of their own; add it to files"
 
 

@@ -42,6 +42,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"command": ("./play.sh",), "files": ("play.sh",)}, "a.command = './play.sh': play.sh is not executable"),
         ({"command": ("./play.sh",)}, "a.command = './play.sh': no such program"),
         ({"command": ("sh", "play.sh")}, "a.command: 'play.sh' is a file here, and agents run in a folder of their"),
+        (
+            {"command": ("sh", "sub/play.sh"), "files": ("play.sh",)},
+            "a.command: 'sub/play.sh' is copied to the agent's",
+        ),
         ({"command": ("sh",), "files": ("gone.sh",)}, "a.files.0 = 'gone.sh': no such file"),
         ({"function": "my_agnt:play"}, "a.function = 'my_agnt:play': cannot be imported: No module named 'my_agnt'"),
         ({"function": "my_agent:plan"}, "a.function = 'my_agent:plan': cannot be imported: module 'my_agent' has no"),
