@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -56,7 +57,8 @@ def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
         )
     for word in (each for each in agent.command if not Path(each).is_absolute()):
         name = Path(word).name
-        if name in copied and word not in (name, f"./{name}"):
+        is_path = re.fullmatch(r"[\w.][\w./-]*", word)  # no command of a shell, and no option
+        if is_path and name in copied and word not in (name, f"./{name}"):
             yield f"{path}.command: {word!r} is copied to the agent's own folder without folders; write {name}"
         elif name not in copied and word != program and Path(word).is_file():
             yield f"{path}.command: {word!r} is a file here, and agents run in a folder of their own; add it to files"

@@ -37,6 +37,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("settings", "fault"),
     [
         ({"command": ("sh", "play.sh"), "files": ("play.sh",)}, ""),
+        ({"command": ("sh", "-c", "exec sh ./play.sh --of=./play.sh"), "files": ("play.sh",)}, ""),
+        ({"command": ("sh", "play.sh", "--of=./play.sh"), "files": ("play.sh",)}, ""),
         ({"function": "my_agent:play"}, ""),
         ({"command": ("no-such",)}, "a.command = 'no-such': no such program; install it, or add its file to files"),
         ({"command": ("./play.sh",), "files": ("play.sh",)}, "a.command = './play.sh': play.sh is not executable"),
