@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlcore.agents.wire.conversation import ApiError
 from rlcore.errors import shown
 from rlcore.types import FinishReason, Rollout
+
+_MAX_REWARD = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +71,11 @@ def finite(value: object, param: str) -> float:
     """Return a number.
 
     Raises:
-        ApiError: It is no finite number.
+        ApiError: It is no finite number, or so large that no statistic of a group would be finite.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ApiError(400, f"{param} must be a finite number, not {shown(value, max_chars=60)}", param=param)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_REWARD:
+        what = f"{param} must be a finite number up to {_MAX_REWARD:g}, not {shown(value, max_chars=60)}"
+        raise ApiError(400, what, param=param)
     return float(value)
 
 
