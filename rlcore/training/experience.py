@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
 
+_MAX_REWARD = 1e18  # with larger ones the variance of a group would be infinite, and all its advantages 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Experience:
     """Training samples of one iteration, with metrics.
@@ -68,7 +71,7 @@ def build_experience(
 
     Raises:
         TrainingError: No rollout can be trained on, or an episode has branches and the algorithm a critic.
-        NonFiniteError: A grader returned an infinite reward.
+        NonFiniteError: A grader returned an infinite reward, or one whose square float32 cannot hold.
     """
     numbered = [(number, item) for number, group in enumerate(groups) for item in group]
     _refuse_infinite([item for _, item in numbered])
@@ -192,7 +195,7 @@ def _is_scored(item: ScoredRollout) -> bool:
 
 def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
     for item in items:
-        if item.score.value is not None and math.isinf(item.score.value):
+        if item.score.value is not None and abs(item.score.value) > _MAX_REWARD:
             raise NonFiniteError(
                 f"the reward of a completion is {item.score.value}",
                 where=f"prompt {item.rollout.prompt.prompt_id!r}, terms {dict(item.score.terms)}",

@@ -76,9 +76,10 @@ def test_unscored_is_not_a_reward_of_zero() -> None:
     assert first_advantages(build([group_of(1.0, 1.0, 0.0)]))[0] > 0.5
 
 
-def test_an_infinite_reward_is_refused_with_its_prompt() -> None:
-    with pytest.raises(NonFiniteError, match="reward of a completion is inf") as caught:
-        build([group_of(1.0, math.inf)])
+@pytest.mark.parametrize("reward", [math.inf, -math.inf, 1e200])  # the variance of 1.0 and 1e200 is infinite
+def test_an_infinite_reward_is_refused_with_its_prompt(reward: float) -> None:
+    with pytest.raises(NonFiniteError, match=f"reward of a completion is {re.escape(str(reward))}") as caught:
+        build([group_of(1.0, reward)])
     assert "(1, 2)" in caught.value.where
 
 
