@@ -74,6 +74,6 @@ def _call_lines(call: Call) -> list[str]:
     text = shown(" ".join(call.text.split()), max_chars=_MAX_TEXT)
     line = (
         f"{call.number} {call.kind:<9} {call.num_prompt_tokens:>6} prompt tokens {call.num_sampled_tokens:>5} sampled "
-        f"{call.seconds:>6.2f} s  {text!r}" + (" (cut)" if call.finish_reason == "length" else "")
+        f"{call.seconds:>6.2f} s  '{text}'" + (" (cut)" if call.finish_reason == "length" else "")
     )
     return [f"new sample: {call.fork}", line] if call.fork else [line]

@@ -40,6 +40,13 @@ def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(
     assert forks.startswith("2 samples for 1 episodes: each costs a forward pass of its whole history. ")
 
 
+def test_a_control_character_of_an_answer_is_escaped_once(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    episode = play(tokenizer, prompts, "call()")
+    call = dataclasses.replace(episode.record.calls[0], text="a\x06b'c")
+    episode = dataclasses.replace(episode, record=dataclasses.replace(episode.record, calls=(call,)))
+    assert episode_lines(episode, result="")[1].endswith("  'a\\x06b'c'")
+
+
 def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(
     tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
