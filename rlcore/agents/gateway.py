@@ -122,14 +122,22 @@ class Gateway:
         self._is_broken = False
         try:
             while not is_over():
-                if not self._server.is_alive:
-                    raise SamplingError("the gateway's server ended", fix="the same command resumes the run")
+                self._require_working()
                 if tickets := self._desk.take(_POLL_SECONDS):
                     self._desk.serve(tickets, self._engine, self._params, seed=self._seed)
+            self._require_working()
         except BaseException:
             self._is_broken = True
             self._fail_all()
             raise
+
+    def _require_working(self) -> None:
+        if not self._server.is_alive:
+            raise SamplingError("the gateway's server ended", fix="the same command resumes the run")
+        if error := self._server.failure:
+            raise SamplingError(
+                f"the gateway could not answer a request: {error!r}", fix="report this: it is a defect of rlcore"
+            ) from error
 
     def _fail_all(self) -> None:
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import socket
 import threading
 import time
@@ -17,7 +16,6 @@ from rlcore.agents.wire.conversation import ApiError, Json
 from rlcore.environments.base import json_value
 from rlcore.errors import shown
 
-logger = logging.getLogger(__name__)
 BODY_SECONDS = 30.0  # without a byte of a request that has begun
 STOP_SECONDS = 1.0  # for replies that are on their way
 _DRAINED = 8  # sizes of the largest body that are read from a larger one, so that its sender reads the refusal
@@ -108,9 +106,9 @@ class Exchange(BaseHTTPRequestHandler):
             self.server.refuse(self, error)
         except OSError:
             self.close_connection = True
-        except Exception:  # the agent gets an answer, whatever is wrong here
-            logger.exception("agent: internal error")
-            self.reply_error(ApiError(500, "internal error of the gateway; see its log", code="internal_error"))
+        except Exception as error:  # noqa: BLE001 - ends the run: no agent that gets the reply may be blamed for it
+            self.server.failure = error
+            self.reply_error(ApiError(500, "internal error of the gateway; the run ends", code="internal_error"))
 
     do_GET = do_POST = _handle  # noqa: N815 — names that the base class calls
 
@@ -181,7 +179,8 @@ class Exchange(BaseHTTPRequestHandler):
 class GatewayServer(ThreadingHTTPServer):
     """Server on a free port of this machine.
 
-    ``answer`` answers each request in a thread of its own, and ``refuse`` those whose body cannot be read.
+    ``answer`` answers each request in a thread of its own, and ``refuse`` those whose body cannot be read. ``failure``
+    is an unexpected exception of either.
     """
 
     daemon_threads = True
@@ -197,6 +196,7 @@ class GatewayServer(ThreadingHTTPServer):
     ) -> None:
         super().__init__(("127.0.0.1", 0), Exchange)
         self.answer, self.refuse, self.max_body_bytes = answer, refuse, max_body_bytes
+        self.failure: Exception | None = None
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=partial(self.serve_forever, poll_interval=0.05), daemon=True)

@@ -114,7 +114,7 @@ def chat_body(request: Request, answers: Sequence[Answer], name: str) -> dict[st
                 "index": index,
                 "message": _message(answer.turn),
                 "finish_reason": answer.finish,
-                "logprobs": {"content": _logprobs(answer), "refusal": None} if request.logprobs else None,
+                "logprobs": {"content": answer.logprobs, "refusal": None} if request.logprobs else None,
             }
             for index, answer in enumerate(answers)
         ],
@@ -133,13 +133,6 @@ def _message(turn: Turn) -> dict[str, Any]:
             for call in turn.calls
         ]
     return message
-
-
-def _logprobs(answer: Answer) -> list[dict[str, Any]]:
-    return [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in answer.tokens
-    ]
 
 
 def _usage(answers: Sequence[Answer]) -> dict[str, Any]:

@@ -95,3 +95,11 @@ class Answer:
     finish: Finish
     num_prompt_tokens: int
     tokens: tuple[tuple[str, float], ...]
+
+    @property
+    def logprobs(self) -> list[dict[str, Any]]:
+        """Log-probabilities in nats as both APIs write them."""
+        return [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, logprob in self.tokens
+        ]

@@ -163,7 +163,7 @@ def _output(answer: Answer, name: str, *, is_cut: bool, logprobs: bool) -> list[
         content = [{"type": "reasoning_text", "text": turn.thought}]
         items.append({"type": "reasoning", "id": f"rs_{name}", "summary": [], "content": content, "status": status})
     if turn.content or not turn.calls:
-        found = _logprobs(answer) if logprobs else []
+        found = answer.logprobs if logprobs else []
         text = {"type": "output_text", "text": turn.content, "annotations": [], "logprobs": found}
         items.append({"type": "message", "id": f"msg_{name}", "role": "assistant", "status": status, "content": [text]})
     for number, call in enumerate(turn.calls):
@@ -178,13 +178,6 @@ def _output(answer: Answer, name: str, *, is_cut: bool, logprobs: bool) -> list[
             }
         )
     return items
-
-
-def _logprobs(answer: Answer) -> list[dict[str, Any]]:
-    return [
-        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
-        for text, logprob in answer.tokens
-    ]
 
 
 def _usage(answer: Answer) -> dict[str, Any]:

@@ -243,6 +243,18 @@ def test_the_death_of_the_gateway_is_no_crash_of_agents(
         sample(engine, tokenizer, prompts, agent("call(); time.sleep(600)", timeout_seconds=60.0))
 
 
+@pytest.mark.parametrize("after", ["sys.exit(1)", "pass"])
+def test_a_defect_of_the_gateway_ends_the_run_and_is_no_failure_of_the_agent_that_meets_it(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    def broken(self: object, *_: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(Gateway, "_body", broken)
+    with pytest.raises(SamplingError, match=r"the gateway could not answer a request: .*planted"):
+        sample(Parrot(tokenizer), tokenizer, prompts, agent(f"call(); {after}"))
+
+
 def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
     code = "call(); call(n=0.5); sys.exit(TASK['prompt_id'] == '1')"  # a refused call each, and 1 of 4 fails
     sampler = AgentSampler(Parrot(tokenizer), tokenizer, agent(code))
