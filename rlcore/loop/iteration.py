@@ -134,6 +134,7 @@ def _restart_ranks(run: Run, error: LearnerLostError) -> None:
 
 def _iterate(run: Run) -> None:
     components, iteration, seconds = run.components, run.iterations_done + 1, dict[str, float]()
+    began = time.process_time()
     sampled = collect_groups(run, iteration, seconds)
     metrics = _rollout_metrics(run, iteration, sampled)
     with timed(seconds, "update"):
@@ -145,6 +146,7 @@ def _iterate(run: Run) -> None:
             run.prefetcher.drain()
         with timed(seconds, "sync"):
             metrics |= sync_when_idle(run)
+    metrics["seconds/processor"] = time.process_time() - began
     if components.held_out and _is_evaluated(run, iteration):
         with timed(seconds, "evaluate"):
             length = components.config.sampling.max_new_tokens

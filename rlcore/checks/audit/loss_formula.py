@@ -39,7 +39,7 @@ def uncertainty(logprobs: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the rounding error of log-probabilities [n] in ``dtype``, nats: near 0 for confident predictions."""
     if dtype.itemsize >= 4:
         return 2e-6 + 5e-5 * -torch.expm1(logprobs.detach())
-    return 0.25 * LIMITS[dtype].least.mean * (0.01 - torch.expm1(logprobs.detach()))
+    return 0.5 * LIMITS[dtype].least.mean * (0.01 - torch.expm1(logprobs.detach()))
 
 
 def policy_loss(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficient: float) -> Tensor:

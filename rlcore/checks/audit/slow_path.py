@@ -13,6 +13,7 @@ from rlcore.checks.audit.features import Features, rollout_features
 from rlcore.checks.audit.passes import picked, plain_logprobs, plain_values
 from rlcore.checks.audit.reference_impl import row_of
 from rlcore.checks.audit.trials import Trial, own_tokens, run_trials
+from rlcore.hardware.precision import compute_dtype
 from rlcore.seeding import shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
@@ -71,10 +72,11 @@ def run_slow_path(
     sampled = [(rollout, _choose(rollout.loss_mask, seed, number)) for number, rollout in enumerate(rollouts)]
     row, cut = row_of(learner.config), [_cut(sample) for sample in samples]
     tried = run_trials(learner, row, cut, seed=seed) if row else None
+    is_exact = compute_dtype(learner.policy).itemsize >= 4  # else the trials had another precision
     is_whole = [len(own_tokens(one)) == len(own_tokens(other)) for one, other in zip(samples, cut, strict=True)]
     return SlowPathResult(
         positions=tuple(positions),
-        logprobs=tried.logprobs if tried and all(is_whole) else score(learner.policy),
+        logprobs=tried.logprobs if tried and is_exact and all(is_whole) else score(learner.policy),
         ref_logprobs=score(reference) if reference is not None else (),
         values=tuple(values),
         next_values=tuple(next_values),

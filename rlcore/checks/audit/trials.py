@@ -7,12 +7,12 @@ reference log-probabilities, so that ratios are not 1, bounds are active, and ev
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from rlcore.checks.audit.loss_formula import Tokens, is_marginal, policy_loss, p
 from rlcore.checks.audit.passes import picked, plain_logprobs, plain_values
 from rlcore.checks.audit.reference_impl import AlgorithmSpec, token_weights
 from rlcore.distributed.ranks import is_shard
-from rlcore.hardware.precision import compute_dtype
+from rlcore.hardware.precision import compute_dtype, set_compute_dtype
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
@@ -53,11 +53,6 @@ class Trial:
 
     losses: Mapping[str, tuple[float, float, float]]
     gradients: Mapping[str, Gradient]
-
-    @property
-    def is_finite(self) -> bool:
-        """True if no gradient overflowed."""
-        return all(math.isfinite(each.actual) and math.isfinite(each.distance) for each in self.gradients.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -118,27 +113,19 @@ class _Sums:
 
 
 def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
-    """Compute losses and gradients of two steps by the update's code and by formula.
+    """Compute losses and gradients of two steps by the update's code and by formula, in float32.
 
-    After an overflow of float16 they are repeated at a smaller loss scale, as in an update. The learner keeps its own
-    scale.
+    In half precision two correct gradients of one sample differ by up to two thirds: it is proportional to
+    1 - probability, which rounding changes by a quarter where a trained model is confident. A base that is stored in
+    half precision, under an adapter, stays in it, and only losses are compared.
     """
-    kept = learner.loss_scale
-    try:
-        while True:
-            made = _trials_once(learner, row, samples, seed=seed)
-            if made.unchanged.is_finite and (made.random is None or made.random.is_finite):
-                return made
-            if not learner.loss_scale.can_shrink:
-                return made
-            learner.loss_scale = learner.loss_scale.after_overflow()
-    finally:
-        learner.loss_scale = kept
+    with _in_float32(learner):
+        return _trials_once(learner, row, samples, seed=seed)
 
 
 @torch.enable_grad()
 def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
-    """Run :func:`run_trials` at one loss scale.
+    """Run :func:`run_trials` in the precision that is set.
 
     The first step is on the unchanged samples, in micro-batches of one sequence. The second is as a later step of an
     update, on random numbers. Both are differentiated from one plain pass of each sample.
@@ -185,6 +172,24 @@ def _update(
     for module in filter(None, (learner.policy, learner.critic)):
         module.zero_grad(set_to_none=True)
     return losses, found
+
+
+@contextmanager
+def _in_float32(learner: Learner) -> Iterator[None]:
+    """Within the context, products with float32 weights are float32."""
+    models = [(model, compute_dtype(model)) for model in _backbones(learner)]
+    try:
+        for model, _ in models:
+            set_compute_dtype(model, model.dtype)
+        yield
+    finally:
+        for model, dtype in models:
+            set_compute_dtype(model, dtype)
+
+
+def _backbones(learner: Learner) -> list[Any]:
+    models = [learner.policy, *([learner.critic.backbone] if learner.critic is not None else [])]
+    return [getattr(model, "base", model) for model in models]
 
 
 @contextmanager
@@ -277,7 +282,9 @@ def _learning(learner: Learner) -> list[list[tuple[str, nn.Parameter]]]:
 
 
 def _compared(learner: Learner, seed: int) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield random trained tensors up to the memory limit."""
+    """Yield random trained tensors up to the memory limit; none of a model that stays in half precision."""
+    if any(compute_dtype(model).itemsize < 4 for model in _backbones(learner)):
+        return
     learning, left = list(chain(*_learning(learner))), _MAX_NUMBERS
     for index in shuffled(len(learning), seed):
         name, parameter = learning[index]

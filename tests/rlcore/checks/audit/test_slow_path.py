@@ -15,7 +15,7 @@ from rlcore.checks.audit import trials
 from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult, run_slow_path
 from rlcore.checks.audit.trials import Trial
 from rlcore.config import CriticConfig, KlConfig, RolloutCorrectionConfig, UpdateConfig
-from rlcore.hardware.precision import set_compute_dtype
+from rlcore.hardware.precision import compute_dtype, set_compute_dtype
 from rlcore.models.heads import score_rewards
 from rlcore.models.policy import score_sequences
 from rlcore.training import learner as learner_module
@@ -192,15 +192,21 @@ def test_gradients_of_micro_batches_that_were_each_divided_show(monkeypatch: pyt
     assert all(each.distance > 0.1 * each.norm_sum for each in trial.gradients.values() if each.norm_sum > 1e-9)
 
 
-def test_an_overflow_of_float16_is_tried_again_at_a_smaller_scale_and_small_gradients_do_not_vanish() -> None:
-    learner = learner_of({"name": "grpo", "dtype": torch.float32})
-    set_compute_dtype(learner.policy, torch.float16)
-    learner.loss_scale = scale = LossScale(2.0**40, adapts=True)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_trials_of_half_precision_are_float32_and_leave_the_precision_of_the_run(dtype: torch.dtype) -> None:
+    learner = learner_of({"name": "ppo", "dtype": torch.float32})
+    assert learner.critic is not None
+    models = [learner.policy, learner.critic.backbone]
+    for model in models:
+        set_compute_dtype(model, dtype)
+    learner.loss_scale = scale = LossScale(2.0**40, adapts=True)  # the scaled gradient would overflow float16
     samples = strategies.random_samples(3, dtype=torch.float32)
     small = [dataclasses.replace(each, advantages=each.advantages * 1e-5) for each in samples]
-    trial = run_slow_path(learner, None, small, eos_ids=(2,), seed=1).trial
+    found = run_slow_path(learner, None, small, eos_ids=(2,), seed=1)
     assert learner.loss_scale == scale
-    assert trial is not None
-    assert trial.is_finite
-    for each in trial.gradients.values():
-        assert each.distance <= 0.05 * each.norm_sum + 1e-12
+    assert [compute_dtype(model) for model in models] == [dtype, dtype]
+    for trial in (found.trial, found.random_trial):
+        assert trial is not None
+        assert trial.gradients
+        for each in trial.gradients.values():
+            assert each.distance <= 1e-4 * each.norm_sum + 1e-12
