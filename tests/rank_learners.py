@@ -64,6 +64,7 @@ CASES = {
     "gspo": Case(algorithm="gspo"),
     "dapo": Case(algorithm="dapo"),
     "ppo": Case(algorithm="ppo"),
+    "ppo, penalty": Case(algorithm="ppo_penalty"),
     "ppo, clipped": Case(algorithm="ppo", update={"optim": CLIPPED}),
     "ppo, head": Case(algorithm="ppo", critic="shared"),
     "ppo, head that spares the backbone": Case(

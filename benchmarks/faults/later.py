@@ -19,6 +19,7 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.training import learner, losses, scoring_models
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
+from rlcore.training.losses import StepLosses
 from rlcore.types import Score
 
 
@@ -53,7 +54,7 @@ def head_alone(patch: Patches) -> None:
 def best_alone(patch: Patches) -> None:
     """Drop samples with a negative advantage from the gradient."""
     old = patch.set(
-        Learner, "_has_gradient", lambda self, sample: old(self, sample) and float(sample.advantages.sum()) >= 0.0
+        StepLosses, "has_gradient", lambda self, sample: old(self, sample) and float(sample.advantages.sum()) >= 0.0
     )
 
 

@@ -1,4 +1,4 @@
-"""KL divergence to the reference policy: estimators, losses with the right gradient, and the adaptive coefficient.
+"""KL divergence: estimators, losses with the right gradient, and adaptive coefficients.
 
 With d = policy_logprobs - ref_logprobs on tokens that the policy sampled (Schulman 2020, "Approximating KL
 divergence"):
@@ -9,6 +9,9 @@ divergence"):
 
 As a loss, k1 alone has zero expected gradient, and k3 alone has the wrong gradient. Multiplied by the differentiable
 ratio, both are exact. So is k2 times the detached importance weight.
+
+KL(old || policy) is another matter: its tokens come from the old policy, so k3 with d = old_logprobs - policy_logprobs
+is unbiased, and its plain gradient is exact.
 """
 
 from __future__ import annotations
@@ -97,3 +100,22 @@ class KlController:
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
         fraction = min(1.0, num_samples / self.horizon)  # a batch larger than the horizon must not flip the sign
         return replace(self, coefficient=self.coefficient * (1.0 + error * fraction))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PenaltyController:
+    """Coefficient beta of the penalty KL(old || policy), for a ``target`` in nats per token (Schulman et al. 2017)."""
+
+    coefficient: float
+    target: float
+
+    def updated(self, measured: float) -> PenaltyController:
+        """Return the controller after an update of mean KL ``measured``: beta halved below target / 1.5.
+
+        Above 1.5 * target it is doubled (section 4).
+        """
+        if measured < self.target / 1.5:
+            return replace(self, coefficient=self.coefficient / 2.0)
+        if measured > self.target * 1.5:
+            return replace(self, coefficient=self.coefficient * 2.0)
+        return self

@@ -1,5 +1,7 @@
 """Policy loss: ``sum of weight * (surrogate + beta * KL - c_H * entropy)`` over the tokens of a micro-batch.
 
+KL is to the reference policy, and for rows with a penalty also from the old policy, each with its beta.
+
 The weights are normalized over the whole optimizer step, so the losses of micro-batches add up.
 """
 
@@ -46,12 +48,13 @@ class LossInputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coefficients:
-    """Coefficients of the loss terms besides the surrogate. ``kl`` = 0 or ``entropy`` = 0 turns the term off."""
+    """Coefficients of the loss terms besides the surrogate; 0 turns a term off. ``penalty``: of KL(old || policy)."""
 
     kl: float
     kl_estimator: str
     entropy: float
     mismatch: RolloutCorrectionConfig
+    penalty: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -89,6 +92,8 @@ def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coeffici
     if coefficients.kl > 0.0:
         d = clamped_difference(inputs.policy_logprobs, inputs.ref_logprobs, mask)
         token_loss = token_loss + coefficients.kl * KL_LOSSES[coefficients.kl_estimator](d, log_ratio)
+    if coefficients.penalty > 0.0:
+        token_loss = token_loss + coefficients.penalty * k3(-log_ratio)
     entropy = inputs.entropy.masked_fill(~mask, 0.0)
     if coefficients.entropy > 0.0:
         token_loss = token_loss - coefficients.entropy * entropy

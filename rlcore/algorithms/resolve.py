@@ -16,6 +16,7 @@ from rlcore.config import ObjectiveConfig, RlConfig
 from rlcore.errors import ConfigError
 
 _SLOTS = ("advantage", "value_advantage", "ratio", "surrogate", "weighting")
+_PENALTY = {"penalty_coefficient": "coefficient", "penalty_target": "target"}  # constants of a row's penalty
 
 
 def resolve_algorithm(rl: RlConfig) -> Algorithm:
@@ -27,6 +28,7 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
     if rl.algorithm not in ALGORITHMS:
         raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
     _refuse_signal_of_groups(rl)
+    _refuse_penalty_of_one_step(rl)
     if ALGORITHMS[rl.algorithm].advantage is per_token_reward and not (
         rl.kl.coefficient and rl.kl.apply_to == "reward"
     ):
@@ -60,6 +62,17 @@ def _refuse_signal_of_groups(rl: RlConfig) -> None:
             )
 
 
+def _refuse_penalty_of_one_step(rl: RlConfig) -> None:
+    """Raise ConfigError if an algorithm with a penalty takes one step per iteration."""
+    if ALGORITHMS[rl.algorithm].penalty and rl.steps_per_iteration == 1:
+        raise ConfigError(
+            f"{rl.algorithm} needs several optimizer steps per iteration: in the first, the policy is the old policy, "
+            "and the penalty has no gradient",
+            where="update.num_minibatches",
+            fix="set update.num_epochs to 2, or update.num_minibatches to 2 with 2 prompts per iteration, or more",
+        )
+
+
 def with_objective(
     row: Algorithm, objective: ObjectiveConfig, *, name: str, run: Mapping[str, Any] = MappingProxyType({})
 ) -> Algorithm:
@@ -83,19 +96,22 @@ def with_objective(
 
 
 def with_constants(row: Algorithm, constants: Mapping[str, Any]) -> Algorithm:
-    """Bind the constants to each function of the row that has a keyword of that name."""
+    """Bind the constants to each function of the row that has a keyword of that name, and set those of its penalty."""
     changed: dict[str, Any] = {}
     for slot in _SLOTS:
         function = getattr(row, slot)
         used = {name: value for name, value in constants.items() if name in _keywords(function)}
         if used:
             changed[slot] = partial(function, **used)
+    penalty = {field: constants[name] for name, field in _PENALTY.items() if name in constants}
+    if row.penalty and penalty:
+        changed["penalty"] = replace(row.penalty, **penalty)
     return replace(row, **changed)
 
 
 def constants_of(row: Algorithm) -> set[str]:
-    """Return the names of a row's constants: the keyword-only parameters of its functions."""
-    return {name for slot in _SLOTS for name in _keywords(getattr(row, slot))}
+    """Return the names of a row's constants: the keyword-only parameters of its functions, and those of its penalty."""
+    return {name for slot in _SLOTS for name in _keywords(getattr(row, slot))} | set(_PENALTY if row.penalty else ())
 
 
 def _keywords(function: Any) -> set[str]:

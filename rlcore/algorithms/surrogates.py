@@ -56,6 +56,14 @@ def ppo_clip(
     return Surrogate(loss, clipped_low=(ratio < 1.0 - clip_low) & (advantages < 0), clipped_high=clipped_high)
 
 
+def unclipped(
+    log_ratio: Float[Tensor, "tokens"], policy_logprobs: Float[Tensor, "tokens"], advantages: Float[Tensor, "tokens"]
+) -> Surrogate:
+    """Return ``-ratio * A`` (Schulman et al. 2017, eq. 6); only a penalty bounds the ratio."""
+    nowhere = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(-log_ratio.exp() * advantages, nowhere, nowhere)
+
+
 def cispo(
     log_ratio: Float[Tensor, "tokens"],
     policy_logprobs: Float[Tensor, "tokens"],

@@ -18,8 +18,18 @@ from rlcore.algorithms.advantages import (
     policy_gae,
     value_gae,
 )
+from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.ratios import RatioFn, completion_ratio, sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import Surrogate, SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
+from rlcore.algorithms.surrogates import (
+    Surrogate,
+    SurrogateFn,
+    cispo,
+    dppo_tv,
+    ppo_clip,
+    reinforce,
+    sapo,
+    unclipped,
+)
 from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, sequence_sum, token_mean
 
 
@@ -29,6 +39,10 @@ class Algorithm:
 
     A run sets constants by the keyword names of these functions (:func:`rlcore.algorithms.resolve.resolve_algorithm`).
     With a critic, the advantages are whitened, and ``value_advantage`` defines the critic's returns.
+
+    With a ``penalty``, a token's loss has the term beta * KL(old || policy), and the learner adapts beta from its start
+    in the row (Schulman et al. 2017, eq. 8). The paper's exact KL is replaced by its estimate k3 at the sampled token
+    (:mod:`rlcore.algorithms.kl`).
     """
 
     advantage: AdvantageFn
@@ -36,6 +50,7 @@ class Algorithm:
     surrogate: SurrogateFn
     weighting: WeightingFn
     value_advantage: AdvantageFn | None = None
+    penalty: PenaltyController | None = None
 
     @property
     def uses_critic(self) -> bool:
@@ -58,6 +73,7 @@ _Row = tuple[AdvantageFn, RatioFn, SurrogateFn, WeightingFn]
 _ROWS: dict[str, _Row] = {
     # name          advantage         ratio             surrogate                   weighting
     "ppo":         (_GAE,             token_ratio,      _clip(0.2, 0.2),            token_mean),
+    "ppo_penalty": (_GAE,             token_ratio,      unclipped,                  token_mean),
     "grpo":        (group_normalized, token_ratio,      _clip(0.2, 0.2),            sequence_mean),
     "dr_grpo":     (group_centered,    token_ratio,      _clip(0.2, 0.2),            _PER_LENGTH),
     "dapo":        (group_normalized, token_ratio,      _clip(0.2, 0.28),           token_mean),
@@ -71,7 +87,9 @@ _ROWS: dict[str, _Row] = {
     "distil":      (per_token_reward, token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
-_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE}  # rows with a critic: its value_advantage
+# rows with a critic: its value_advantage; rows with a penalty: its start
+_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE, "ppo_penalty": _CRITIC_GAE}
+_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
         name: Algorithm(
@@ -80,6 +98,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             surrogate=surrogate,
             weighting=weighting,
             value_advantage=_CRITICS.get(name),
+            penalty=_PENALTIES.get(name),
         )
         for name, (advantage, ratio, surrogate, weighting) in _ROWS.items()
     }

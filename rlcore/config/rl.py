@@ -138,7 +138,8 @@ class ObjectiveConfig:
 
     ``scale``: divisor of a group's centred rewards: the std of the group or of the batch, or nothing. ``clip_low``,
     ``clip_high``: bounds of the ratio, or of the probability difference (dppo_tv). ``dual_clip``: bound of the ratio
-    for negative advantages (usually 3), 0: off. ``gate_…``: of sapo. ``constant_length`` in tokens.
+    for negative advantages (usually 3), 0: off. ``gate_…``: of sapo. ``penalty_…``, of ppo_penalty: starting
+    coefficient, and target of the KL after an update in nats per token. ``constant_length`` in tokens.
     """
 
     scale: Literal["group", "group_sample", "batch", "batch_sample", "none"] | None = None
@@ -147,6 +148,8 @@ class ObjectiveConfig:
     dual_clip: NonNegativeFloat | None = None
     gate_positive: PositiveFloat | None = None
     gate_negative: PositiveFloat | None = None
+    penalty_coefficient: PositiveFloat | None = None
+    penalty_target: PositiveFloat | None = None
     weighting: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None = None
     constant_length: PositiveInt | None = None  # for weighting = constant; left out: sampling.max_new_tokens
 
@@ -253,6 +256,11 @@ class RlConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     eval_every: NonNegativeInt = 0
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Largest number of optimizer steps of an iteration: a minibatch has at least one prompt."""
+        return self.update.num_epochs * min(self.update.num_minibatches, self.prompts_per_iteration)
 
     @property
     def bound_to_length(self) -> str:

@@ -226,6 +226,7 @@ def _scalars(learner: Learner) -> dict[str, Any]:
     return {
         "policy_version": learner.policy_version,  # determines the step of the schedules
         "kl_coefficient": learner.kl.coefficient,
+        "penalty_coefficient": learner.penalty.coefficient if learner.penalty else 0.0,
         "tokens_per_microbatch": learner.tokens_per_microbatch,
         "num_skipped": learner.num_skipped,
         "loss_scale": dataclasses.asdict(learner.loss_scale),
@@ -246,6 +247,8 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
     learner.kl = KlController(
         coefficient=scalars["kl_coefficient"], target=learner.kl.target, horizon=learner.kl.horizon
     )
+    if learner.penalty:
+        learner.penalty = dataclasses.replace(learner.penalty, coefficient=scalars["penalty_coefficient"])
     held = _tensors(learner)  # whole on the first rank
     verify_restored(held if learner.ranks.is_first else {}, folder)
 

@@ -52,7 +52,7 @@ ROUNDING = 1e-6  # gradient norm; a policy equal to its reference has 6e-9 from 
 
 
 class Learner:
-    """Owner of all training state: weights, optimizers, schedules, KL coefficient, policy version."""
+    """Owner of all training state: weights, optimizers, schedules, KL coefficients, policy version."""
 
     def __init__(
         self, policy: PreTrainedModel, critic: ScalarHeadModel | None, *, algorithm: Algorithm, config: RlConfig
@@ -71,6 +71,7 @@ class Learner:
             self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], self._critic_optim)
             self.schedulers.append(make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps))
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
+        self.penalty = algorithm.penalty
         self.loss_scale = LossScale.of(policy) if critic is None else LossScale.of(policy, critic.backbone)
         self.tokens_per_microbatch = update.tokens_per_microbatch  # reduced when memory runs out
         self.policy_version = self.steps_taken = 0  # steps of the policy's optimizer in this process
@@ -127,11 +128,8 @@ class Learner:
         zero_grad(self.policy, self.critic)  # left by skipped steps
         self.policy_version += 1
         self._seek_schedules(0)
-        metrics = totals.means() | self._rates() | {"update/token_fraction": measured / num_policy_tokens(samples)}
-        if update.early_stop_kl > 0.0 or update.early_stop_ref_kl > 0.0:
-            metrics["update/epochs"] = epoch + 1.0
-        if update.early_stop_ref_kl > 0.0:
-            metrics["kl/ref_last_epoch"] = totals.epoch_ref_kl()
+        metrics = totals.means() | self._rates() | totals.early_stop_metrics(update, num_epochs=epoch + 1)
+        metrics |= {"update/token_fraction": measured / num_policy_tokens(samples)} | self._adapt_penalty(samples)
         return UpdateStats(
             policy_version=self.policy_version,
             moved=self._has_moved,
@@ -155,6 +153,8 @@ class Learner:
             "learning_rate": float(self.schedulers[0].get_last_lr()[0]),
             "kl/coefficient": self.kl.coefficient,
         }
+        if self.penalty is not None:
+            metrics["kl/penalty_coefficient"] = self.penalty.coefficient
         if self.critic is not None:
             metrics["critic/learning_rate"] = float(self.schedulers[-1].get_last_lr()[-1])
         return metrics
@@ -169,6 +169,14 @@ class Learner:
     def observe_kl(self, mean_kl: float, num_samples: int) -> None:
         """Update the adaptive KL coefficient with the mean KL of an iteration (nats per completion)."""
         self.kl = self.kl.updated(mean_kl, num_samples)
+
+    def _adapt_penalty(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+        """Adapt the penalty of the row, if the policy has moved, to the KL of the update; return this KL."""
+        if self.penalty is None or not self._has_moved:
+            return {}
+        measured = self._losses().kl_from_old(samples, tokens_per_microbatch=self.tokens_per_microbatch)
+        self.penalty = self.penalty.updated(measured)
+        return {"kl/after_update": measured}
 
     def _step(self, samples: Sequence[TrainingSample], totals: StatAccumulator) -> StatAccumulator:
         """Take one optimizer step over a minibatch; return the updated totals.
@@ -219,12 +227,12 @@ class Learner:
         self._accumulated = [digest(sample) for sample in samples]
         totals = before.rank_fraction(self.ranks)
         weights = token_weights(self.algorithm, samples)
-        chosen = [i for i, sample in enumerate(samples) if self._has_gradient(sample)]
+        losses = self._losses()
+        chosen = [i for i, sample in enumerate(samples) if losses.has_gradient(sample)]
         sequences = token_sequences([samples[i] for i in chosen])
         mine = rank_indices(self.policy, sequences, tokens_per_microbatch=tokens_per_microbatch)
         trained, counted = [samples[chosen[i]] for i in mine], [weights[chosen[i]] for i in mine]
         zero_grad(self.policy, self.critic)  # an aborted update may have left some
-        losses = self._losses()
         batches = pack_for(self.policy, token_sequences(trained), tokens_per_microbatch=tokens_per_microbatch)
         for number, batch in enumerate(batches):
             self._show_progress(number / len(batches))
@@ -276,17 +284,9 @@ class Learner:
     def _trains_policy(self) -> bool:
         return self.critic is None or self.policy_version >= self.config.critic.warmup_iterations
 
-    def _has_gradient(self, sample: TrainingSample) -> bool:
-        """Return False for a completion without advantage if no other loss term needs its forward pass.
-
-        This is exact: the completion stays in the denominator and adds 0 to the numerator.
-        """
-        others = self._coefficients
-        return others.kl > 0.0 or others.entropy > 0.0 or self.critic is not None or bool(sample.advantages.any())
-
     @property
     def _coefficients(self) -> Coefficients:
-        return coefficients_of(self.config, kl=self.kl.coefficient)
+        return coefficients_of(self.config, kl=self.kl.coefficient, penalty=self.penalty)
 
     def _losses(self) -> StepLosses:
         return StepLosses(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.kl import k3
+from rlcore.algorithms.kl import PenaltyController, k3
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
@@ -24,7 +24,8 @@ from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch
-from rlcore.training.minibatches import Columns, token_sequences
+from rlcore.training.minibatches import Columns, num_policy_tokens, token_sequences
+from rlcore.training.scoring_models import ScoringModels
 from rlcore.training.update_stats import FIRST_TOKENS, StatAccumulator
 from rlcore.types import TrainingSample
 
@@ -69,6 +70,31 @@ class StepLosses:
             starts_at_one=self.starts_at_one,
             tracks_reference=self.config.update.early_stop_ref_kl > 0.0,
         )
+
+    def has_gradient(self, sample: TrainingSample) -> bool:
+        """Return False for a completion without advantage if no other loss term needs its forward pass.
+
+        This is exact: the completion stays in the denominator and adds 0 to the numerator.
+        """
+        others = self.coefficients
+        has_terms = others.kl > 0.0 or others.entropy > 0.0 or others.penalty > 0.0
+        return has_terms or self.critic is not None or bool(sample.advantages.any())
+
+    def kl_from_old(self, samples: Sequence[TrainingSample], *, tokens_per_microbatch: int) -> float:
+        """Return KL(old || policy), nats per token of all samples, by one more forward pass of the policy."""
+        models = ScoringModels(
+            policy=self.policy,
+            reference=None,
+            critic=None,
+            temperature=self.config.sampling.temperature,
+            tokens_per_microbatch=tokens_per_microbatch,
+        )
+        now = models.passes(token_sequences(samples), needs_policy=True, cut=()).old
+        total = sum(
+            float(k3(clamped_difference(sample.old_logprobs, logprobs, sample.loss_mask)).double().sum())
+            for sample, logprobs in zip(samples, now, strict=True)
+        )
+        return total / num_policy_tokens(samples)
 
     @torch.no_grad()
     def measure(
@@ -124,13 +150,14 @@ class StepLosses:
         )
 
 
-def coefficients_of(config: RlConfig, *, kl: float) -> Coefficients:
+def coefficients_of(config: RlConfig, *, kl: float, penalty: PenaltyController | None) -> Coefficients:
     """Return the coefficients of the loss terms; ``kl`` is the current coefficient, unused if KL is in the reward."""
     return Coefficients(
         kl=kl if config.kl.apply_to == "loss" else 0.0,
         kl_estimator=config.kl.estimator,
         entropy=config.update.entropy_coefficient,
         mismatch=config.update.rollout_correction,
+        penalty=penalty.coefficient if penalty else 0.0,
     )
 
 

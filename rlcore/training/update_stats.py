@@ -138,6 +138,15 @@ class StatAccumulator:
         from_old = update.early_stop_kl > 0.0 and self.epoch_mean("kl/old") > update.early_stop_kl
         return from_old or (update.early_stop_ref_kl > 0.0 and self.epoch_ref_kl() > update.early_stop_ref_kl)
 
+    def early_stop_metrics(self, update: UpdateConfig, *, num_epochs: int) -> dict[str, float]:
+        """Return the metrics of the limits that are set, after ``num_epochs`` epochs."""
+        metrics: dict[str, float] = {}
+        if update.early_stop_kl > 0.0 or update.early_stop_ref_kl > 0.0:
+            metrics["update/epochs"] = float(num_epochs)
+        if update.early_stop_ref_kl > 0.0:
+            metrics["kl/ref_last_epoch"] = self.epoch_ref_kl()
+        return metrics
+
     @property
     def _epoch_tokens(self) -> int:
         return max(1, self.num_tokens - int(self._epoch_start[1]))

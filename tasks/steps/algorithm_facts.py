@@ -61,7 +61,7 @@ def _deciding(rl: RlConfig) -> RlConfig:
             dynamic_sampling_rounds=min(sampling.dynamic_sampling_rounds, 1),
             zero_signal_keep_prob=0.5 if sampling.zero_signal_keep_prob < 1.0 else 1.0,
         ),
-        update=UpdateConfig(objective=rl.update.objective),
+        update=UpdateConfig(num_epochs=min(rl.steps_per_iteration, 2), objective=rl.update.objective),
         kl=KlConfig(coefficient=float(rl.kl.coefficient > 0.0), apply_to=rl.kl.apply_to),
         critic=CriticConfig(gamma=critic.gamma, lam=critic.lam, gae=critic.gae),
     )

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 ALWAYS_LOGGED = [
     "reward/mean", "reward/std", "reward/term/<name>", "reward/term_std/<name>", "reward/term_zero/<name>",
     "reward/term_unscored/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
+    "kl/penalty_coefficient", "kl/after_update",
     "clip/fraction", "clip/low", "clip/high", "entropy", "entropy/sampled", "loss/policy",
     "update/token_fraction", "loss/value",
     "value/explained_variance", "advantage/mean", "advantage/std", "completion/length", "completion/truncated",

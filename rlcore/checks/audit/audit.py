@@ -14,19 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit import comparison
+from rlcore.checks.audit import comparison, learner_state
 from rlcore.checks.audit.advantage_tracking import AdvantageTracker
 from rlcore.checks.audit.budget import TimeBudget
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.draws import DrawAudit, IndexedRollouts
 from rlcore.checks.audit.episode_checks import choose_episodes, is_agents, samples_of
 from rlcore.checks.audit.integrity import digest_of_prompts
-from rlcore.checks.audit.learner_state import (
-    learner_state_errors,
-    next_coefficient,
-    reference_errors,
-    reference_logprobs,
-)
 from rlcore.checks.audit.prompt_checks import expected_prompts, group_errors, prompt_errors
 from rlcore.checks.audit.reference_impl import trainable
 from rlcore.checks.audit.reward_terms import RewardAudit, known_prompts
@@ -68,6 +62,7 @@ class Audit:
         self._ref_logprobs: list[float] = []  # at the start of the run
         self._num_missing, self._samples_digest = 0, ""  # failed rollouts that may be missing
         self._coefficient: float | None = None  # of an adaptive KL
+        self._penalty = learner_state.first_penalty(components.config)  # None: unknown
         self._prompts = digest_of_prompts(components.prompts) if self.is_on else ""
 
     @property
@@ -101,6 +96,7 @@ class Audit:
             "prompts": self._prompts,
             "num_missing": self._num_missing,
             "coefficient": self._coefficient,
+            "penalty": self._penalty,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -109,8 +105,10 @@ class Audit:
         self._draws.restore(state.get("sampling", {}))
         self._num_missing, self._coefficient = state.get("num_missing", 0), state.get("coefficient")
         if state:
+            self._penalty = state.get("penalty")
             if not state["prompts"]:  # the audit was off until now
                 self._coefficient = self._components.learner.kl_coefficient
+                self._penalty = None
             self._tracker.values = list(state["advantage_correlations"])
             self._ref_logprobs = list(state["ref_logprobs"])
             if self._prompts and state["prompts"] not in ("", self._prompts):
@@ -146,7 +144,9 @@ class Audit:
             components, config = self._components, self._components.config
             samples = experience.samples
             self._samples_digest = digest_of(samples)
-            self._report(learner_state_errors(components, iteration, coefficient=self._coefficient), iteration)
+            self._report(
+                learner_state.learner_state_errors(components, iteration, coefficient=self._coefficient), iteration
+            )
             self._check_groups(groups, scheduled, iteration)
             in_reward = components.learner.has_reference and config.kl.apply_to == "reward"
             penalty = components.learner.kl_coefficient if in_reward else 0.0
@@ -193,7 +193,9 @@ class Audit:
             self._report(comparison.arrival_errors(stats, self._samples_digest), iteration)
             if not stats.skipped:
                 now, count = learner.kl_coefficient, len({sample.episode for sample in samples})
-                self._coefficient = next_coefficient(config.kl, now, mean_kl=mean_kl, count=count)
+                self._coefficient = learner_state.next_coefficient(config.kl, now, mean_kl=mean_kl, count=count)
+            self._report(learner_state.penalty_errors(stats.metrics, self._penalty), iteration)
+            self._penalty = learner_state.next_penalty(config, stats.metrics)
             self._report([Discrepancy(summary=error, fix=_OPTIMIZER) for error in learner.step_errors()], iteration)
             self._report(comparison.update_errors(stats, samples, config, kl=learner.kl_coefficient), iteration)
             if audited is not None and stats.moved:
@@ -258,9 +260,11 @@ class Audit:
             self._report([error], iteration)
 
     def _check_reference(self, iteration: int) -> None:
-        found = reference_logprobs(self._components)
+        found = learner_state.reference_logprobs(self._components)
         self._ref_logprobs = self._ref_logprobs or found
-        self._report(reference_errors(self._components, found, self._ref_logprobs if found else []), iteration)
+        self._report(
+            learner_state.reference_errors(self._components, found, self._ref_logprobs if found else []), iteration
+        )
 
     def _check_direction(self, iteration: int) -> None:
         if self._tracker.is_backwards:

@@ -39,7 +39,7 @@ def with_drawn_numbers(
 def _drawn_old(known: Tensor, row: AlgorithmSpec, draws: torch.Generator) -> Tensor:
     """Return log-probabilities of an old policy, at distances from the policy around the clipping bounds."""
     each, together = (torch.rand(size, generator=draws) * 2.0 - 1.0 for size in (len(known), 1))
-    bound = 0.3 if row.surrogate == "sapo" else min(0.3, max(row.low, row.high))
+    bound = 0.3 if row.surrogate in ("sapo", "unclipped") else min(0.3, max(row.low, row.high))
     if row.surrogate == "dppo_tv":
         return (known.exp() + 3.0 * bound * each).clamp(min=1e-4, max=1.0).log()
     if row.ratio == "token":

@@ -1,13 +1,14 @@
-"""Audit of the learner's state: its version, its KL coefficient, and its reference policy."""
+"""Audit of the learner's state: its version, its KL coefficients, and its reference policy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.config import KlConfig
+from rlcore.checks.audit.reference_impl import row_of
+from rlcore.config import KlConfig, RlConfig
 from rlcore.text.packing import TokenSequence
 
 if TYPE_CHECKING:
@@ -39,6 +40,29 @@ def next_coefficient(kl: KlConfig, now: float, *, mean_kl: float, count: int) ->
         return None
     error = min(max(mean_kl / kl.target - 1.0, -0.2), 0.2)
     return now * (1.0 + error * min(1.0, count / kl.horizon))
+
+
+def first_penalty(config: RlConfig) -> float | None:
+    """Return the coefficient of KL(old || policy) at the start of a run, or None without reference implementation."""
+    row = row_of(config)
+    return row.beta if row else None
+
+
+def penalty_errors(metrics: Mapping[str, float], expected: float | None) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if an update had another coefficient of the penalty than ``expected``; None: unknown."""
+    found = metrics.get("kl/penalty_coefficient", 0.0)
+    if expected is not None and not math.isclose(found, expected, rel_tol=1e-9):
+        summary = "the coefficient of the penalty"
+        yield Discrepancy(summary=summary, expected=f"{expected:g}", actual=f"{found:g}", fix=_RESUMED)
+
+
+def next_penalty(config: RlConfig, metrics: Mapping[str, float]) -> float | None:
+    """Return the coefficient after an update: doubled or halved if its KL is 1.5 times off (Schulman et al. 2017)."""
+    row, now = row_of(config), metrics.get("kl/penalty_coefficient", 0.0)
+    if row is None:
+        return None
+    target, measured = row.target, metrics.get("kl/after_update", row.target)  # not logged if the policy did not move
+    return now * (2.0 if measured > 1.5 * target else 0.5 if measured < target / 1.5 else 1.0)
 
 
 def reference_logprobs(components: Components) -> list[float]:

@@ -54,6 +54,7 @@ def policy_loss(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, coefficien
     loss = _surrogate(row, log_ratio, tokens.logprobs, tokens.advantages)
     if coefficient > 0.0:
         loss = loss + coefficient * _kl(config.kl.estimator, tokens.logprobs - tokens.ref_logprobs, own_ratio.exp())
+    loss = loss + row.beta * (own_ratio.exp() - 1.0 - own_ratio)
     loss = loss - config.update.entropy_coefficient * tokens.entropy
     weighted: Tensor = loss * _correction(old - tokens.sampler_logprobs, config.update.rollout_correction)
     return weighted
@@ -91,7 +92,7 @@ def is_marginal(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, dtype: tor
     if row.surrogate == "dppo_tv":
         moved = tokens.logprobs.detach().exp() - tokens.old.exp()
         bounds = [(moved, bound) for bound in (-row.low, row.high)]
-    if row.surrogate == "sapo":
+    if row.surrogate in ("sapo", "unclipped"):
         bounds = []
     found = any(bool(((values - bound).abs() < 2.0 * spread * values.abs()).any()) for values, bound in bounds)
     mismatch = config.update.rollout_correction
@@ -103,6 +104,8 @@ def is_marginal(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, dtype: tor
 
 def _surrogate(row: AlgorithmSpec, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
     ratio, low, high = log_ratio.exp(), 1.0 - row.low, 1.0 + row.high
+    if row.surrogate == "unclipped":
+        return -ratio * advantages
     if row.surrogate == "cispo":
         return -ratio.detach().clamp(low, high) * advantages * logprobs
     is_clipped = ((ratio < low) & (advantages < 0)) | ((ratio > high) & (advantages > 0))

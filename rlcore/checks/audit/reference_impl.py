@@ -24,7 +24,8 @@ _LOG_RATIO = 20.0
 class AlgorithmSpec:
     """Specification of an algorithm by names: baseline of the advantage, ratio, surrogate and weighting.
 
-    ``low``, ``high``: bounds of the ratio below and above 1; for dppo_tv, of the probability difference.
+    ``low``, ``high``: bounds of the ratio below and above 1; for dppo_tv, of the probability difference. ``beta``:
+    first coefficient of KL(old || policy); ``target``: of this KL after an update.
     """
 
     advantage: str
@@ -36,11 +37,14 @@ class AlgorithmSpec:
     dual: float = 0.0
     gate_positive: float = 1.0
     gate_negative: float = 1.05
+    beta: float = 0.0
+    target: float = 0.0
 
 
 # fmt: off
 ROWS: Mapping[str, AlgorithmSpec] = MappingProxyType({
     "ppo":         AlgorithmSpec("gae",           "token",      "clip",      "token_mean"),
+    "ppo_penalty": AlgorithmSpec("gae",           "token",      "unclipped", "token_mean", beta=1.0, target=0.01),
     "grpo":        AlgorithmSpec("group",         "token",      "clip",      "sequence_mean"),
     "dr_grpo":     AlgorithmSpec("none",          "token",      "clip",      "constant"),
     "dapo":        AlgorithmSpec("group",         "token",      "clip",      "token_mean", 0.2, 0.28),
@@ -73,7 +77,8 @@ def row_of(config: RlConfig) -> AlgorithmSpec | None:
     if objective.scale is not None:
         chosen["advantage"] = objective.scale
     settings = {"low": "clip_low", "high": "clip_high", "dual": "dual_clip"}
-    for name in ("weighting", "low", "high", "dual", "gate_positive", "gate_negative"):
+    settings |= {"beta": "penalty_coefficient", "target": "penalty_target"}
+    for name in ("weighting", "gate_positive", "gate_negative", *settings):
         value = getattr(objective, settings.get(name, name))
         if value is not None:
             chosen[name] = value

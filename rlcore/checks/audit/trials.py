@@ -119,6 +119,7 @@ def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingS
     1 - probability, which rounding changes by a quarter where a trained model is confident. A base that is stored in
     half precision, under an adapter, stays in it, and only losses are compared.
     """
+    row = replace(row, beta=learner.penalty.coefficient if learner.penalty else 0.0)  # the current one
     with _in_float32(learner):
         return _trials_once(learner, row, samples, seed=seed)
 
@@ -149,7 +150,8 @@ def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[Trainin
         is_clear = is_clear and clear
     first = unchanged.trial(losses, theirs)
     # Rounding decides on which side of a bound a token is. This changes gradients, but no loss that is continuous.
-    is_smooth = row.surrogate in ("clip", "cispo", "sapo") and learner.config.update.rollout_correction.mode != "mask"
+    smooth = ("clip", "cispo", "sapo", "unclipped")
+    is_smooth = row.surrogate in smooth and learner.config.update.rollout_correction.mode != "mask"
     if not (is_clear or is_smooth):
         return Trials(logprobs=tuple(logprobs), unchanged=first, random=None)
     second = random.trial(*_update(learner, drawn, chosen[1], moved=True))

@@ -22,6 +22,7 @@ SURE = 1.0 - 1e-9
 BIASED: Mapping[str, str] = MappingProxyType(
     {
         "ppo": "the mean over the step's tokens: its denominator goes with the lengths that were drawn",
+        "ppo_penalty": "as ppo",
         "grpo": "divided by the group's std, and each completion by its length",
         "dapo": "divided by the group's std, and by the number of tokens that were drawn",
         "gspo": "divided by the group's std, and each completion by its length",

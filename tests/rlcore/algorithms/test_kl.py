@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 
-from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, k1
+from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, PenaltyController, k1
 
 Categorical = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -102,3 +103,20 @@ def test_the_adaptive_coefficient_moves_by_the_clipped_error() -> None:
 def test_the_horizon_is_ten_thousand_completions_unless_set() -> None:
     # Error clipped to 0.2; 1,000 of 10,000 completions: factor 1 + 0.2 * 0.1 = 1.02.
     assert KlController(coefficient=1.0, target=1.0).updated(9.0, 1000).coefficient == pytest.approx(1.02, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("measured", "factor"),
+    [
+        (0.0, 0.5),
+        (math.nextafter(0.03 / 1.5, 0.0), 0.5),
+        (0.03 / 1.5, 1.0),
+        (0.03, 1.0),
+        (0.03 * 1.5, 1.0),
+        (math.nextafter(0.03 * 1.5, 1.0), 2.0),
+        (9.0, 2.0),
+    ],
+)
+def test_the_penalty_is_halved_or_doubled_beyond_the_bounds_and_not_at_them(measured: float, factor: float) -> None:
+    controller = PenaltyController(coefficient=0.7, target=0.03)
+    assert controller.updated(measured) == dataclasses.replace(controller, coefficient=0.7 * factor)

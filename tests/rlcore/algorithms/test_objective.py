@@ -59,6 +59,34 @@ def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_diff
     torch.testing.assert_close(ours, 0.3 * exact, rtol=1e-9, atol=1e-12)
 
 
+def test_the_penalty_gives_the_number_worked_by_hand() -> None:
+    # logp -1.8, old -2.1: ratio 1.349859, A 0.2, beta 3: -0.269972 + 3 * (1.349859 - 1 - 0.3) = -0.120395.
+    # Gradient: -0.269972 + 3 * (1.349859 - 1) = 0.779604.
+    policy = torch.tensor([-1.8], dtype=torch.float64, requires_grad=True)
+    inputs = loss_inputs(policy_logprobs=policy, old_logprobs=[-2.1], advantages=[0.2])
+    loss = policy_loss(inputs, ALGORITHMS["ppo_penalty"], dataclasses.replace(PLAIN, penalty=3.0)).loss
+    assert float(loss.detach()) == pytest.approx(-0.120395, abs=1e-6)
+    assert float(torch.autograd.grad(loss, policy)[0]) == pytest.approx(0.779604, abs=1e-6)
+
+
+def test_the_penalty_is_beta_times_the_kl_from_the_old_policy_and_so_is_its_gradient() -> None:
+    # As above: the engine draws the tokens, and the mismatch weight makes them the old policy's.
+    generator = torch.Generator().manual_seed(3)
+    logits, old, sampler = torch.randn(3, 6, generator=generator, dtype=torch.float64) * 0.5
+    logits.requires_grad_()
+    policy, old, sampler = (x.log_softmax(0) for x in (logits, old, sampler))
+    inputs = loss_inputs(policy_logprobs=policy, old_logprobs=old, sampler_logprobs=sampler, weights=sampler.exp())
+    mismatch = RolloutCorrectionConfig(mode="truncate", high=1e6)
+    loss = policy_loss(
+        inputs, ALGORITHMS["ppo_penalty"], dataclasses.replace(PLAIN, penalty=0.3, mismatch=mismatch)
+    ).loss
+    exact = (old.exp() * (old - policy)).sum()
+    torch.testing.assert_close(loss, 0.3 * exact, rtol=1e-12, atol=1e-14)
+    ours, theirs = (torch.autograd.grad(each, logits, retain_graph=True)[0] for each in (loss, 0.3 * exact))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    assert float(theirs.norm()) > 0.01
+
+
 def test_the_entropy_bonus_lowers_the_loss() -> None:
     # Two tokens of weight 1/2 with entropies 1 and 3: the mean is 2, times 0.01.
     coefficients = dataclasses.replace(PLAIN, entropy=0.01)

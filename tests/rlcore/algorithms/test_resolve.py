@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from rlcore.algorithms.advantages import SCALES
-from rlcore.algorithms.resolve import constants_of, with_objective
+from rlcore.algorithms.kl import PenaltyController
+from rlcore.algorithms.resolve import constants_of, resolve_algorithm, with_objective
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.algorithms.weighting import WEIGHTINGS
-from rlcore.config import ObjectiveConfig
+from rlcore.config import ObjectiveConfig, UpdateConfig
 from rlcore.errors import ConfigError
 from tests import strategies
 
@@ -23,6 +24,8 @@ VALUES: dict[str, Any] = {
     "dual_clip": 3.0,
     "gate_positive": 2.0,
     "gate_negative": 2.0,
+    "penalty_coefficient": 3.0,
+    "penalty_target": 0.1,
     "constant_length": 7,
 }
 
@@ -40,7 +43,7 @@ def loss_of(algorithm: Algorithm, *, ratio: float, advantage: float) -> float:
     return float(algorithm.surrogate(log_ratio, logprob, torch.tensor([advantage], dtype=torch.float64)).loss)
 
 
-def computed(algorithm: Algorithm) -> list[list[float]]:
+def computed(algorithm: Algorithm) -> list[Any]:
     """Return the results of a row's functions on tokens whose probability has moved either way."""
     log_ratio = torch.linspace(-3.0, 3.0, 241, dtype=torch.float64).repeat(2)
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(241)
@@ -50,6 +53,7 @@ def computed(algorithm: Algorithm) -> list[list[float]]:
         algorithm.advantage(episodes).flatten().tolist(),
         algorithm.surrogate(log_ratio, logprobs, advantages).loss.tolist(),
         algorithm.weighting(torch.ones(2, 3, dtype=torch.bool), torch.arange(2)).flatten().tolist(),
+        algorithm.penalty,
     ]
 
 
@@ -57,6 +61,7 @@ def computed(algorithm: Algorithm) -> list[list[float]]:
     ("name", "known"),
     [
         ("ppo", {"gamma", "lam", "lam_alpha", "lam_value", "clip_low", "clip_high", "dual_clip"}),
+        ("ppo_penalty", {"gamma", "lam", "lam_alpha", "lam_value", "penalty_coefficient", "penalty_target"}),
         ("grpo", {"scale", "clip_low", "clip_high", "dual_clip"}),
         ("dr_grpo", {"scale", "clip_low", "clip_high", "dual_clip", "constant_length"}),
         ("cispo", {"scale", "clip_low", "clip_high"}),
@@ -92,6 +97,25 @@ def test_the_bounds_of_the_ratio_reach_the_clip() -> None:
     assert loss_of(changed, ratio=0.5, advantage=-1.0) == pytest.approx(0.9)
     assert loss_of(changed, ratio=4.0, advantage=-1.0) == pytest.approx(3.0)
     assert loss_of(row("grpo", dual_clip=0.0), ratio=4.0, advantage=-1.0) == pytest.approx(4.0)
+
+
+def test_the_penalty_has_the_papers_start_and_a_run_sets_both_numbers() -> None:
+    assert ALGORITHMS["ppo_penalty"].penalty == PenaltyController(coefficient=1.0, target=0.01)
+    changed = row("ppo_penalty", penalty_coefficient=3.0, penalty_target=0.05)
+    assert changed.penalty == PenaltyController(coefficient=3.0, target=0.05)
+
+
+@pytest.mark.parametrize(("epochs", "minibatches", "prompts"), [(1, 1, 8), (1, 4, 1)])
+def test_a_penalty_without_a_second_step_is_refused(epochs: int, minibatches: int, prompts: int) -> None:
+    def resolved(**update: int) -> Algorithm:
+        config = UpdateConfig(**({"num_epochs": epochs, "num_minibatches": minibatches} | update))
+        return resolve_algorithm(strategies.rl_config("ppo_penalty", update=config, prompts_per_iteration=prompts))
+
+    with pytest.raises(ConfigError, match=r"ppo_penalty needs several optimizer steps per iteration") as caught:
+        resolved()
+    assert caught.value.where == "update.num_minibatches"
+    assert "num_epochs to 2" in caught.value.fix
+    assert resolved(num_epochs=2).penalty
 
 
 def test_the_gates_of_sapo_are_settings_of_their_own() -> None:

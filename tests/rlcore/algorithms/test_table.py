@@ -16,7 +16,9 @@ from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 
 EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
-COEFFICIENTS = Coefficients(kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=RolloutCorrectionConfig(high=3.0))
+COEFFICIENTS = Coefficients(
+    kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=RolloutCorrectionConfig(high=3.0), penalty=0.7
+)
 SURROGATE_ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 LENGTHS = (3, 5, 1, 4, 2, 6)
 VOCABULARY = 9

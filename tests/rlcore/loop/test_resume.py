@@ -24,7 +24,7 @@ PATHS: dict[str, dict[str, Any]] = {
     "passing over": {"sampling": SamplingConfig(max_new_tokens=6, zero_signal_keep_prob=0.5)},
     "passing over, far ahead": {"sampling": SamplingConfig(max_new_tokens=6, zero_signal_keep_prob=0.5, staleness=2)},
     "dynamic": {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=1)},
-    "critic": {"algorithm": "ppo", "update": TWICE},
+    "critic": {"algorithm": "ppo_penalty", "update": TWICE},
 }
 
 

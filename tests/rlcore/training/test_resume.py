@@ -27,7 +27,7 @@ from tests.learners import weights_of
 IDENTITY = {"config": "c1", "data": "d1"}
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
-NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit"]
+NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit", "ppo_penalty"]
 RUNS = pytest.mark.parametrize("name", NAMES)
 ADAPTER = LoraConfig(rank=2)
 
@@ -136,6 +136,11 @@ def forget_beta(learner: Learner) -> None:
     learner.kl = KlController(coefficient=kl.coefficient, target=kl.target, horizon=kl.horizon)
 
 
+def forget_penalty(learner: Learner) -> None:
+    """The coefficient of the penalty as in the table."""
+    learner.penalty = learner.algorithm.penalty
+
+
 def forget_version(learner: Learner) -> None:
     """A policy that was never updated."""
     learner.policy_version = 0
@@ -147,13 +152,17 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
     "optimizer": lambda learner: learner.optimizer.state.clear(),
     "critic optimizer": lambda learner: learner.critic_optimizer.state.clear(),
     "KL coefficient": forget_beta,
+    "penalty": forget_penalty,
     "policy version": forget_version,
 }
 
 
 def restored_items(name: str) -> list[str]:
-    """A head on the policy's backbone is in the policy's optimizer."""
-    return [item for item in sorted(FORGETTERS) if not (name == "ppo shared" and item.startswith("critic "))]
+    """A head on the policy's backbone is in the policy's optimizer. The run with a penalty differs by it alone."""
+    if name == "ppo_penalty":
+        return ["penalty"]
+    others = [item for item in sorted(FORGETTERS) if item != "penalty"]
+    return [item for item in others if not (name == "ppo shared" and item.startswith("critic "))]
 
 
 @pytest.mark.parametrize(("name", "item"), [(name, item) for name in NAMES[1:] for item in restored_items(name)])

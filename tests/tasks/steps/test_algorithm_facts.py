@@ -31,6 +31,7 @@ VARIANTS = {
     "scaled": replace(BASE, update=UpdateConfig(objective=ObjectiveConfig(scale="batch"))),
     "clipped": replace(BASE, update=UpdateConfig(objective=ObjectiveConfig(clip_low=0.1))),
     "constant": replace(BASE, update=UpdateConfig(objective=ObjectiveConfig(weighting="constant"))),
+    "penalized": replace(BASE, update=UpdateConfig(num_epochs=2, objective=ObjectiveConfig(penalty_target=0.1))),
     "gated": replace(BASE, update=UpdateConfig(objective=ObjectiveConfig(gate_positive=2.0))),
 }
 

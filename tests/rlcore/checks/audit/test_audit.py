@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlcore.algorithms.kl import PenaltyController
 from rlcore.checks.audit import audit as audit_module
 from rlcore.config import (
     AuditConfig,
@@ -25,7 +26,7 @@ from rlcore.loop.native import chat_prompts, native_components
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native
-from rlcore.training import learner
+from rlcore.training import checkpoint, learner
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
 from rlcore.types import Rollout
@@ -152,6 +153,40 @@ def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_co
     components.learner.learner.kl = dataclasses.replace(components.learner.learner.kl, coefficient=0.9)
     with pytest.raises(CanaryError, match=r"the coefficient of the KL: expected 0\.1, found 0\.9"):
         train(components, Tape())
+
+
+PENALTY = {"algorithm": "ppo_penalty", "update": UpdateConfig(num_epochs=2)}
+
+
+def test_a_penalty_that_adapts_is_left_alone_also_after_a_resume(make_components: MakeComponents) -> None:  # noqa: F811
+    with pytest.raises(KilledError):
+        train(make_components(config=PENALTY, health=ALWAYS), Tape(killed_in=3))
+    _, tape = outcome_of(make_components(config=PENALTY, health=ALWAYS))
+    assert [row["iteration"] for row in tape.rows] == [3, 4]
+    assert tape.rows[-1]["kl/penalty_coefficient"] != 1.0
+
+
+def test_a_penalty_that_a_resumed_run_forgets_is_found(
+    make_components: MakeComponents,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(KilledError):
+        train(make_components(config=PENALTY), Tape(killed_in=3))
+    restore = checkpoint._restore
+    monkeypatch.setattr(
+        checkpoint, "_restore", lambda folder, into, found: restore(folder, into, {**found, "penalty_coefficient": 0.9})
+    )
+    with pytest.raises(CanaryError, match=r"the coefficient of the penalty: expected .*, found 0\.9"):
+        train(make_components(config=PENALTY), Tape())
+
+
+def test_a_penalty_that_does_not_adapt_is_found(
+    make_components: MakeComponents,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PenaltyController, "updated", lambda self, measured: self)
+    with pytest.raises(CanaryError, match=r"iteration 2: the coefficient of the penalty: expected .*, found 1"):
+        train(make_components(config=PENALTY), Tape())
 
 
 def test_updates_that_oppose_the_advantages_end_the_run(make_components: MakeComponents) -> None:  # noqa: F811

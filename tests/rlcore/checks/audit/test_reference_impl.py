@@ -26,6 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "kl in the reward": {"algorithm": "grpo", "kl": KlConfig(coefficient=0.2, apply_to="reward")},
     "kl in the reward of ppo": {"algorithm": "ppo", "kl": KlConfig(coefficient=0.2, apply_to="reward")},
+    "ppo_penalty": {"algorithm": "ppo_penalty", "update": UpdateConfig(num_epochs=2)},
     "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
     "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated_completions="mask")},
     "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated_completions="zero")},

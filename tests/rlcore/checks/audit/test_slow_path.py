@@ -29,6 +29,7 @@ ENTROPY = UpdateConfig(optim=UNCLIPPED, entropy_coefficient=0.01)
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ALGORITHMS},
     **{kind: {"name": "grpo", "kl": KlConfig(coefficient=0.1, estimator=kind)} for kind in KL_LOSSES},
+    "ppo_penalty": {"name": "ppo_penalty", "update": dataclasses.replace(ENTROPY, num_epochs=2)},
     "distil": {"name": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
     "sequence": {
         "name": "grpo",
@@ -58,7 +59,7 @@ def learner_of(settings: dict[str, Any]) -> Learner:
 def test_losses_and_gradients_of_an_update_are_those_of_the_formula(name: str) -> None:
     learner = learner_of(SETTINGS[name])
     found = looked_at(learner)
-    names = {"loss/policy", "loss/value"} if name in ("ppo", "huber") else {"loss/policy"}
+    names = {"loss/policy", "loss/value"} if learner.critic else {"loss/policy"}
     for trial in (found.trial, found.random_trial):
         assert trial is not None
         assert set(trial.losses) == names
@@ -139,6 +140,14 @@ def test_a_loss_that_leaves_the_kl_out_shows(monkeypatch: pytest.MonkeyPatch) ->
     without = dataclasses.replace(learner._coefficients, kl=0.0)
     monkeypatch.setattr(Learner, "_coefficients", without)
     assert exceeds(looked_at(learner).trial)
+
+
+def test_a_penalty_that_is_left_out_shows_at_drawn_ratios_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learner_of(SETTINGS["ppo_penalty"])
+    monkeypatch.setattr(Learner, "_coefficients", dataclasses.replace(learner._coefficients, penalty=0.0))
+    found = looked_at(learner)
+    assert not exceeds(found.trial)
+    assert exceeds(found.random_trial)
 
 
 def exceeds(trial: Trial | None, name: str = "loss/policy") -> bool:
