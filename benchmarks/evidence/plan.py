@@ -1,0 +1,82 @@
+"""The plan: claims and their contrasts, written down before the runs."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from rlcore.errors import ConfigError
+from rlcore.strict_config import AtLeast, build
+
+CLAIMS = Path(__file__).with_name("claims.toml")
+MEASURES = ("accuracy", "learning", "score_at_equal_cpu", "memory")
+NotNegative = Annotated[float, AtLeast(0.0)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contrast:
+    """A sum of arms with weights that the claim predicts.
+
+    Attributes:
+        expected: The sum is above 0, and this large; or, if 0,
+        margin: the sum is within ± this.
+        task: The only task that it is judged on; "" for every task that has the arms.
+    """
+
+    name: str
+    arms: Mapping[str, float]
+    measure: str
+    expected: NotNegative = 0.0
+    margin: NotNegative = 0.0
+    task: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.arms or 0.0 in self.arms.values():
+            raise ConfigError("arms: must name at least one arm, each with a weight other than 0")
+        if self.measure not in MEASURES and not self.measure.startswith("figures."):
+            raise ConfigError(f"measure = {self.measure!r}: must be one of {', '.join(MEASURES)} or figures.NAME")
+        if (self.expected > 0.0) == (self.margin > 0.0):
+            raise ConfigError("expected, margin: exactly one must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A claim in words, its contrasts, and the arms of its figure in order; ``name`` is the figure's file name."""
+
+    name: str
+    text: str
+    source: str
+    figure: Literal["curves", "bars", "memory", "dose", "optimisation"]
+    arms: tuple[str, ...]
+    contrast: tuple[Contrast, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """All claims; ``sd``: expected standard deviation of an accuracy between runs, per task."""
+
+    correction: Literal["bonferroni over all contrasts of the file"]
+    sd: Mapping[str, NotNegative]
+    claim: tuple[Claim, ...]
+
+    def __post_init__(self) -> None:
+        tasks = {contrast.task for claim in self.claim for contrast in claim.contrast} - {""}
+        if unknown := sorted(tasks - set(self.sd)):
+            raise ConfigError(f"task: no [sd] of {', '.join(unknown)}")
+
+    @property
+    def comparisons(self) -> int:
+        """Number of intervals that the plan asks for: a contrast without a task counts once per task."""
+        return sum(1 if contrast.task else len(self.sd) for claim in self.claim for contrast in claim.contrast)
+
+
+def read_plan(path: Path = CLAIMS) -> Plan:
+    """Read a plan.
+
+    Raises:
+        ConfigError: A key or value is wrong; all are listed.
+    """
+    return build(Plan, tomllib.loads(path.read_text(encoding="utf-8")), source=str(path))

@@ -1,0 +1,84 @@
+"""Findings: measures of a run worked by hand, and contrasts from the plan and the results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.evidence.findings import contrast_of, findings, run_noise, value_of
+from benchmarks.evidence.results import Arm
+from tests.benchmarks.evidence.sample import plan, results, run
+
+
+def test_measures_of_a_run() -> None:
+    arm = run([0.2, 0.4, 0.9], right="1100")
+    assert value_of(arm, "accuracy") == 0.5
+    assert value_of(arm, "learning") == pytest.approx(0.5)
+    assert value_of(arm, "memory") == 20.0
+    assert value_of(arm, "figures.sft_fraction") == 0.5
+    # Of iterations of unequal size the larger counts more: (100 · .2 + 300 · .4) / 400.
+    points = (arm.curve[0], replace(arm.curve[1], completions=400))
+    assert value_of(replace(arm, curve=points), "learning") == pytest.approx(0.35)
+
+
+def test_a_run_without_a_measure_has_no_value() -> None:
+    names = ("accuracy", "learning", "score_at_equal_cpu", "memory", "figures.other")
+    assert [value_of(Arm(), name) for name in names] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "score"),
+    [
+        (30.0, 0.9),  # 300 completions, the last quarter from 225 on: all of the third iteration
+        (25.0, (12.5 * 0.4 + 50 * 0.9) / 62.5),  # 250, the last quarter from 187.5 on
+        (0.0, 0.2),  # nothing yet: the first iteration
+        (99.0, 0.9),
+    ],
+)
+def test_the_score_at_equal_cpu_is_the_mean_of_the_last_quarter(seconds: float, score: float) -> None:
+    arm = run([0.2, 0.4, 0.9])
+    assert value_of(arm, "score_at_equal_cpu", cpu_seconds=seconds) == pytest.approx(score)
+    after = replace(arm, cpu_seconds=arm.cpu_seconds + 5.0)  # 5 s of earlier stages come first
+    assert value_of(after, "score_at_equal_cpu", cpu_seconds=seconds + 5.0) == pytest.approx(score)
+
+
+def test_equal_cpu_is_that_of_the_cheaper_arm() -> None:
+    tried = results().with_arm("fast", 0, run([0.2, 0.4, 0.9], seconds=20.0)).with_arm("slow", 0, run([0.2, 0.2, 0.2]))
+    tried = replace(tried, arms={name: {"0": tried.arms[name]["0"]} for name in ("fast", "slow")})
+    between = run_noise(tried, "score_at_equal_cpu")
+    found = contrast_of({"fast": 1.0, "slow": -1.0}, tried, "score_at_equal_cpu", between=between)
+    assert found is not None
+    # fast has 150 completions after slow's 30 s, the last quarter from 112.5 on: .4
+    assert found.mean == pytest.approx(0.2)
+
+
+def test_a_contrast_uses_the_seeds_that_all_its_arms_have() -> None:
+    found = contrast_of({"fast": 1.0, "start": -1.0}, results(), "accuracy", between=run_noise(results(), "accuracy"))
+    assert found is not None
+    assert found.seeds == 1
+    assert found.mean == pytest.approx(0.25)
+
+
+def test_the_plan_is_judged_on_every_task_that_has_the_arms(tmp_path: Path) -> None:
+    words = replace(results("words"), arms={"fast": results().arms["fast"]})
+    found = findings(plan(tmp_path), [results(), words])
+    assert [(each.contrast, each.task, each.verdict) for each in found] == [
+        ("fast against slow", "sums", "held"),
+        ("end", "sums", "held"),
+    ]
+    # Means of (.2, .6, .7 + seed / 100) and (.2, .3, .5)
+    assert found[0].difference.mean == pytest.approx((0.5 + 0.01 / 3) - 1 / 3)
+    assert found[1].difference.mean == 0.0
+    assert found[0].needed is None
+
+
+def test_a_claim_that_is_not_told_apart_gets_the_seeds_that_would_tell(tmp_path: Path) -> None:
+    noisy = results()
+    for seed, last in enumerate((0.3, 0.5, 0.9)):
+        noisy = noisy.with_arm("fast", seed, run([0.2, 0.3, last], right="1" * (100 + seed)))
+    found = findings(plan(tmp_path), [noisy])[0]
+    assert found.verdict == "not told apart"
+    assert found.needed is not None
+    assert found.needed > 3

@@ -1,0 +1,30 @@
+"""The plan: strict, and it counts its comparisons before the runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlcore.errors import ConfigError
+from tests.benchmarks.evidence.sample import CLAIMS, plan
+
+
+def test_a_contrast_without_a_task_counts_once_per_task(tmp_path: Path) -> None:
+    assert plan(tmp_path).comparisons == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("margin = 0.05", "", "exactly one must be above 0"),
+        ("margin = 0.05", "margin = 0.05\nexpected = 0.1", "exactly one must be above 0"),
+        ('"learning"', '"speed"', "measure = 'speed': must be one of accuracy"),
+        ("slow = -1", "slow = 0", "a weight other than 0"),
+        ('task = "sums"', 'task = "summs"', r"no \[sd\] of summs"),
+        ('figure = "curves"', 'figure = "pie"', "claim.0.figure = 'pie': must be one of"),
+    ],
+)
+def test_a_wrong_plan_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(tmp_path, CLAIMS.replace(old, new, 1))
