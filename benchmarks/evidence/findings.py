@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.evidence.plan import Contrast, Plan
-from benchmarks.evidence.results import Arm, TaskResults
+from benchmarks.evidence.results import Arm, Arms
 from benchmarks.evidence.statistics import (
     ALPHA,
     Difference,
@@ -26,7 +26,12 @@ LAST = 0.25  # of the completions, whose mean is the training score
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A contrast on a task; ``needed``: seeds that would tell, or None if it is told or more than 99 are needed."""
+    """A contrast on a task.
+
+    Attributes:
+        verdict: "" if the contrast is not primary.
+        needed: Seeds that would tell; None if it is told, or if more than 99 are needed.
+    """
 
     claim: str
     contrast: str
@@ -36,68 +41,65 @@ class Finding:
     needed: int | None
 
 
-def findings(plan: Plan, tasks: Sequence[TaskResults]) -> list[Finding]:
+def findings(plan: Plan, tasks: Mapping[str, Arms]) -> list[Finding]:
     """Judge every contrast on every task that has a seed of all its arms."""
-    alpha = ALPHA / plan.comparisons
+    alpha = ALPHA / plan.comparisons(len(tasks))
     judged = (
-        _judge(claim.name, contrast, results, alpha)
+        _judge(claim.name, contrast, task, arms, alpha)
         for claim in plan.claim
         for contrast in claim.contrast
-        for results in tasks
-        if contrast.task in ("", results.task)
+        for task, arms in tasks.items()
+        if contrast.task in ("", task)
     )
     return [finding for finding in judged if finding]
 
 
-def _judge(claim: str, contrast: Contrast, results: TaskResults, alpha: float) -> Finding | None:
-    between = run_noise(results, contrast.measure)
-    found = contrast_of(contrast.arms, results, contrast.measure, between=between, alpha=alpha)
+def _judge(claim: str, contrast: Contrast, task: str, arms: Arms, corrected: float) -> Finding | None:
+    alpha = corrected if contrast.primary else ALPHA
+    between = run_noise(arms, contrast.measure)
+    found = contrast_of(contrast.arms, arms, contrast.measure, between=between, alpha=alpha)
     if found is None:
         return None
-    decided = verdict(found, expected=contrast.expected, margin=contrast.margin)
+    decided = verdict(found, expected=contrast.expected, margin=contrast.margin) if contrast.primary else ""
     needed = None
     if decided == "not told apart":
         effect, is_margin = contrast.expected or contrast.margin, contrast.margin > 0.0
         needed = seeds_needed(effect, variance=found.variance, between=between, is_margin=is_margin, alpha=alpha)
-    return Finding(
-        claim=claim, contrast=contrast.name, task=results.task, difference=found, verdict=decided, needed=needed
-    )
+    return Finding(claim=claim, contrast=contrast.name, task=task, difference=found, verdict=decided, needed=needed)
 
 
-def run_noise(results: TaskResults, measure: str) -> Noise:
+def run_noise(arms: Arms, measure: str) -> Noise:
     """Return the variance between runs of a measure, pooled over all arms that have it."""
     known = {
         name: {seed: value for seed, arm in runs.items() if (value := value_of(arm, measure)) is not None}
-        for name, runs in results.arms.items()
+        for name, runs in arms.items()
     }
     known = {name: runs for name, runs in known.items() if runs}
     if not known:
         return Noise(variance=0.0, freedom=0, seeds=0)
-    right = {name: {seed: _right(results.arms[name][seed]) for seed in runs} for name, runs in known.items()}
+    right = {name: {seed: _right(arms[name][seed]) for seed in runs} for name, runs in known.items()}
     return noise(known, right) if measure == "accuracy" else noise(known)
 
 
 def contrast_of(
-    weights: Mapping[str, float], results: TaskResults, measure: str, *, between: Noise, alpha: float = ALPHA
+    weights: Mapping[str, float], arms: Arms, measure: str, *, between: Noise, alpha: float = ALPHA
 ) -> Difference | None:
     """Return a contrast with its interval from the seeds that all its arms have; None without one."""
-    runs = [results.arms.get(name, {}) for name in weights]
-    shared = [seed for seed in runs[0] if all(seed in each for each in runs)]
     per_seed, problems = [], []
-    for seed in shared:
-        arms = {name: results.arms[name][seed] for name in weights}
-        limit = min(arm.cpu_seconds for arm in arms.values())
-        values = {name: value_of(arm, measure, cpu_seconds=limit) for name, arm in arms.items()}
+    for seed in set.intersection(*(set(arms.get(name, {})) for name in weights)):
+        runs = {name: arms[name][seed] for name in weights}
+        limit = min(arm.cpu_seconds for arm in runs.values())
+        values = {name: value_of(arm, measure, cpu_seconds=limit) for name, arm in runs.items()}
         if None in values.values():
             continue
         per_seed.append(sum(weight * (values[name] or 0.0) for name, weight in weights.items()))
         if measure == "accuracy":
-            problems.append(problem_variance(weights, {name: _right(arm) for name, arm in arms.items()}))
+            problems.append(problem_variance(weights, {name: _right(arm) for name, arm in runs.items()}))
     return difference(weights, per_seed, between=between, problems=problems, alpha=alpha) if per_seed else None
 
 
 def value_of(arm: Arm, measure: str, *, cpu_seconds: float | None = None) -> float | None:
-    """Return a measure of a run, or None if the run has none; memory is in MiB.
+    """Return a measure of a run, or None if the run has none; memory is in GiB.
 
     ``cpu_seconds`` ends the curve of ``score_at_equal_cpu``; None: the whole run.
     """
@@ -108,7 +110,7 @@ def value_of(arm: Arm, measure: str, *, cpu_seconds: float | None = None) -> flo
     if measure == "score_at_equal_cpu":
         return _training_score(arm, arm.cpu_seconds if cpu_seconds is None else cpu_seconds) if arm.curve else None
     if measure == "memory":
-        return arm.memory["total"] / 2**20 if arm.memory else None
+        return arm.memory["total"] / 2**30 if arm.memory else None
     return arm.figures.get(measure.removeprefix("figures."))
 
 

@@ -18,12 +18,13 @@ NotNegative = Annotated[float, AtLeast(0.0)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contrast:
-    """A sum of arms with weights that the claim predicts.
+    """A sum of arms with weights, on which a claim is judged.
 
     Attributes:
-        expected: The sum is above 0, and this large; or, if 0,
-        margin: the sum is within ± this.
-        task: The only task that it is judged on; "" for every task that has the arms.
+        expected: The claim says that the sum is above 0, about this large; or, if 0,
+        margin: that it is within ± this.
+        task: The only task of the contrast; "" for every task that has the arms.
+        primary: Judged, with an interval corrected for all that are; others only get a 95 % interval.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Contrast:
     expected: NotNegative = 0.0
     margin: NotNegative = 0.0
     task: str = ""
+    primary: bool = True
 
     def __post_init__(self) -> None:
         if not self.arms or 0.0 in self.arms.values():
@@ -56,21 +58,15 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All claims; ``sd``: expected standard deviation of an accuracy between runs, per task."""
+    """All claims; ``sd``: expected standard deviation between runs of a measure."""
 
-    correction: Literal["bonferroni over all contrasts of the file"]
     sd: Mapping[str, NotNegative]
     claim: tuple[Claim, ...]
 
-    def __post_init__(self) -> None:
-        tasks = {contrast.task for claim in self.claim for contrast in claim.contrast} - {""}
-        if unknown := sorted(tasks - set(self.sd)):
-            raise ConfigError(f"task: no [sd] of {', '.join(unknown)}")
-
-    @property
-    def comparisons(self) -> int:
-        """Number of intervals that the plan asks for: a contrast without a task counts once per task."""
-        return sum(1 if contrast.task else len(self.sd) for claim in self.claim for contrast in claim.contrast)
+    def comparisons(self, tasks: int) -> int:
+        """Return the number of primary intervals: a contrast without a task counts once per task."""
+        contrasts = [contrast for claim in self.claim for contrast in claim.contrast if contrast.primary]
+        return sum(1 if contrast.task else tasks for contrast in contrasts)
 
 
 def read_plan(path: Path = CLAIMS) -> Plan:

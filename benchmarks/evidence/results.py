@@ -1,39 +1,38 @@
-"""Results of the runs: one file per task, ``benchmarks/results/evidence-TASK.json``, with every arm and seed."""
+"""Results of the runs: ``benchmarks/results/evidence-TASK-SEED.json`` has every arm of a task and seed."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 from rlcore.errors import ConfigError, DataError
-from rlcore.strict_config import AtLeast, build_partly, to_dict
-from rlcore.tasks.store.storage import read_json, write_bytes
+from rlcore.strict_config import AtLeast, build_partly
+from rlcore.tasks.store.storage import read_json
 
-RESULTS = Path(__file__).parents[1] / "results"
-Count = Annotated[int, AtLeast(0)]
-Seconds = Annotated[float, AtLeast(0.0)]
+Amount = Annotated[float, AtLeast(0.0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """State after an iteration: totals so far, and means of its completions.
+    """State after an iteration of RL: totals so far, and means of its completions.
 
     Attributes:
         reward: What was trained on.
         score: The verifier's.
-        kl: Nats per completion from the start.
+        kl: From the reference policy, as the run's metric ``kl/ref``.
+        clipped: Fraction of clipped tokens.
     """
 
-    completions: Count
-    tokens: Count
-    cpu_seconds: Seconds
+    completions: Amount
+    tokens: Amount
+    cpu_seconds: Amount
     reward: float
     score: float
-    kl: float
+    kl: float = 0.0
+    clipped: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,17 +44,18 @@ class Arm:
         tokens: Sampled in training, with the samples that an offline arm trains on; ``completions`` likewise.
         cpu_seconds: Processor seconds of every stage that the arm adds to its start.
         curve: Iterations of RL; none of an offline arm.
-        memory: Bytes by part, and their ``total``, at the largest update.
-        figures: Other figures by name.
+        memory: Bytes by part, and their ``total``, each at its largest update.
+        figures: Other metrics by name.
     """
 
     right: str = ""
-    tokens: Count = 0
-    completions: Count = 0
-    cpu_seconds: Seconds = 0.0
+    tokens: Amount = 0.0
+    completions: Amount = 0.0
+    cpu_seconds: Amount = 0.0
     curve: tuple[Point, ...] = ()
-    memory: Mapping[str, Count] = field(default_factory=dict)
+    memory: Mapping[str, Amount] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
+    commit: str = ""
 
     def __post_init__(self) -> None:
         if set(self.right) - {"0", "1"}:
@@ -65,55 +65,45 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TaskResults:
-    """Runs on one task: by arm, then by seed."""
+class SeedResults:
+    """Runs of one task and seed, all on the same held-out problems."""
 
     task: str
-    model: str
+    seed: int
     machine: str
-    commit: str
-    arms: Mapping[str, Mapping[str, Arm]] = field(default_factory=dict)
+    arms: Mapping[str, Arm]
 
     def __post_init__(self) -> None:
-        for seed in {seed: None for runs in self.arms.values() for seed in runs}:
-            lengths = {name: len(runs[seed].right) for name, runs in self.arms.items() if seed in runs}
-            if len(set(lengths.values()) - {0}) > 1:
-                raise ConfigError(f"arms: seed {seed} must have the same held-out problems in all arms, has {lengths}")
-
-    def with_arm(self, name: str, seed: int, arm: Arm) -> TaskResults:
-        """Return the results with one more run, or with another one in its place."""
-        return replace(self, arms={**self.arms, name: {**self.arms.get(name, {}), str(seed): arm}})
+        lengths = {name: len(arm.right) for name, arm in self.arms.items() if arm.right}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"arms: must have the same number of held-out problems, have {lengths}")
 
 
-def path_of(task: str, folder: Path = RESULTS) -> Path:
-    """Return the file of a task's results."""
-    return folder / f"evidence-{task}.json"
+Arms = Mapping[str, Mapping[int, Arm]]
+"""Runs of a task, by arm and seed."""
 
 
-def read_results(path: Path) -> TaskResults:
-    """Read the results of a task.
+def read_results(paths: Sequence[Path]) -> list[SeedResults]:
+    """Read files of results.
 
     Raises:
-        StorageError: No such file, or no JSON.
+        StorageError: A file cannot be read, or is no JSON.
         DataError: A key or value is wrong; all are listed.
     """
-    results, errors = build_partly(TaskResults, read_json(path))
-    if errors or results is None:
-        fix = "correct the file, or delete it and run the benchmark again: finished stages are cached"
-        raise DataError("; ".join(errors), where=str(path), fix=fix)
-    return results
+    found = []
+    for path in paths:
+        results, errors = build_partly(SeedResults, read_json(path))
+        if errors or results is None:
+            fix = "correct the file, or delete it and run the benchmark again"
+            raise DataError("; ".join(errors), where=str(path), fix=fix)
+        found.append(results)
+    return found
 
 
-def write_results(results: TaskResults, folder: Path = RESULTS) -> None:
-    """Write the results of a task atomically, one run per line."""
-    document = to_dict(results)
-    arms = [
-        f"{_json(name)}: {{\n" + ",\n".join(f"  {_json(seed)}: {_json(run)}" for seed, run in runs.items()) + "}"
-        for name, runs in document.pop("arms").items()
-    ]
-    text = _json(document).removesuffix("}") + ', "arms": {\n' + ",\n".join(arms) + "}}\n"
-    write_bytes(text.encode(), path_of(results.task, folder))
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+def by_task(results: Sequence[SeedResults]) -> dict[str, Arms]:
+    """Return the runs of each task, seeds in order."""
+    tasks: dict[str, dict[str, dict[int, Arm]]] = {}
+    for each in sorted(results, key=lambda one: one.seed):
+        for name, arm in each.arms.items():
+            tasks.setdefault(each.task, {}).setdefault(name, {})[each.seed] = arm
+    return {**tasks}

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from scipy.special import chdtri, ndtr, stdtrit
 
 Floats = NDArray[np.float64]
-Values = Mapping[str, Mapping[str, float]]
+Values = Mapping[str, Mapping[int, float]]
 """Value of each arm and seed."""
-Right = Mapping[str, Mapping[str, Floats]]
+Right = Mapping[str, Mapping[int, Floats]]
 """Held-out answers [problems] of each arm and seed, 1 for right."""
 ALPHA = 0.05  # of all contrasts together
 POWER = 0.8

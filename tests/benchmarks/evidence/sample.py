@@ -1,20 +1,20 @@
-"""A small plan with results: a method that learns faster than another, its start, and a reward model."""
+"""A small plan with results: a method that learns faster than another, and their start."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.evidence.plan import Plan, read_plan
-from benchmarks.evidence.results import Arm, Point, TaskResults
+from benchmarks.evidence.results import Arm, Arms, Point
 
 CLAIMS = """
-correction = "bonferroni over all contrasts of the file"
 [sd]
-sums = 0.05
-words = 0.1
+learning = 0.03
 [[claim]]
 name = "fast"
-text = "The fast method learns faster."
+text = "The fast method learns faster"
 source = "a textbook"
 figure = "curves"
 arms = ["fast", "slow"]
@@ -29,6 +29,12 @@ arms = ["fast", "slow"]
   measure = "accuracy"
   margin = 0.05
   task = "sums"
+  [[claim.contrast]]
+  name = "start"
+  arms = { fast = 1, start = -1 }
+  measure = "accuracy"
+  expected = 0.1
+  primary = false
 """
 
 
@@ -38,9 +44,10 @@ def plan(folder: Path, text: str = CLAIMS) -> Plan:
     return read_plan(path)
 
 
-def curve(scores: list[float], *, seconds: float = 10.0) -> tuple[Point, ...]:
-    """Iterations of 100 completions and so many seconds."""
-    return tuple(
+def run(scores: list[float], *, right: str = "", seconds: float = 10.0, before: float = 0.0) -> Arm:
+    """An arm with iterations of 100 completions and so many seconds, after other stages of so many seconds."""
+    parts = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 3, "kv_cache": 1, "total": 20}
+    points = [
         Point(
             completions=100 * number,
             tokens=1000 * number,
@@ -50,27 +57,30 @@ def curve(scores: list[float], *, seconds: float = 10.0) -> tuple[Point, ...]:
             kl=0.1 * number,
         )
         for number, score in enumerate(scores, start=1)
-    )
-
-
-def run(scores: list[float], *, right: str = "", seconds: float = 10.0, before: float = 0.0) -> Arm:
-    """An arm with a curve, after other stages of so many seconds."""
-    parts = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 3, "kv_cache": 1}
+    ]
     return Arm(
         right=right,
         tokens=1000 * len(scores),
         completions=100 * len(scores),
         cpu_seconds=before + seconds * len(scores),
-        curve=curve(scores, seconds=seconds),
-        memory={name: size * 2**20 for name, size in (parts | {"total": 20}).items()},
-        figures={"sft_fraction": 0.5},
+        curve=tuple(points),
+        memory={name: size * 2.0**30 for name, size in parts.items()},
+        figures={"win_rate": 0.5},
     )
 
 
-def results(task: str = "sums") -> TaskResults:
-    """Three seeds, each a little better than the one before."""
-    found = TaskResults(task=task, model="none", machine="a CPU, 1 thread", commit="abc1234")
-    for seed in range(3):
-        found = found.with_arm("fast", seed, run([0.2, 0.6, 0.7 + seed / 100], right="1101" * 25 + "0" * seed))
-        found = found.with_arm("slow", seed, run([0.2, 0.3, 0.5], right="1101" * 25 + "0" * seed, before=5.0))
-    return found.with_arm("start", 0, Arm(right="0101" * 25, figures={"sft_fraction": 0.5}))
+def arms() -> dict[str, dict[int, Arm]]:
+    """Three seeds, each a little better than the one before, and one of the start."""
+    fast = {seed: run([0.2, 0.6, 0.7 + seed / 100], right="1101" * 25 + "0" * seed) for seed in range(3)}
+    slow = {seed: run([0.2, 0.3, 0.5], right="1101" * 25 + "0" * seed, before=5.0) for seed in range(3)}
+    return {"fast": fast, "slow": slow, "start": {0: Arm(right="0101" * 25)}}
+
+
+def write(folder: Path, runs: Arms, *, task: str = "sums") -> list[Path]:
+    """Write results as the benchmark does, a file per seed."""
+    seeds = sorted({seed for each in runs.values() for seed in each})
+    for seed in seeds:
+        of_seed = {name: asdict(each[seed]) for name, each in runs.items() if seed in each}
+        document = {"task": task, "seed": seed, "machine": "a CPU, one thread", "arms": of_seed}
+        (folder / f"evidence-{task}-{seed}.json").write_text(json.dumps(document))
+    return sorted(folder.glob("evidence-*.json"))

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from benchmarks.evidence.statistics import ALPHA, Difference, difference, noise, problem_variance
 
-Right = dict[str, dict[str, NDArray[np.float64]]]
+Right = dict[str, dict[int, NDArray[np.float64]]]
 
 
 def made_up(sds: Sequence[float], *, seeds: int, gain: float, rng: np.random.Generator, problems: int = 200) -> Right:
@@ -20,7 +20,7 @@ def made_up(sds: Sequence[float], *, seeds: int, gain: float, rng: np.random.Gen
     chance[:, 0] += gain
     hard, luck = rng.normal(size=(seeds, 1, problems)), rng.normal(size=(seeds, len(sds), problems))
     right = (hard + luck) / np.sqrt(2.0) < ndtri(chance.clip(0.01, 0.99))[:, :, None]  # half of it is the problem's
-    return {str(arm): {str(seed): right[seed, arm].astype(float) for seed in range(seeds)} for arm in range(len(sds))}
+    return {str(arm): {seed: right[seed, arm].astype(float) for seed in range(seeds)} for arm in range(len(sds))}
 
 
 def pairs(arms: int) -> list[Mapping[str, float]]:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.evidence.findings import contrast_of, findings, run_noise, value_of
 from benchmarks.evidence.results import Arm
-from tests.benchmarks.evidence.sample import plan, results, run
+from tests.benchmarks.evidence.sample import CLAIMS, arms, plan, run
 
 
 def test_measures_of_a_run() -> None:
@@ -17,7 +17,7 @@ def test_measures_of_a_run() -> None:
     assert value_of(arm, "accuracy") == 0.5
     assert value_of(arm, "learning") == pytest.approx(0.5)
     assert value_of(arm, "memory") == 20.0
-    assert value_of(arm, "figures.sft_fraction") == 0.5
+    assert value_of(arm, "figures.win_rate") == 0.5
     # Of iterations of unequal size the larger counts more: (100 · .2 + 300 · .4) / 400.
     points = (arm.curve[0], replace(arm.curve[1], completions=400))
     assert value_of(replace(arm, curve=points), "learning") == pytest.approx(0.35)
@@ -45,8 +45,7 @@ def test_the_score_at_equal_cpu_is_the_mean_of_the_last_quarter(seconds: float, 
 
 
 def test_equal_cpu_is_that_of_the_cheaper_arm() -> None:
-    tried = results().with_arm("fast", 0, run([0.2, 0.4, 0.9], seconds=20.0)).with_arm("slow", 0, run([0.2, 0.2, 0.2]))
-    tried = replace(tried, arms={name: {"0": tried.arms[name]["0"]} for name in ("fast", "slow")})
+    tried = {"fast": {0: run([0.2, 0.4, 0.9], seconds=20.0)}, "slow": {0: run([0.2, 0.2, 0.2])}}
     between = run_noise(tried, "score_at_equal_cpu")
     found = contrast_of({"fast": 1.0, "slow": -1.0}, tried, "score_at_equal_cpu", between=between)
     assert found is not None
@@ -55,18 +54,18 @@ def test_equal_cpu_is_that_of_the_cheaper_arm() -> None:
 
 
 def test_a_contrast_uses_the_seeds_that_all_its_arms_have() -> None:
-    found = contrast_of({"fast": 1.0, "start": -1.0}, results(), "accuracy", between=run_noise(results(), "accuracy"))
+    found = contrast_of({"fast": 1.0, "start": -1.0}, arms(), "accuracy", between=run_noise(arms(), "accuracy"))
     assert found is not None
     assert found.seeds == 1
     assert found.mean == pytest.approx(0.25)
 
 
 def test_the_plan_is_judged_on_every_task_that_has_the_arms(tmp_path: Path) -> None:
-    words = replace(results("words"), arms={"fast": results().arms["fast"]})
-    found = findings(plan(tmp_path), [results(), words])
+    found = findings(plan(tmp_path), {"sums": arms(), "words": {"fast": arms()["fast"]}})
     assert [(each.contrast, each.task, each.verdict) for each in found] == [
         ("fast against slow", "sums", "held"),
         ("end", "sums", "held"),
+        ("start", "sums", ""),
     ]
     # Means of (.2, .6, .7 + seed / 100) and (.2, .3, .5)
     assert found[0].difference.mean == pytest.approx((0.5 + 0.01 / 3) - 1 / 3)
@@ -74,11 +73,20 @@ def test_the_plan_is_judged_on_every_task_that_has_the_arms(tmp_path: Path) -> N
     assert found[0].needed is None
 
 
+def test_a_primary_interval_is_corrected_for_all_that_are(tmp_path: Path) -> None:
+    def width(text: str) -> float:
+        found = findings(plan(tmp_path, text), {"sums": arms()})[0].difference
+        return found.high - found.low
+
+    # Two degrees of freedom: t of 1 - .05 / 4 is 6.205, of 1 - .05 / 2 it is 4.303.
+    assert width(CLAIMS) / width(CLAIMS.replace('task = "sums"', "primary = false")) == pytest.approx(
+        6.205 / 4.303, 1e-3
+    )
+
+
 def test_a_claim_that_is_not_told_apart_gets_the_seeds_that_would_tell(tmp_path: Path) -> None:
-    noisy = results()
-    for seed, last in enumerate((0.3, 0.5, 0.9)):
-        noisy = noisy.with_arm("fast", seed, run([0.2, 0.3, last], right="1" * (100 + seed)))
-    found = findings(plan(tmp_path), [noisy])[0]
+    noisy = {seed: run([0.2, 0.3, last], right="1" * (100 + seed)) for seed, last in enumerate((0.3, 0.5, 0.9))}
+    found = findings(plan(tmp_path), {"sums": arms() | {"fast": noisy}})[0]
     assert found.verdict == "not told apart"
     assert found.needed is not None
     assert found.needed > 3

@@ -22,7 +22,7 @@ def answers(text: str) -> np.ndarray:
 
 def test_the_noise_is_the_mean_square_of_the_residuals_of_arm_and_seed() -> None:
     # Means of arms 2 and 2, of seeds 1.5 and 2.5, of all 2: residuals -.5, .5, .5, -.5, whose squares sum to 1.
-    found = noise({"a": {"0": 1.0, "1": 3.0}, "b": {"0": 2.0, "1": 2.0}})
+    found = noise({"a": {0: 1.0, 1: 3.0}, "b": {0: 2.0, 1: 2.0}})
     assert found.variance == pytest.approx(1.0)
     assert (found.freedom, found.seeds) == (1, 2)
 
@@ -30,15 +30,15 @@ def test_the_noise_is_the_mean_square_of_the_residuals_of_arm_and_seed() -> None
 def test_the_part_of_the_problems_is_taken_out_of_the_noise() -> None:
     # Accuracies .5, 0 and 0, .5: mean square .25. a - b is 1, 1, 0, 0 and the opposite: variance 1/3 over 4 problems,
     # 1/12, of which a residual of two arms has half: 1/24 in each seed.
-    right = {"a": {"0": answers("1100"), "1": answers("0000")}, "b": {"0": answers("0000"), "1": answers("1100")}}
-    found = noise({"a": {"0": 0.5, "1": 0.0}, "b": {"0": 0.0, "1": 0.5}}, right)
+    right = {"a": {0: answers("1100"), 1: answers("0000")}, "b": {0: answers("0000"), 1: answers("1100")}}
+    found = noise({"a": {0: 0.5, 1: 0.0}, "b": {0: 0.0, 1: 0.5}}, right)
     assert found.variance == pytest.approx(0.25 - 1 / 24)
-    assert problem_variance(AGAINST, {name: runs["0"] for name, runs in right.items()}) == pytest.approx(1 / 12)
+    assert problem_variance(AGAINST, {name: runs[0] for name, runs in right.items()}) == pytest.approx(1 / 12)
 
 
 def test_noise_of_the_problems_alone_is_none_between_runs() -> None:
-    right = {"a": {"0": answers("1100"), "1": answers("1100")}, "b": {"0": answers("0011"), "1": answers("0011")}}
-    assert noise({name: dict.fromkeys("01", 0.5) for name in right}, right).variance == 0.0
+    right = {"a": {0: answers("1100"), 1: answers("1100")}, "b": {0: answers("0011"), 1: answers("0011")}}
+    assert noise({name: dict.fromkeys((0, 1), 0.5) for name in right}, right).variance == 0.0
 
 
 def test_an_interval_counts_runs_and_problems() -> None:
@@ -71,12 +71,11 @@ CELLS = st.lists(st.floats(-1, 1), min_size=9, max_size=9)
 def test_a_shift_of_all_arms_of_a_seed_changes_no_contrast(cells: list[float], shift: float, lacks_a_run: bool) -> None:
     def judge(by: float) -> list[float]:
         values = {
-            arm: {str(seed): cells[3 * row + seed] + by * (seed == 1) for seed in range(3)}
-            for row, arm in enumerate("abc")
+            arm: {seed: cells[3 * row + seed] + by * (seed == 1) for seed in range(3)} for row, arm in enumerate("abc")
         }
         if lacks_a_run:
-            del values["c"]["1"]
-        found = difference(AGAINST, [values["a"][seed] - values["b"][seed] for seed in "012"], between=noise(values))
+            del values["c"][1]
+        found = difference(AGAINST, [values["a"][seed] - values["b"][seed] for seed in range(3)], between=noise(values))
         return [found.mean, found.low, found.high]
 
     assert judge(shift) == pytest.approx(judge(0.0), abs=1e-6)
