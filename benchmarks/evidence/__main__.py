@@ -1,0 +1,112 @@
+"""Claims of textbooks about online RL, measured: ``python -m benchmarks evidence``.
+
+    python -m benchmarks evidence            # every task and seed of the plan: about twelve hours of one core
+    python -m benchmarks evidence --task smollm2 --seeds 0 --arms grpo ppo
+    python -m benchmarks evidence --print    # the table and the figures, from what is measured
+
+The plan, with the expected differences and the runs needed, is ``claims.toml``. Each arm is written to
+``benchmarks/results/evidence-TASK-SEED.json`` when it ends, and is not run again; a killed arm resumes from its
+checkpoint. The state directory of a seed is removed when its arms are done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.evidence.runs import VARIANTS
+from rlcore.tasks.store.storage import read_json, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks/results"
+SEEDS = (0, 1, 2)
+TASKS = {"smollm2": "evidence", "tiny": "evidence_tiny"}  # preset
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, nargs="+", default=list(TASKS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--arms", nargs="+", default=[], help="only these")
+    parser.add_argument("--home", type=Path, default=ROOT / ".rlcore/evidence", help="for the state directories")
+    parser.add_argument("--print", action="store_true", help="run nothing")
+    options = parser.parse_args()
+    if not options.print:
+        for task in options.task:
+            for seed in options.seeds:
+                run_seed(task, seed, options.home / f"{task}-{seed}", options.arms)
+    return 0
+
+
+def run_seed(task: str, seed: int, home: Path, only: list[str]) -> None:
+    """Run the arms of a seed that have no result, and remove the state directory when none is left."""
+    path = RESULTS / f"evidence-{task}-{seed}.json"
+    arms = arms_of(TASKS[task])
+    for arm in arms:
+        known = read_json(path) if path.exists() else {"task": task, "seed": seed, "machine": _machine(), "arms": {}}
+        if arm not in known["arms"] and (not only or arm in only):
+            sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
+            sys.stdout.flush()
+            known["arms"][arm] = run_arm(TASKS[task], seed, arm, home) | {"commit": _commit()}
+            write_json(known, path)
+    if all(arm in read_json(path)["arms"] for arm in arms):
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def arms_of(preset: str) -> list[str]:
+    """Return the stages of a preset that train, in an order in which each follows its start."""
+    from rlcore.flows.presets import open_preset
+    from rlcore.flows.stages import stages
+
+    return ["base", *_trained(stages(open_preset(preset, ()))), *VARIANTS]
+
+
+def _trained(stages: Any) -> Iterator[str]:
+    names = {stage.name for stage in stages}
+    for stage in stages:
+        if f"evaluate_{stage.name}" in names or stage.name.startswith("reward_model"):
+            yield stage.name
+
+
+def run_arm(preset: str, seed: int, arm: str, home: Path) -> dict[str, Any]:
+    """Run an arm in a process of its own; return its figures."""
+    log = home / "log" / f"{arm}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"RLCORE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.evidence.runs", preset, str(seed), arm]
+    with log.open("ab") as errors:
+        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, check=False)
+    if done.returncode:
+        raise SystemExit(f"{arm} failed with code {done.returncode}: {log}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _machine() -> str:
+    name = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.machine(),
+    )
+    return f"{name}, one thread"
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
+
+
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
+    ).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

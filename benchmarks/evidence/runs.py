@@ -1,0 +1,162 @@
+"""One arm of the evidence: the stages that it adds to its start, run in a process of its own, and its figures.
+
+    python -m benchmarks.evidence.runs PRESET SEED ARM
+
+The stages run inline in the state directory of ``RLCORE_HOME`` and are cached, so a killed arm resumes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ["RLCORE_ENGINE"] = "inline"
+
+import pyarrow.parquet as pq
+
+from rlcore.flows.presets import open_preset
+from rlcore.flows.run import run_targets
+from rlcore.flows.stages import stages
+from rlcore.sampling.native import NativeSampler
+from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.store.storage import read_json
+from rlcore.types import Rollout
+
+# Stages that an arm adds to its start, where they are more than the arm's own.
+ADDED = {
+    "kept": ("rejection", "kept"),
+    "base": (),
+    "dpo": ("prepare_few_preferences", "dpo"),
+    "kept_rl": ("rejection_rl", "kept_rl"),
+}
+# Arms that are a stage under other settings.
+VARIANTS = {"grpo_float32": ("grpo", "hardware.dtype=float32")}
+_PARTS = ("weights", "gradients", "optimizer", "activations", "kv_cache", "total")
+_FIGURES = ("rm/", "win_rate/", "judge/")  # metrics that an arm's stage may report
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run an arm, and print its figures as the last line."""
+    preset, seed, arm = arguments
+    home = find_home()
+    configure_environment(home)
+    last, *more = VARIANTS.get(arm, (arm,))
+    overrides = (f"seed={seed}", *more)
+    graph = {stage.name: stage for stage in stages(open_preset(preset, overrides))}
+    usage = home.root / f"usage-{arm}.jsonl"
+    for stage in ADDED.get(arm, (last,)):
+        run_targets(preset, overrides, list(graph[stage].inputs))
+        with _counted(usage):
+            run_targets(preset, overrides, [stage])
+    made = run_targets(preset, overrides, [name for name in (last, f"evaluate_{last}") if name in graph])
+    folders = {name: home.root / ref.uri for name, ref in made.items()}
+    found = figures(folders.get(last), folders.get(f"evaluate_{last}"), usage)
+    is_start = any(
+        last in stage.inputs for stage in graph.values() if not stage.name.startswith(("evaluate_", "compare"))
+    )
+    if last in folders and not is_start:  # hundreds of MB, which no other arm needs
+        shutil.rmtree(folders[last])
+    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    return 0
+
+
+@contextmanager
+def _counted(path: Path) -> Iterator[None]:
+    """Append the processor time and the samples of a block, also if it fails."""
+    sample, made = NativeSampler.sample, [0, 0]
+
+    def counting(self: NativeSampler, *given: Any, **more: Any) -> Any:
+        groups = sample(self, *given, **more)
+        lengths = [len(each.completion_ids) for group in groups for each in group if isinstance(each, Rollout)]
+        made[0] += len(lengths)
+        made[1] += sum(lengths)
+        return groups
+
+    NativeSampler.sample = counting  # type: ignore[method-assign]
+    began = time.process_time()
+    try:
+        yield
+    finally:
+        NativeSampler.sample = sample  # type: ignore[method-assign]
+        row = {"seconds": time.process_time() - began, "completions": made[0], "tokens": made[1]}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def figures(trained: Path | None, judged: Path | None, usage: Path) -> dict[str, Any]:
+    """Return an arm's figures.
+
+    Args:
+        trained: Artifact of its last stage, None for the base.
+        judged: Artifact of its evaluation, None if it has none.
+        usage: Processor time and samples of each attempt at its stages.
+    """
+    rows = [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()] if usage.exists() else []
+    rows_of = read_json(trained / "history.json") if trained and (trained / "history.json").exists() else []
+    history = [row for row in rows_of if "rollouts/count" in row]  # not the losses of a supervised stage
+    curve = curve_of(history)
+    last: Mapping[str, float] = curve[-1] if curve else {}
+    return {
+        "right": right_of(judged / "answers.parquet") if judged else "",
+        "tokens": int(last.get("tokens", sum(row["tokens"] for row in rows))),
+        "completions": int(last.get("completions", sum(row["completions"] for row in rows))),
+        "cpu_seconds": round(last.get("cpu_seconds", sum(row["seconds"] for row in rows)), 1),
+        "curve": curve,
+        "memory": memory_of(history),
+        "figures": other_figures(trained) if trained else {},
+    }
+
+
+def right_of(answers: Path) -> str:
+    """Return 1 or 0 for each held-out problem, in the order of its name."""
+    rows = [row for row in pq.read_table(answers).to_pylist() if row["mode"] == "greedy"]
+    return "".join("1" if row["correct"] else "0" for row in sorted(rows, key=lambda row: row["prompt_id"]))
+
+
+def curve_of(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Return a point per iteration: costs until then, the reward that was trained on, the verifier's score, KL."""
+    points: list[dict[str, float]] = []
+    completions = tokens = seconds = 0.0
+    for row in history:
+        completions += row["rollouts/count"]
+        tokens += row["rollouts/tokens"]
+        seconds += row["seconds/processor"]
+        score = next(
+            (value for name, value in row.items() if name in ("reward/term/procedural", "reward/term/math")),
+            row["reward/mean"],
+        )
+        points.append(
+            {
+                "completions": completions,
+                "tokens": tokens,
+                "cpu_seconds": round(seconds, 2),
+                "reward": round(row["reward/mean"], 5),
+                "score": round(score, 5),
+                "kl": round(row.get("kl/ref", 0.0), 6),
+                "clipped": round(row.get("clip/fraction", 0.0), 6),
+            }
+        )
+    return points
+
+
+def memory_of(history: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the largest memory of an update by part, bytes."""
+    return {part: max(row.get(f"memory/{part}_bytes", 0.0) for row in history) for part in _PARTS} if history else {}
+
+
+def other_figures(folder: Path) -> dict[str, float]:
+    """Return the stage's other metrics, such as a reward model's."""
+    path = folder / "metrics.json"
+    found = read_json(path) if path.exists() else {}
+    return {name: value for name, value in found.items() if name.startswith(_FIGURES)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
