@@ -9,6 +9,11 @@ variance between runs of one arm beyond problems, pooled over all arms, because 
 freedom. It is the mean square of the residuals of arm + seed minus the expected part of the problems, at least 0. The
 second term is the contrast's own spread: arms noisier than the others would be judged too easily without it. The
 quantile is Student's t with the degrees of freedom of the residuals.
+
+Simulated with 12 arms, 19 contrasts, 200 problems and a deviation of 0.05 between runs, 5,000 times (the tests repeat a
+small part): a family has a false alarm in 2.7 % (3 seeds) and 2.8 % (5 seeds) of times, 5.2 % and 4.6 % if half of the
+arms deviate three times as much as the others, 4.9 % and 3.6 % if one does. A difference of 0.1 is found in 10, 18 and
+28 % of times with 3, 4 and 5 seeds, one of 0.2 in 65, 86 and 95 %.
 """
 
 from __future__ import annotations

@@ -1,0 +1,170 @@
+"""Figures of the evidence: one PNG per claim, a row of panels per task."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks.evidence.findings import contrast_of, run_noise, value_of
+from benchmarks.evidence.plan import Claim
+from benchmarks.evidence.results import Arm, Arms, Point
+from benchmarks.evidence.statistics import Floats
+from rlcore.tasks.drawing.plots import BLUE, COLOURS, GREY, ORANGE
+
+mpl.use("Agg")  # no display
+Panel = Callable[[Axes, Arms], None]
+_WIDTH, _HEIGHT, _DPI = 8.0, 2.9, 100  # inches; a row of panels
+_SMOOTHED = 5  # iterations
+_PARTS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
+_COSTS = {"completions": "completions", "tokens": "tokens", "cpu_seconds": "CPU seconds"}
+
+
+def draw(claim: Claim, tasks: Mapping[str, Arms], folder: Path) -> Path | None:
+    """Draw the figure of a claim, or return None if no task has a run of its arms."""
+    chosen = {task: {name: arms.get(name, {}) for name in claim.arms} for task, arms in tasks.items()}
+    rows = {task: arms for task, arms in chosen.items() if any(arms.values())}
+    if not rows:
+        return None
+    panels = _PANELS[claim.figure]
+    figure = Figure(figsize=(_WIDTH, _HEIGHT * len(rows) + 0.7), layout="constrained")
+    axes = figure.subplots(len(rows), len(panels), squeeze=False)
+    for row, (task, arms) in zip(axes, rows.items(), strict=True):
+        for axis, panel in zip(row, panels, strict=True):
+            panel(axis, arms)
+            axis.spines[["top", "right"]].set_visible(False)
+        row[0].set_title(task, loc="left", fontsize=10)
+    labels = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if labels:
+        figure.legend(labels.values(), labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False)
+    figure.suptitle(textwrap.fill(claim.text, 84), fontsize=11)
+    return _write(figure, folder / f"evidence_{claim.name}.png")
+
+
+def _write(figure: Figure, path: Path) -> Path:
+    """Write a PNG of 48 colors, which is a third of the size."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    Image.open(file).convert("RGB").quantize(48).save(path, optimize=True)
+    return path
+
+
+def _curve(cost: str) -> Panel:
+    """Return a panel of the verifier's score over a cost of training."""
+
+    def panel(axis: Axes, arms: Arms) -> None:
+        _lines(axis, arms, lambda arm: _costs(arm, cost), lambda point: point.score)
+        axis.set_xlabel(_COSTS[cost])
+        axis.set_ylabel("score in training")
+
+    return panel
+
+
+def _costs(arm: Arm, cost: str) -> list[float]:
+    """Return a cost at each point of the curve; what was spent outside the curve comes first."""
+    before = getattr(arm, cost) - getattr(arm.curve[-1], cost)
+    return [before + getattr(point, cost) for point in arm.curve]
+
+
+def _against_kl(label: str, value: Callable[[Point], float]) -> Panel:
+    def panel(axis: Axes, arms: Arms) -> None:
+        _lines(axis, arms, lambda arm: [point.kl for point in arm.curve], value)
+        axis.set_xlabel("KL from the reference policy (nats per token)")
+        axis.set_ylabel(label)
+
+    return panel
+
+
+def _lines(axis: Axes, arms: Arms, places: Callable[[Arm], Sequence[float]], value: Callable[[Point], float]) -> None:
+    """Plot each seed thin, and the mean of the seeds by iteration thick, both as moving means of five iterations."""
+    for (name, runs), colour in zip(arms.items(), COLOURS, strict=False):
+        curves = [
+            np.stack([_smooth(places(arm)), _smooth([value(point) for point in arm.curve])])
+            for arm in runs.values()
+            if arm.curve
+        ]
+        for x, y in curves:
+            axis.plot(x, y, color=colour, linewidth=0.7, alpha=0.4)
+        if curves:
+            shortest = min(curve.shape[1] for curve in curves)
+            x, y = np.mean([curve[:, :shortest] for curve in curves], axis=0)
+            axis.plot(x, y, color=colour, linewidth=2, label=name)
+
+
+def _smooth(values: Sequence[float]) -> Floats:
+    sums = np.cumsum([0.0, *values])
+    first = np.maximum(np.arange(1, len(sums)) - _SMOOTHED, 0)
+    last = np.arange(1, len(sums))
+    means: Floats = (sums[last] - sums[first]) / (last - first)
+    return means
+
+
+def _accuracies(axis: Axes, arms: Arms) -> None:
+    """Plot the held-out accuracy of each arm with its 95 % interval, and each seed as a dot."""
+    estimates = list(_estimates(arms))
+    for place, (_, mean, half, seeds) in enumerate(estimates):
+        axis.bar(place, mean, width=0.6, color=BLUE, alpha=0.75)
+        axis.errorbar(place, mean, half, color="black", capsize=4)
+        axis.scatter([place + 0.18] * len(seeds), seeds, color=ORANGE, s=14, zorder=3)
+    axis.set_xticks(range(len(estimates)), [name for name, *_ in estimates], fontsize=9)
+    axis.set_ylim(bottom=0.0)
+    axis.set_ylabel("held-out accuracy")
+
+
+def _estimates(arms: Arms) -> Iterator[tuple[str, float, float, list[float]]]:
+    """Yield the arms that have an accuracy: name, mean, half of the interval (0 if there is none), each seed."""
+    between = run_noise(arms, "accuracy")
+    for name, runs in arms.items():
+        found = contrast_of({name: 1.0}, arms, "accuracy", between=between)
+        if found:
+            half = found.high - found.mean if np.isfinite(found.high) else 0.0
+            yield name, found.mean, half, [value_of(arm, "accuracy") or 0.0 for arm in runs.values()]
+
+
+def _memory(axis: Axes, arms: Arms) -> None:
+    """Plot the memory of an update by part, mean over seeds."""
+    known = {name: [arm.memory for arm in runs.values() if arm.memory] for name, runs in arms.items()}
+    known = {name: memories for name, memories in known.items() if memories}
+    bottom = np.zeros(len(known))
+    for part, colour in zip(_PARTS, COLOURS, strict=False):
+        sizes = [float(np.mean([memory.get(part, 0.0) for memory in memories])) / 2**30 for memories in known.values()]
+        axis.barh(list(known), sizes, left=bottom, height=0.6, color=colour, label=part.replace("_", " "))
+        bottom += sizes
+    axis.invert_yaxis()
+    axis.set_xlabel("memory of the largest update (GiB)")
+
+
+def _dose(axis: Axes, arms: Arms) -> None:
+    """Plot the accuracy before and after RL by the start; the arms are pairs of a start and RL from it."""
+    names = list(arms)
+    estimates = {name: (mean, half, seeds) for name, mean, half, seeds in _estimates(arms)}
+    for first, label, colour, aside in ((0, "before RL", GREY, -0.06), (1, "after RL", BLUE, 0.06)):
+        shown = [(place, estimates[name]) for place, name in enumerate(names[first::2]) if name in estimates]
+        places = [place for place, _ in shown]
+        means, halves = ([each[index] for _, each in shown] for index in (0, 1))
+        axis.errorbar(places, means, halves, color=colour, marker="o", capsize=4, linewidth=2, label=label)
+        for place, (_, _, seeds) in shown:
+            axis.scatter([place + aside] * len(seeds), seeds, color=colour, s=12, alpha=0.6)
+    axis.set_xticks(range(len(names[::2])), names[::2])
+    axis.set_ylim(bottom=0.0)
+    axis.set_xlabel("start of RL")
+    axis.set_ylabel("held-out accuracy")
+
+
+_PANELS: Mapping[str, Sequence[Panel]] = {
+    "curves": [_curve(cost) for cost in _COSTS],
+    "bars": [_accuracies],
+    "memory": [_memory],
+    "dose": [_dose],
+    "optimisation": [
+        _against_kl("reward in training", lambda point: point.reward),
+        _against_kl("verifier's score", lambda point: point.score),
+    ],
+}
