@@ -116,6 +116,16 @@ def test_the_number_of_seeds_is_the_first_with_enough_power() -> None:
     assert seeds_needed(0.1, variance=0.0, between=EXACT) == 2
 
 
+@pytest.mark.parametrize("is_margin", [False, True])
+def test_the_power_counts_both_variances(is_margin: bool) -> None:
+    rng, draws = np.random.default_rng(0), 40_000
+    larger = np.maximum(rng.chisquare(8, draws) / 8, rng.chisquare(2, draws) / 2)
+    half = 2.306 * np.sqrt(larger)  # the 97.5 % quantile of t with 8 degrees of freedom
+    mean = rng.normal(size=draws)
+    found = (abs(mean) + half < 4.0) if is_margin else (mean + 4.0 - half > 0.0)
+    assert power(4.0, seeds=3, freedom=8, is_margin=is_margin) == pytest.approx(found.mean(), abs=0.01)
+
+
 @pytest.mark.parametrize("seeds", [3, 5])
 @pytest.mark.parametrize("ratio", [1.0, 3.0])
 def test_few_families_of_contrasts_have_a_false_alarm(seeds: int, ratio: float) -> None:
