@@ -22,28 +22,44 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.evidence.figures import draw
+from benchmarks.evidence.findings import findings
+from benchmarks.evidence.plan import read_plan
+from benchmarks.evidence.results import by_task, read_results
 from benchmarks.evidence.runs import VARIANTS
+from benchmarks.evidence.tables import arms_table, claims_table, plan_table
 from rlcore.tasks.store.storage import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
-SEEDS = (0, 1, 2)
 TASKS = {"smollm2": "evidence", "tiny": "evidence_tiny"}  # preset
+SEEDS = {"smollm2": (0, 1, 2), "tiny": (0, 1, 2, 3, 4)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, nargs="+", default=list(TASKS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="left out: those of the plan")
     parser.add_argument("--arms", nargs="+", default=[], help="only these")
     parser.add_argument("--home", type=Path, default=ROOT / ".rlcore/evidence", help="for the state directories")
     parser.add_argument("--print", action="store_true", help="run nothing")
     options = parser.parse_args()
     if not options.print:
         for task in options.task:
-            for seed in options.seeds:
+            for seed in options.seeds or SEEDS[task]:
                 run_seed(task, seed, options.home / f"{task}-{seed}", options.arms)
+    show()
     return 0
+
+
+def show() -> None:
+    """Print the claims, the arms and the seeds needed; draw a figure per claim."""
+    plan, measured = read_plan(), by_task(read_results(sorted(RESULTS.glob("evidence-*.json"))))
+    found = findings(plan, {task: measured.get(task, {}) for task in TASKS})
+    parts = [claims_table(plan, found, list(TASKS)), *(arms_table(arms) for arms in measured.values())]
+    sys.stdout.write("\n\n".join([*parts, plan_table(plan, tasks=len(TASKS))]) + "\n")
+    for claim in plan.claim:
+        draw(claim, measured, ROOT / "docs/images")
 
 
 def run_seed(task: str, seed: int, home: Path, only: list[str]) -> None:
