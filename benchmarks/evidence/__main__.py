@@ -67,7 +67,8 @@ def run_seed(task: str, seed: int, home: Path, only: list[str]) -> None:
     path = RESULTS / f"evidence-{task}-{seed}.json"
     arms = arms_of(TASKS[task])
     for arm in arms:
-        known = read_json(path) if path.exists() else {"task": task, "seed": seed, "machine": _machine(), "arms": {}}
+        empty = {"task": task, "seed": seed, "machine": _machine(), "arms": {}}
+        known: dict[str, Any] = read_json(path) if path.exists() else empty
         if arm not in known["arms"] and (not only or arm in only):
             sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
             sys.stdout.flush()

@@ -34,6 +34,7 @@ ADDED = {
     "kept": ("rejection", "kept"),
     "base": (),
     "dpo": ("prepare_few_preferences", "dpo"),
+    "reward_model": ("prepare_preferences", "reward_model"),
     "kept_rl": ("rejection_rl", "kept_rl"),
 }
 # Arms that are a stage under other settings.
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
             run_targets(preset, overrides, [stage])
     made = run_targets(preset, overrides, [name for name in (last, f"evaluate_{last}") if name in graph])
     folders = {name: home.root / ref.uri for name, ref in made.items()}
-    found = figures(folders.get(last), folders.get(f"evaluate_{last}"), usage)
+    paid = [home.root / "usage-reward_model.jsonl"] if "reward_model" in _inputs(graph, last) else []
+    found = figures(folders.get(last), folders.get(f"evaluate_{last}"), usage, paid)
     is_start = any(
         last in stage.inputs for stage in graph.values() if not stage.name.startswith(("evaluate_", "compare"))
     )
@@ -65,6 +67,11 @@ def main(arguments: Sequence[str]) -> int:
         shutil.rmtree(folders[last])
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     return 0
+
+
+def _inputs(graph: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the stages that a stage reads, none of the base."""
+    return tuple(graph[name].inputs) if name in graph else ()
 
 
 @contextmanager
@@ -85,33 +92,38 @@ def _counted(path: Path) -> Iterator[None]:
         yield
     finally:
         NativeSampler.sample = sample  # type: ignore[method-assign]
-        row = {"seconds": time.process_time() - began, "completions": made[0], "tokens": made[1]}
+        row = {"cpu_seconds": time.process_time() - began, "completions": made[0], "tokens": made[1]}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
-def figures(trained: Path | None, judged: Path | None, usage: Path) -> dict[str, Any]:
+def figures(trained: Path | None, judged: Path | None, usage: Path, paid: Sequence[Path]) -> dict[str, Any]:
     """Return an arm's figures.
 
     Args:
         trained: Artifact of its last stage, None for the base.
         judged: Artifact of its evaluation, None if it has none.
-        usage: Processor time and samples of each attempt at its stages.
+        usage: Processor time and samples of each attempt at its stages. An RL run counts its own, which resume.
+        paid: The same of stages that other arms share, such as the reward model.
     """
-    rows = [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()] if usage.exists() else []
-    rows_of = read_json(trained / "history.json") if trained and (trained / "history.json").exists() else []
-    history = [row for row in rows_of if "rollouts/count" in row]  # not the losses of a supervised stage
+    path = trained / "history.json" if trained else None
+    rows = read_json(path) if path and path.exists() else []
+    history = [row for row in rows if "rollouts/count" in row]  # not the losses of a supervised stage
     curve = curve_of(history)
-    last: Mapping[str, float] = curve[-1] if curve else {}
+    spent = [*(curve[-1:] or _attempts(usage)), *(row for each in paid for row in _attempts(each))]
     return {
         "right": right_of(judged / "answers.parquet") if judged else "",
-        "tokens": int(last.get("tokens", sum(row["tokens"] for row in rows))),
-        "completions": int(last.get("completions", sum(row["completions"] for row in rows))),
-        "cpu_seconds": round(last.get("cpu_seconds", sum(row["seconds"] for row in rows)), 1),
+        "tokens": int(sum(row["tokens"] for row in spent)),
+        "completions": int(sum(row["completions"] for row in spent)),
+        "cpu_seconds": round(sum(row["cpu_seconds"] for row in spent), 1),
         "curve": curve,
         "memory": memory_of(history),
         "figures": other_figures(trained) if trained else {},
     }
+
+
+def _attempts(usage: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()] if usage.exists() else []
 
 
 def right_of(answers: Path) -> str:
