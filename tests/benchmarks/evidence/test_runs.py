@@ -1,0 +1,81 @@
+"""Runs of the evidence: an arm through its own entry point, and arms that are not run twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.evidence import __main__ as program
+from benchmarks.evidence.results import read_results
+from benchmarks.evidence.runs import VARIANTS, curve_of, figures
+from tests.flows.conftest import ROOT, environment
+from tests.flows.micro import MICRO
+from tests.flows.warm import run_warm
+
+ROW = {"rollouts/count": 8.0, "rollouts/tokens": 100.0, "seconds/processor": 2.0, "reward/mean": 0.5}
+
+
+def test_a_curve_adds_up_costs_and_has_the_verifiers_score_where_another_reward_is_trained_on() -> None:
+    by_model = ROW | {"reward/mean": 3.0, "reward/term/procedural": 0.25, "kl/ref": 0.1}
+    first, second = curve_of([ROW, by_model])
+    assert (first["completions"], first["tokens"], first["cpu_seconds"], first["score"]) == (8, 100, 2, 0.5)
+    assert (second["completions"], second["tokens"], second["cpu_seconds"]) == (16, 200, 4)
+    assert (second["reward"], second["score"], second["kl"]) == (3.0, 0.25, 0.1)
+
+
+def test_costs_are_those_of_the_run_or_of_all_attempts_and_of_what_arms_share(tmp_path: Path) -> None:
+    usage, shared = tmp_path / "usage.jsonl", tmp_path / "shared.jsonl"
+    attempt = json.dumps({"cpu_seconds": 5.0, "completions": 3, "tokens": 7}) + "\n"
+    usage.write_text(attempt * 2, encoding="utf-8")
+    shared.write_text(attempt, encoding="utf-8")
+    offline = figures(tmp_path, None, usage, [])
+    assert (offline["cpu_seconds"], offline["completions"], offline["tokens"], offline["curve"]) == (10, 6, 14, [])
+    (tmp_path / "history.json").write_text(json.dumps([{"step": 1}, ROW]), encoding="utf-8")
+    online = figures(tmp_path, None, usage, [shared])
+    assert (online["cpu_seconds"], online["completions"], online["tokens"]) == (7, 11, 107)
+
+
+def test_an_arm_of_a_preset_gives_its_figures(tmp_path: Path) -> None:
+    keys = [f"{key} = {value}" for key, value in (each.split("=", 1) for each in MICRO) if "stages.ppo" not in key]
+    preset = tmp_path / "arms.toml"
+    head = 'extends = "tiny"\nname = "arms"\nwithout = ["stages.ppo"]\n'
+    preset.write_text(head + "\n".join(keys) + "\n", encoding="utf-8")
+    env = environment(tmp_path / "home")
+    call = "benchmarks.evidence.runs:main"
+    done = run_warm([str(preset), "0", "grpo"], env, ROOT, call=call)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["right"]) == 40
+    assert [point["completions"] for point in found["curve"]] == [16, 32, 48, 64]
+    assert found["completions"] == 64
+    assert found["tokens"] == found["curve"][-1]["tokens"] > 64
+    assert found["memory"]["total"] > 0 < found["cpu_seconds"]
+    again = run_warm([str(preset), "0", "base"], env, ROOT, call=call)
+    assert json.loads(again.stdout.splitlines()[-1])["cpu_seconds"] == 0, again.stderr
+
+
+def test_every_arm_of_the_plan_is_a_stage_of_every_task_and_none_is_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def fake(preset: str, seed: int, arm: str, home: Path) -> dict[str, Any]:
+        if arm == "ppo" and ran.count("ppo") == 0:
+            ran.append(arm)
+            raise SystemExit("killed")
+        ran.append(arm)
+        return {"right": "01"}
+
+    monkeypatch.setattr(program, "RESULTS", tmp_path)
+    monkeypatch.setattr(program, "run_arm", fake)
+    with pytest.raises(SystemExit, match="killed"):
+        program.run_seed("tiny", 7, tmp_path / "home", [])
+    program.run_seed("tiny", 7, tmp_path / "home", [])
+    program.run_seed("tiny", 7, tmp_path / "home", [])
+    assert [arm for arm in ran if ran.count(arm) > 1] == ["ppo", "ppo"]
+    (results,) = read_results([tmp_path / "evidence-tiny-7.json"])
+    assert set(results.arms) == set(ran) >= {arm for claim in program.read_plan().claim for arm in claim.arms}
+    assert set(VARIANTS) <= set(ran)
