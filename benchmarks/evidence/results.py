@@ -24,6 +24,7 @@ class Point:
         score: The verifier's.
         kl: From the reference policy, as the run's metric ``kl/ref``.
         clipped: Fraction of clipped tokens.
+        explained: Explained variance of the critic's values; ``penalty``: coefficient of KL(old || policy).
     """
 
     completions: Amount
@@ -33,6 +34,8 @@ class Point:
     score: float
     kl: float = 0.0
     clipped: float = 0.0
+    explained: float = 0.0
+    penalty: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

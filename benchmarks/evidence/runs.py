@@ -153,6 +153,8 @@ def curve_of(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
                 "score": round(score, 5),
                 "kl": round(row.get("kl/ref", 0.0), 6),
                 "clipped": round(row.get("clip/fraction", 0.0), 6),
+                "explained": round(row.get("value/explained_variance", 0.0), 4),
+                "penalty": row.get("kl/penalty_coefficient", 0.0),
             }
         )
     return points
