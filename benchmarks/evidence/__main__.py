@@ -18,7 +18,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,30 @@ from rlcore.tasks.store.storage import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
-TASKS = {"smollm2": "evidence", "tiny": "evidence_tiny"}  # preset
-SEEDS = {"smollm2": (0, 1, 2), "tiny": (0, 1, 2, 3, 4)}
+NOT_ARMS = ("rejection",)  # kinds of stages that only make data
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A preset whose stages are arms, and its seeds.
+
+    ``variants``: arms that are a stage under other settings. ``pairs``: datasets that read the file of preferences.
+    """
+
+    preset: str
+    seeds: tuple[int, ...] = (0, 1, 2)
+    variants: tuple[str, ...] = ()
+    pairs: tuple[str, ...] = ()
+
+    def overrides(self, preferences: Path) -> list[str]:
+        """Return the settings of a run."""
+        return [f"data.{name}.path={str(preferences.resolve())!r}" for name in self.pairs]
+
+
+TASKS = {
+    "smollm2": Task(preset="evidence", variants=tuple(VARIANTS)),
+    "tiny": Task(preset="evidence_tiny", seeds=(0, 1, 2, 3, 4), variants=tuple(VARIANTS)),
+}
 
 
 def main() -> int:
@@ -41,13 +64,18 @@ def main() -> int:
     parser.add_argument("--task", choices=TASKS, nargs="+", default=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="left out: those of the plan")
     parser.add_argument("--arms", nargs="+", default=[], help="only these")
+    parser.add_argument("--preferences", type=Path, default=Path("data/alpaca_eval.jsonl"), help="AlpacaEval's pairs")
     parser.add_argument("--home", type=Path, default=ROOT / ".rlcore/evidence", help="for the state directories")
     parser.add_argument("--print", action="store_true", help="run nothing")
     options = parser.parse_args()
     if not options.print:
         for task in options.task:
-            for seed in options.seeds or SEEDS[task]:
-                run_seed(task, seed, options.home / f"{task}-{seed}", options.arms)
+            if TASKS[task].pairs and not options.preferences.exists():
+                sys.stdout.write(f"{task}: skipped, {options.preferences} is missing; name it with --preferences\n")
+                continue
+            for seed in options.seeds or TASKS[task].seeds:
+                home = options.home / f"{task}-{seed}"
+                run_seed(task, seed, home, options.arms, TASKS[task].overrides(options.preferences))
     show()
     return 0
 
@@ -62,47 +90,44 @@ def show() -> None:
         draw(claim, measured, ROOT / "docs/images")
 
 
-def run_seed(task: str, seed: int, home: Path, only: list[str]) -> None:
+def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrides: Sequence[str] = ()) -> None:
     """Run the arms of a seed that have no result, and remove the state directory when none is left."""
-    path = RESULTS / f"evidence-{task}-{seed}.json"
-    arms = arms_of(TASKS[task])
+    path, preset = RESULTS / f"evidence-{task}-{seed}.json", TASKS[task].preset
+    arms = [*arms_of(preset, overrides), *TASKS[task].variants]
     for arm in arms:
         empty = {"task": task, "seed": seed, "machine": _machine(), "arms": {}}
         known: dict[str, Any] = read_json(path) if path.exists() else empty
         if arm not in known["arms"] and (not only or arm in only):
             sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
             sys.stdout.flush()
-            known["arms"][arm] = run_arm(TASKS[task], seed, arm, home) | {"commit": _commit()}
+            found = run_arm([preset, str(seed), arm, *overrides], home)
+            known["arms"][arm] = found | {"commit": _commit()}
             write_json(known, path)
     if all(arm in read_json(path)["arms"] for arm in arms):
         shutil.rmtree(home, ignore_errors=True)
 
 
-def arms_of(preset: str) -> list[str]:
-    """Return the stages of a preset that train, in an order in which each follows its start."""
+def arms_of(preset: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Return the base and the stages of a preset that are arms, each after those that it starts from."""
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
 
-    return ["base", *_trained(stages(open_preset(preset, ()))), *VARIANTS]
+    config = open_preset(preset, tuple(overrides))
+    arms = {name for name, stage in config.stages.items() if stage.kind not in NOT_ARMS}
+    graph = [stage.name for stage in stages(config)]
+    return [*(["base"] if "evaluate_base" in graph else []), *(name for name in graph if name in arms)]
 
 
-def _trained(stages: Any) -> Iterator[str]:
-    names = {stage.name for stage in stages}
-    for stage in stages:
-        if f"evaluate_{stage.name}" in names or stage.name.startswith("reward_model"):
-            yield stage.name
-
-
-def run_arm(preset: str, seed: int, arm: str, home: Path) -> dict[str, Any]:
+def run_arm(arguments: Sequence[str], home: Path) -> dict[str, Any]:
     """Run an arm in a process of its own; return its figures."""
-    log = home / "log" / f"{arm}.txt"
+    log = home / "log" / f"{arguments[2]}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"RLCORE_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.evidence.runs", preset, str(seed), arm]
+    command = [sys.executable, "-m", "benchmarks.evidence.runs", *arguments]
     with log.open("ab") as errors:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, check=False)
     if done.returncode:
-        raise SystemExit(f"{arm} failed with code {done.returncode}: {log}")
+        raise SystemExit(f"{arguments[2]} failed with code {done.returncode}: {log}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -1,6 +1,6 @@
 """One arm of the evidence: the stages that it adds to its start, run in a process of its own, and its figures.
 
-    python -m benchmarks.evidence.runs PRESET SEED ARM
+    python -m benchmarks.evidence.runs PRESET SEED ARM [KEY=VALUE ...]
 
 The stages run inline in the state directory of ``RLCORE_HOME`` and are cached, so a killed arm resumes.
 """
@@ -45,11 +45,11 @@ _FIGURES = ("rm/", "win_rate/", "judge/")  # metrics that an arm's stage may rep
 
 def main(arguments: Sequence[str]) -> int:
     """Run an arm, and print its figures as the last line."""
-    preset, seed, arm = arguments
+    preset, seed, arm, *given = arguments
     home = find_home()
     configure_environment(home)
     last, *more = VARIANTS.get(arm, (arm,))
-    overrides = (f"seed={seed}", *more)
+    overrides = (f"seed={seed}", *given, *more)
     graph = {stage.name: stage for stage in stages(open_preset(preset, overrides))}
     usage = home.root / f"usage-{arm}.jsonl"
     for stage in ADDED.get(arm, (last,)):

@@ -62,7 +62,8 @@ def test_every_arm_of_the_plan_is_a_stage_of_every_task_and_none_is_run_twice(
 ) -> None:
     ran: list[str] = []
 
-    def fake(preset: str, seed: int, arm: str, home: Path) -> dict[str, Any]:
+    def fake(arguments: list[str], home: Path) -> dict[str, Any]:
+        arm = arguments[2]
         if arm == "ppo" and ran.count("ppo") == 0:
             ran.append(arm)
             raise SystemExit("killed")
@@ -72,9 +73,9 @@ def test_every_arm_of_the_plan_is_a_stage_of_every_task_and_none_is_run_twice(
     monkeypatch.setattr(program, "RESULTS", tmp_path)
     monkeypatch.setattr(program, "run_arm", fake)
     with pytest.raises(SystemExit, match="killed"):
-        program.run_seed("tiny", 7, tmp_path / "home", [])
-    program.run_seed("tiny", 7, tmp_path / "home", [])
-    program.run_seed("tiny", 7, tmp_path / "home", [])
+        program.run_seed("tiny", 7, tmp_path / "home")
+    program.run_seed("tiny", 7, tmp_path / "home")
+    program.run_seed("tiny", 7, tmp_path / "home")
     assert [arm for arm in ran if ran.count(arm) > 1] == ["ppo", "ppo"]
     (results,) = read_results([tmp_path / "evidence-tiny-7.json"])
     assert set(results.arms) == set(ran) >= {arm for claim in program.read_plan().claim for arm in claim.arms}
