@@ -19,14 +19,16 @@ from typing import Any
 
 os.environ["RLCORE_ENGINE"] = "inline"
 
+import pandas as pd
 import pyarrow.parquet as pq
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.sampling.native import NativeSampler
+from rlcore.tasks.kinds.win_rate.step import metrics_of
 from rlcore.tasks.store.settings import configure_environment, find_home
-from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.store.storage import read_json, read_table
 from rlcore.types import Rollout
 
 # Stages that an arm adds to its start, where they are more than the arm's own.
@@ -166,9 +168,11 @@ def memory_of(history: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def other_figures(folder: Path) -> dict[str, float]:
-    """Return the stage's other metrics, such as a reward model's."""
-    path = folder / "metrics.json"
-    found = read_json(path) if path.exists() else {}
+    """Return the stage's other metrics: those of a reward model, or of a win rate with the audit of its judge."""
+    own, win_rate, audit = (folder / name for name in ("metrics.json", "win_rate.json", "audit.parquet"))
+    found = read_json(own) if own.exists() else {}
+    if win_rate.exists():
+        found = metrics_of(read_json(win_rate), read_table(audit) if audit.exists() else pd.DataFrame())
     return {name: value for name, value in found.items() if name.startswith(_FIGURES)}
 
 

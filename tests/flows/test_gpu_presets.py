@@ -51,6 +51,7 @@ SHAPES: Mapping[str, PretrainedConfig] = {
     "hh_8b": LLAMA_8B,
     "ultrafeedback_8b": LLAMA_8B,
     "deepscaler_1_5b": qwen(1536, 28, 12, 8960, tied=False),
+    "evidence_0_5b": QWEN_0_5B,
 }
 
 
@@ -59,7 +60,8 @@ def test_what_its_first_lines_say_of_the_cost_is_the_arithmetic_of_its_layout(na
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     said = re.search(r"^# Estimated: (\d+) (h\d00), an iteration takes ([\d.]+) s and", text, re.MULTILINE)
     assert said
-    (line,) = layout_lines(open_preset(name), model_size(SHAPES[name]), said[2], int(said[1]))
+    lines = layout_lines(open_preset(name), model_size(SHAPES[name]), said[2], int(said[1]))
+    (line,) = (line for line in lines if line.startswith("layout of grpo,"))
     assert f"an iteration takes {said[3]} s (" in line
 
 
@@ -139,7 +141,7 @@ def small(name: str, project: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", sorted({*SHAPES} - {"evidence_0_5b"}))  # whose 52 stages are those of `evidence`
 def test_with_a_tiny_model_and_few_rows_it_runs_to_its_comparison(name: str, project: Path, tmp_path: Path) -> None:
     preset = tmp_path / "small.toml"
     preset.write_text(small(name, project), encoding="utf-8")
