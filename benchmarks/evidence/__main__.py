@@ -55,6 +55,7 @@ class Task:
 
 TASKS = {
     "smollm2": Task(preset="evidence", variants=tuple(VARIANTS)),
+    "long": Task(preset="evidence_long"),
     "tiny": Task(preset="evidence_tiny", seeds=(0, 1, 2, 3, 4), variants=tuple(VARIANTS)),
 }
 
@@ -83,9 +84,8 @@ def main() -> int:
 def show() -> None:
     """Print the claims, the arms and the seeds needed; draw a figure per claim."""
     plan, measured = read_plan(), by_task(read_results(sorted(RESULTS.glob("evidence-*.json"))))
-    found = findings(plan, {task: measured.get(task, {}) for task in TASKS})
-    parts = [claims_table(plan, found, list(TASKS)), *(arms_table(arms) for arms in measured.values())]
-    sys.stdout.write("\n\n".join([*parts, plan_table(plan, tasks=len(TASKS))]) + "\n")
+    arms = [f"{task}:\n\n{arms_table(arms)}" for task, arms in measured.items()]
+    sys.stdout.write("\n\n".join([claims_table(plan, findings(plan, measured)), *arms, plan_table(plan)]) + "\n")
     for claim in plan.claim:
         draw(claim, measured, ROOT / "docs/images")
 

@@ -42,14 +42,12 @@ class Finding:
 
 
 def findings(plan: Plan, tasks: Mapping[str, Arms]) -> list[Finding]:
-    """Judge every contrast on every task that has a seed of all its arms."""
-    alpha = ALPHA / plan.comparisons(len(tasks))
+    """Judge every contrast on those of its tasks that have a seed of all its arms."""
     judged = (
-        _judge(claim.name, contrast, task, arms, alpha)
+        _judge(claim.name, contrast, task, tasks.get(task, {}), plan.level)
         for claim in plan.claim
         for contrast in claim.contrast
-        for task, arms in tasks.items()
-        if contrast.task in ("", task)
+        for task in contrast.tasks or plan.tasks
     )
     return [finding for finding in judged if finding]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from benchmarks.evidence.statistics import ALPHA
 from rlcore.errors import ConfigError
 from rlcore.strict_config import AtLeast, build
 
@@ -23,7 +24,7 @@ class Contrast:
     Attributes:
         expected: The claim says that the sum is above 0, about this large; or, if 0,
         margin: that it is within ± this.
-        task: The only task of the contrast; "" for every task that has the arms.
+        tasks: Tasks that it is measured on; none: those of the plan.
         primary: Judged, with an interval corrected for all that are; others only get a 95 % interval.
     """
 
@@ -32,7 +33,7 @@ class Contrast:
     measure: str
     expected: NotNegative = 0.0
     margin: NotNegative = 0.0
-    task: str = ""
+    tasks: tuple[str, ...] = ()
     primary: bool = True
 
     def __post_init__(self) -> None:
@@ -58,15 +59,23 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All claims; ``sd``: expected standard deviation between runs of a measure."""
+    """All claims; ``sd``: expected standard deviation between runs of a measure; ``tasks``: of most contrasts."""
 
+    tasks: tuple[str, ...]
     sd: Mapping[str, NotNegative]
     claim: tuple[Claim, ...]
 
-    def comparisons(self, tasks: int) -> int:
-        """Return the number of primary intervals: a contrast without a task counts once per task."""
+    @property
+    def every_task(self) -> tuple[str, ...]:
+        """Tasks of the plan and of its contrasts, in order."""
+        own = [task for claim in self.claim for contrast in claim.contrast for task in contrast.tasks]
+        return tuple(dict.fromkeys([*self.tasks, *own]))
+
+    @property
+    def level(self) -> float:
+        """Level of one primary interval: a contrast counts once per task (Bonferroni)."""
         contrasts = [contrast for claim in self.claim for contrast in claim.contrast if contrast.primary]
-        return sum(1 if contrast.task else tasks for contrast in contrasts)
+        return ALPHA / sum(len(contrast.tasks or self.tasks) for contrast in contrasts)
 
 
 def read_plan(path: Path = CLAIMS) -> Plan:

@@ -13,13 +13,13 @@ from benchmarks.evidence.statistics import ALPHA, MAX_SEEDS, Noise, seeds_needed
 from benchmarks.peers.arena import table
 
 
-def plan_table(plan: Plan, *, tasks: int) -> str:
+def plan_table(plan: Plan) -> str:
     """Render each contrast with its expected difference and the seeds that it needs at the expected deviation.
 
     Degrees of freedom are those of the arms that the plan compares by the same measure, 2 fewer than one per run.
     """
     rows = [
-        (claim.text, each.name, each.measure, _predicted(each), _planned_seeds(plan, each, tasks))
+        (claim.text, each.name, each.measure, _predicted(each), _planned_seeds(plan, each))
         for claim in plan.claim
         for each in claim.contrast
     ]
@@ -30,7 +30,7 @@ def _predicted(contrast: Contrast) -> str:
     return f"{contrast.expected:+g}" if contrast.expected else f"within ±{contrast.margin:g}"
 
 
-def _planned_seeds(plan: Plan, contrast: Contrast, tasks: int) -> str:
+def _planned_seeds(plan: Plan, contrast: Contrast) -> str:
     if contrast.measure not in plan.sd:
         return "–"
     every = [each for claim in plan.claim for each in claim.contrast if each.measure == contrast.measure]
@@ -40,27 +40,30 @@ def _planned_seeds(plan: Plan, contrast: Contrast, tasks: int) -> str:
         variance=plan.sd[contrast.measure] ** 2 * sum(weight**2 for weight in contrast.arms.values()),
         between=Noise(variance=0.0, freedom=freedom, seeds=2),
         is_margin=contrast.margin > 0.0,
-        alpha=ALPHA / plan.comparisons(tasks) if contrast.primary else ALPHA,
+        alpha=plan.level if contrast.primary else ALPHA,
     )
     return _seeds(needed)
 
 
-def claims_table(plan: Plan, found: Sequence[Finding], tasks: Sequence[str]) -> str:
+def claims_table(plan: Plan, found: Sequence[Finding]) -> str:
     """Render each contrast with its difference, interval and verdict on each task."""
-    known = {(each.claim, each.contrast, each.task): each for each in found}
+    known, tasks = {(each.claim, each.contrast, each.task): each for each in found}, plan.every_task
     rows = []
     for claim in plan.claim:
         for number, contrast in enumerate(claim.contrast):
             cells = [known.get((claim.name, contrast.name, task)) for task in tasks]
             needed = [f"{each.task} {_needed(each)}" for each in cells if each and each.verdict == "not told apart"]
-            text = "" if number else claim.text
-            rows.append((text, contrast.name, *map(_finding, cells), ", ".join(needed) or "–"))
+            shown = [
+                _finding(each, is_planned=task in (contrast.tasks or plan.tasks))
+                for each, task in zip(cells, tasks, strict=True)
+            ]
+            rows.append(("" if number else claim.text, contrast.name, *shown, ", ".join(needed) or "–"))
     return table(("claim", "contrast", *tasks, "seeds that would tell"), rows)
 
 
-def _finding(found: Finding | None) -> str:
+def _finding(found: Finding | None, *, is_planned: bool) -> str:
     if found is None:
-        return "not run"
+        return "not run" if is_planned else "–"
     each = found.difference
     interval = f"[{each.low:+.3f}, {each.high:+.3f}]" if math.isfinite(each.low) else "no interval"
     seeds = f"{each.seeds} seed{'s' if each.seeds > 1 else ''}"

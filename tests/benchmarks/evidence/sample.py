@@ -10,6 +10,7 @@ from benchmarks.evidence.plan import Plan, read_plan
 from benchmarks.evidence.results import Arm, Arms, Point
 
 CLAIMS = """
+tasks = ["sums"]
 [sd]
 learning = 0.03
 [[claim]]
@@ -28,7 +29,7 @@ arms = ["fast", "slow"]
   arms = { fast = 1, slow = -1 }
   measure = "accuracy"
   margin = 0.05
-  task = "sums"
+  tasks = ["sums"]
   [[claim.contrast]]
   name = "start"
   arms = { fast = 1, start = -1 }
@@ -36,6 +37,8 @@ arms = ["fast", "slow"]
   expected = 0.1
   primary = false
 """
+
+TWO_TASKS = CLAIMS.replace('tasks = ["sums"]', 'tasks = ["sums", "words"]', 1)
 
 
 def plan(folder: Path, text: str = CLAIMS) -> Plan:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.evidence.findings import contrast_of, findings, run_noise, value_of
 from benchmarks.evidence.results import Arm
-from tests.benchmarks.evidence.sample import CLAIMS, arms, plan, run
+from tests.benchmarks.evidence.sample import CLAIMS, TWO_TASKS, arms, plan, run
 
 
 def test_measures_of_a_run() -> None:
@@ -61,7 +61,7 @@ def test_a_contrast_uses_the_seeds_that_all_its_arms_have() -> None:
 
 
 def test_the_plan_is_judged_on_every_task_that_has_the_arms(tmp_path: Path) -> None:
-    found = findings(plan(tmp_path), {"sums": arms(), "words": {"fast": arms()["fast"]}})
+    found = findings(plan(tmp_path, TWO_TASKS), {"sums": arms(), "words": {"fast": arms()["fast"]}})
     assert [(each.contrast, each.task, each.verdict) for each in found] == [
         ("fast against slow", "sums", "held"),
         ("end", "sums", "held"),
@@ -79,7 +79,7 @@ def test_a_primary_interval_is_corrected_for_all_that_are(tmp_path: Path) -> Non
         return found.high - found.low
 
     # Two degrees of freedom: t of 1 - .05 / 4 is 6.205, of 1 - .05 / 2 it is 4.303.
-    alone = CLAIMS.replace('task = "sums"', "primary = false")
+    alone = CLAIMS.replace('  tasks = ["sums"]', "  primary = false")
     assert width(CLAIMS) / width(alone) == pytest.approx(6.205 / 4.303, 1e-3)
     not_primary = CLAIMS.replace("primary = false", "").replace("expected = 0.05", "expected = 0.05\nprimary = false")
     assert width(not_primary) == pytest.approx(width(alone))

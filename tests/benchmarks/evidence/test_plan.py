@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from tests.benchmarks.evidence.sample import CLAIMS, plan
+from tests.benchmarks.evidence.sample import CLAIMS, TWO_TASKS, plan
 
 
-def test_a_primary_contrast_without_a_task_counts_once_per_task(tmp_path: Path) -> None:
-    assert plan(tmp_path).comparisons(1) == 2
-    assert plan(tmp_path).comparisons(2) == 3
+def test_a_primary_contrast_counts_once_per_task(tmp_path: Path) -> None:
+    assert plan(tmp_path).level == 0.05 / 2
+    assert plan(tmp_path, TWO_TASKS).level == 0.05 / 3
+    assert plan(tmp_path, TWO_TASKS.replace('tasks = ["sums"]', 'tasks = ["long"]')).every_task == (
+        "sums",
+        "words",
+        "long",
+    )
 
 
 @pytest.mark.parametrize(

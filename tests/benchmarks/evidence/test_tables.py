@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmarks.evidence.findings import findings
 from benchmarks.evidence.tables import arms_table, claims_table, plan_table
-from tests.benchmarks.evidence.sample import CLAIMS, arms, plan, run
+from tests.benchmarks.evidence.sample import CLAIMS, TWO_TASKS, arms, plan, run
 
 
 def test_the_plan_has_the_seeds_that_it_needs(tmp_path: Path) -> None:
-    rows = plan_table(plan(tmp_path), tasks=1).splitlines()[2:]
+    rows = plan_table(plan(tmp_path)).splitlines()[2:]
     # Two arms have one degree of freedom per seed; nothing is expected of an accuracy's deviation.
     assert rows[0].startswith("| The fast method learns faster | fast against slow | learning | +0.05 | ")
     assert 3 < int(rows[0].split(" | ")[-1].removesuffix(" |")) < 20
@@ -18,10 +18,11 @@ def test_the_plan_has_the_seeds_that_it_needs(tmp_path: Path) -> None:
 
 
 def test_each_claim_has_its_verdict_on_each_task(tmp_path: Path) -> None:
-    chosen, tasks = plan(tmp_path), {"sums": arms(), "words": {}}
-    rows = claims_table(chosen, findings(chosen, tasks), list(tasks)).splitlines()[2:]
+    chosen, tasks = plan(tmp_path, TWO_TASKS), {"sums": arms(), "words": {}}
+    rows = claims_table(chosen, findings(chosen, tasks)).splitlines()[2:]
     assert rows[0].startswith("| The fast method learns faster | fast against slow | +0.170 [+0.1")
     assert rows[0].endswith(", 3 seeds, **held** | not run | – |")
+    assert rows[1].endswith(", 3 seeds, **held** | – | – |")
     assert "| +0.250 [" in rows[2] or "| +0.250 no interval, 1 seed, not judged | not run" in rows[2]
 
 
@@ -29,13 +30,13 @@ def test_what_is_not_told_apart_has_the_seeds_that_would_tell(tmp_path: Path) ->
     noisy = {seed: run([0.2, 0.3, last], right="1" * (100 + seed)) for seed, last in enumerate((0.3, 0.5, 0.9))}
     chosen, tasks = plan(tmp_path), {"sums": arms() | {"fast": noisy}}
     found = findings(chosen, tasks)
-    assert f"**not told apart** | sums {found[0].needed or 'above 99'} |" in claims_table(chosen, found, ["sums"])
+    assert f"**not told apart** | sums {found[0].needed or 'above 99'} |" in claims_table(chosen, found)
 
 
 def test_one_seed_has_no_interval(tmp_path: Path) -> None:
     chosen = plan(tmp_path, CLAIMS)
     one = {name: {0: runs[0]} for name, runs in arms().items()}
-    row = claims_table(chosen, findings(chosen, {"sums": one}), ["sums"]).splitlines()[2]
+    row = claims_table(chosen, findings(chosen, {"sums": one})).splitlines()[2]
     assert row.endswith("+0.167 no interval, 1 seed, **not told apart** | sums ? |")
 
 
