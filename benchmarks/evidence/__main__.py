@@ -56,7 +56,8 @@ class Task:
 TASKS = {
     "smollm2": Task(preset="evidence", variants=tuple(VARIANTS)),
     "long": Task(preset="evidence_long"),
-    "tiny": Task(preset="evidence_tiny", seeds=(0, 1, 2, 3, 4), variants=tuple(VARIANTS)),
+    "chat": Task(preset="evidence_chat", pairs=("prompts", "pairs", "judge_pairs")),
+    "tiny": Task(preset="evidence_tiny", seeds=tuple(range(10)), variants=tuple(VARIANTS)),
 }
 
 
@@ -84,10 +85,11 @@ def main() -> int:
 def show() -> None:
     """Print the claims, the arms and the seeds needed; draw a figure per claim."""
     plan, measured = read_plan(), by_task(read_results(sorted(RESULTS.glob("evidence-*.json"))))
-    arms = [f"{task}:\n\n{arms_table(arms)}" for task, arms in measured.items()]
-    sys.stdout.write("\n\n".join([claims_table(plan, findings(plan, measured)), *arms, plan_table(plan)]) + "\n")
+    costs = [f"{task}:\n\n{arms_table(arms)}" for task, arms in measured.items()]
+    sys.stdout.write("\n\n".join([claims_table(plan, findings(plan, measured)), *costs, plan_table(plan)]) + "\n")
     for claim in plan.claim:
-        draw(claim, measured, ROOT / "docs/images")
+        tasks = {task for contrast in claim.contrast for task in contrast.tasks or plan.tasks}
+        draw(claim, {task: arms for task, arms in measured.items() if task in tasks}, ROOT / "docs/images")
 
 
 def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrides: Sequence[str] = ()) -> None:

@@ -158,11 +158,26 @@ def _dose(axis: Axes, arms: Arms) -> None:
     axis.set_ylabel("held-out accuracy")
 
 
+def _wins(axis: Axes, arms: Arms) -> None:
+    """Plot each arm's win rate over the base, all answers and at equal length, mean and each seed as a dot."""
+    for name, colour, aside in (("rate", BLUE, -0.2), ("length_controlled", GREY, 0.2)):
+        for place, runs in enumerate(arms.values()):
+            values = [arm.figures[f"win_rate/{name}"] for arm in runs.values() if f"win_rate/{name}" in arm.figures]
+            if values:
+                label = name.replace("_", " ") if not place else None
+                axis.bar(place + aside, float(np.mean(values)), width=0.36, color=colour, alpha=0.75, label=label)
+                axis.scatter([place + aside] * len(values), values, color=ORANGE, s=14, zorder=3)
+    axis.axhline(0.5, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(arms)), list(arms), fontsize=9)
+    axis.set_ylabel("win rate over the base")
+
+
 _PANELS: Mapping[str, Sequence[Panel]] = {
     "curves": [_curve(cost) for cost in _COSTS],
     "bars": [_accuracies],
     "memory": [_memory],
     "dose": [_dose],
+    "wins": [_wins],
     "optimisation": [
         _against_kl("reward in training", lambda point: point.reward),
         _against_kl("verifier's score", lambda point: point.score),
