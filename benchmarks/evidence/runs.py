@@ -67,6 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     if last in folders and not is_start:  # hundreds of MB, which no other arm needs
         shutil.rmtree(folders[last])
+    shutil.rmtree(home.root / "checkpoints", ignore_errors=True)  # for longer runs
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     return 0
 
