@@ -84,15 +84,15 @@ def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Fo
     uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
     critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.critic_architecture]
     learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
-    copies = 1 if plan.engine else 0
-    # With an adapter, the frozen base is also the reference policy.
-    copies += 1 if plan.num_adapter or plan.reference else 0
+    # A merged adapter is served in float32. With an adapter, the frozen base is also the reference policy.
+    served = (FLOAT32 if plan.num_adapter else plan.frozen_bytes) if plan.engine else 0
+    copies = 1 if plan.num_adapter or plan.reference else 0
     copies += 1 if plan.num_adapter and plan.reference and plan.own_reference else 0
     needs_judge = plan.recipe in ("ppo", "grpo")
     copies += 1 if needs_judge and not plan.reward_model_is_adapter else 0
     reward_adapter = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0
     return Footprint(
-        weights=FLOAT32 * learning + plan.frozen_bytes * copies * plan.num_parameters + reward_adapter,
+        weights=FLOAT32 * learning + (plan.frozen_bytes * copies + served) * plan.num_parameters + reward_adapter,
         gradients=FLOAT32 * learning,
         optimizer=2 * plan.moment_bytes * learning,
         activations=activations,

@@ -166,7 +166,8 @@ def rl_footprint(
         is_adapter=adapter.rank > 0,
     )
     together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
-    cache = 2 * size.num_layers * size.keys * compute_bytes * together * num_tokens if native else 0
+    of_number = FLOAT32 if adapter.rank else compute_bytes
+    cache = 2 * size.num_layers * size.keys * of_number * together * num_tokens if native else 0
     return expected(plan, activations=conditions.activations(size), kv_cache=cache)
 
 

@@ -52,13 +52,14 @@ def native_components(
     runtime = Runtime(device=device, compute_dtype=dtype)
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=seed)
     learner = make_learner(plan, make_policy(plan, runtime), runtime)
-    engine = NativeSampler(runtime.load_frozen(start), tokenizer, max_concurrent=config.sampling.max_concurrent)
+    of_engine = runtime.of_native_engine(config.update.lora)
+    engine = NativeSampler(of_engine.load_frozen(start), tokenizer, max_concurrent=config.sampling.max_concurrent)
     return Components(
         seed=seed,
         learner=learner,
         engine=engine,
         sampler=engine,
-        engine_dtype=dtype,
+        engine_dtype=of_engine.compute_dtype,
         tokenizer=tokenizer,
         reward=reward,
         prompts=prompts,

@@ -58,7 +58,8 @@ def _native(
     runtime: Runtime,
     progress: Callable[[str], None],
 ) -> Iterator[Sampler]:
-    yield NativeSampler(runtime.load_frozen(model), tokenizer, max_concurrent=work.max_concurrent)
+    served = runtime.of_native_engine(work.adapter).load_frozen(model)
+    yield NativeSampler(served, tokenizer, max_concurrent=work.max_concurrent)
 
 
 _Open = Callable[

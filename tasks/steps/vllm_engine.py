@@ -132,7 +132,7 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
         model=model.resolve(),
         weight_dir=Path(),  # only for servers
         config=config,
-        dtype=str(engine_dtype(config, runtime)).removeprefix("torch."),
+        dtype=str(engine_dtype(config, runtime, work.adapter)).removeprefix("torch."),
         max_model_len=_model_length(model, config, work),
         max_concurrent=work.max_concurrent,
         prefill_in_parts=cards.count > 0,

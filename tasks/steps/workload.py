@@ -25,9 +25,11 @@ class Workload:
     adapter: LoraConfig = field(default_factory=LoraConfig)
 
 
-def engine_dtype(config: EngineConfig, runtime: Runtime) -> torch.dtype:
-    """Return the precision of the engine."""
-    if config.kind == "native" or config.dtype == "auto":
+def engine_dtype(config: EngineConfig, runtime: Runtime, adapter: LoraConfig) -> torch.dtype:
+    """Return the precision of the engine; ``adapter``: the policy's LoRA on the served checkpoint."""
+    if config.kind == "native":
+        return runtime.of_native_engine(adapter).compute_dtype
+    if config.dtype == "auto":
         return runtime.compute_dtype
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype

@@ -65,7 +65,7 @@ def open_components(context: StageContext, runtime: Runtime) -> Iterator[Compone
             learner=placed.learner,
             engine=engine,
             sampler=sampler,
-            engine_dtype=engine_dtype(sampling_engine(rl.sampling), runtime),
+            engine_dtype=engine_dtype(sampling_engine(rl.sampling), runtime, rl.update.lora),
             tokenizer=tokenizer,
             reward=placed.reward,
             prompts=prompts,

@@ -86,7 +86,9 @@ def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Ch
 
         def open_there(max_tokens: int) -> AbstractContextManager[Sampler]:
             count = rl.sampling.max_concurrent
-            return nullcontext(open_samplers(cluster, start, runtime, max_concurrent=count))
+            return nullcontext(
+                open_samplers(cluster, start, runtime.of_native_engine(rl.update.lora), max_concurrent=count)
+            )
 
         here = _engine_here(context, rl, runtime, tokenizer)
         yield Placed(

@@ -142,10 +142,10 @@ SIZE = ModelSize(
     adaptable=frozenset(("q",)),
 )
 CASES: list[tuple[Any, dict[str, Any], int]] = [
-    # weights in bytes: learning at 4, frozen at 2; the engine has a copy
+    # weights in bytes: learning at 4, frozen at 2; the engine has a copy, with a LoRA at 4
     (rl(kl=KlConfig()), {}, 400 + 200),
     (rl(kl=KlConfig(coefficient=0.1)), {}, 400 + 200 + 200),
-    (rl(kl=KlConfig(), update=UpdateConfig(lora=LoraConfig(rank=2))), {}, 80 + 200 + 200),
+    (rl(kl=KlConfig(), update=UpdateConfig(lora=LoraConfig(rank=2))), {}, 80 + 200 + 400),
     (rl("ppo", kl=KlConfig()), {"uses_critic": True}, 800 + 200),
     (rl("ppo", kl=KlConfig(), critic=CriticConfig(architecture="shared")), {"uses_critic": True}, 400 + 200),
     (rl(sampling=SamplingConfig(max_new_tokens=8, engine=EngineConfig(kind="vllm"))), {}, 400),
@@ -164,8 +164,8 @@ def test_weights_of_a_run_are_counted_exactly(config: Any, settings: dict[str, A
     found = rl_footprint(SIZE, config, **(given | settings))
     assert found.weights == weights
     assert found.optimizer == 2 * found.gradients
-    native = config.sampling.engine is None
-    assert found.kv_cache == (2 * 2 * 2 * 2 * 8 * 10 if native else 0)
+    of_number = 0 if config.sampling.engine else 4 if config.update.lora.rank else 2
+    assert found.kv_cache == 2 * 2 * 2 * of_number * 8 * 10
 
 
 def test_moments_in_eight_bits_are_a_quarter() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import EngineConfig, GpuConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
+from rlcore.config import EngineConfig, GpuConfig, LoraConfig, ModelConfig, RejectionConfig, SamplingConfig, ShapeConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.flows.presets import open_preset
 from rlcore.hardware.runtime import Runtime
@@ -130,11 +130,14 @@ def test_eight_gpus_are_one_trainer_and_seven_engines_joined_by_nccl_where_vllm_
 
 
 def test_an_engine_computes_in_the_trainers_precision_unless_a_server_is_told_another() -> None:
-    half = dataclasses.replace(CPU, compute_dtype=torch.bfloat16)
-    assert engine_dtype(vllm(), half) == torch.bfloat16
-    assert engine_dtype(vllm(), dataclasses.replace(CPU, compute_dtype=torch.float16)) == torch.float16
-    assert engine_dtype(vllm(dtype="float32"), half) == torch.float32
-    assert engine_dtype(EngineConfig(dtype="bfloat16"), CPU) == torch.float32  # the native engine is the trainer's
+    half, none = dataclasses.replace(CPU, compute_dtype=torch.bfloat16), LoraConfig()
+    assert engine_dtype(vllm(), half, none) == torch.bfloat16
+    assert engine_dtype(vllm(), dataclasses.replace(CPU, compute_dtype=torch.float16), none) == torch.float16
+    assert engine_dtype(vllm(dtype="float32"), half, none) == torch.float32
+    native = EngineConfig(dtype="bfloat16")
+    assert engine_dtype(native, CPU, none) == torch.float32  # the native engine's is the trainer's
+    assert engine_dtype(native, half, none) == torch.bfloat16
+    assert engine_dtype(native, half, LoraConfig(rank=8)) == torch.float32  # a merged adapter would be rounded away
 
 
 @pytest.mark.parametrize(("max_tokens", "named", "expected"), [(40, 0, 41), (128, 0, 128), (40, 100, 100)])
