@@ -76,16 +76,24 @@ def test_the_engines_temperature_is_found(factor: float) -> None:
 
 @pytest.mark.parametrize("dtype", list(NOISE))
 def test_rounding_raises_no_alarm_and_a_temperature_off_by_a_tenth_always_does(dtype: torch.dtype) -> None:
-    """The null distribution at the size of a probe: not one alarm in 2,000, and not one miss in 200."""
-    alarms = sum(is_alarm(drawn(seed, noise=NOISE[dtype]), dtype) for seed in range(2000))
-    misses = sum(not is_alarm(drawn(seed, noise=NOISE[dtype], factor=1.1), dtype) for seed in range(200))
+    """The null distribution at the size of a probe: not one alarm in 2,000, and not one miss in 200.
+
+    A tenth is found before the first update, a fifth always: after updates half precision drifts.
+    """
+    baseline = drawn(99, noise=NOISE[dtype])
+    later = Spread(baseline.mean_odds, baseline.high_odds)
+    alarms = sum(is_alarm(drawn(seed, noise=NOISE[dtype]), dtype, later) for seed in range(2000))
+    misses = sum(
+        not is_alarm(drawn(seed, noise=NOISE[dtype], factor=factor), dtype, noise)
+        for seed in range(200)
+        for factor, noise in ((1.1, None), (1.2, later))
+    )
     assert (alarms, misses) == (0, 0)
 
 
-def is_alarm(found: LogprobAgreement, dtype: torch.dtype) -> bool:
-    baseline = drawn(99, noise=NOISE[dtype])
+def is_alarm(found: LogprobAgreement, dtype: torch.dtype, noise: Spread | None) -> bool:
     try:
-        check_agreement(found, noise=Spread(baseline.mean_odds, baseline.high_odds), dtype=dtype)
+        check_agreement(found, noise=noise, dtype=dtype)
     except CanaryError:
         return True
     return False
@@ -93,7 +101,7 @@ def is_alarm(found: LogprobAgreement, dtype: torch.dtype) -> bool:
 
 def test_the_bound_is_four_times_the_noise_within_what_the_precision_allows() -> None:
     limits = LIMITS[torch.bfloat16]
-    assert tolerance(Spread(0.075, 0.275), limits) == Spread(mean=0.3, high=1.1)
+    assert tolerance(Spread(0.075, 0.275), limits) == Spread(mean=0.3, high=2.0)
     assert tolerance(Spread(0.001, 0.003), limits) == limits.least
     assert tolerance(Spread(0.3, 1.2), limits) == limits.most
     assert tolerance(None, limits) == limits.most
@@ -109,13 +117,13 @@ def figures(**changes: float) -> LogprobAgreement:
     ("changes", "is_fault"),
     [
         ({}, False),
-        ({"temperature": 1.02}, False),  # within 2.5 %, however sure that is
-        ({"temperature": 1.05}, True),
-        ({"temperature": 0.95}, True),
-        ({"temperature": 1.05, "temperature_error": 0.01}, False),  # five standard errors
-        ({"temperature": 1.07, "temperature_error": 0.01}, True),
+        ({"temperature": 1.09}, False),  # within a tenth, however sure that is
+        ({"temperature": 1.11}, True),
+        ({"temperature": 0.89}, True),
+        ({"temperature": 1.15, "temperature_error": 0.03}, False),  # five standard errors
+        ({"temperature": 1.19, "temperature_error": 0.03}, True),
         ({"mean_odds": 0.26}, True),
-        ({"high_odds": 1.01}, True),  # of the mean alone nothing is seen
+        ({"high_odds": 2.01}, True),  # of the mean alone nothing is seen
         ({"max_abs": 2.0}, False),  # tails are long in half precision
     ],
 )
@@ -125,6 +133,17 @@ def test_each_figure_has_its_bound(changes: dict[str, float], is_fault: bool) ->
             check_agreement(figures(**changes), noise=Spread(0.02, 0.06), dtype=torch.bfloat16)
     else:
         check_agreement(figures(**changes), noise=Spread(0.02, 0.06), dtype=torch.bfloat16)
+
+
+def test_before_the_first_update_half_precision_may_not_drift() -> None:
+    with pytest.raises(CanaryError, match=r"1\.050 times the trainer's temperature"):
+        check_agreement(figures(temperature=1.05), noise=None, dtype=torch.bfloat16)
+
+
+def test_a_lora_on_a_real_model_is_no_fault_in_half_precision() -> None:
+    """SmolLM2-135M-Instruct after ten updates of rank 16, whose small parts are rounded in engine and learner."""
+    measured = figures(mean_odds=0.125, high_odds=1.23, temperature=1.146, temperature_error=0.026, max_abs=2.49)
+    check_agreement(measured, noise=Spread(0.06, 0.24), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", HALF)
