@@ -62,9 +62,9 @@ class Conditions:
     def backbone(self, size: ModelSize) -> int:
         """Return the bytes that the layers keep for the backward pass of one micro-batch."""
         h, k, i = size.hidden, size.keys, size.feed_forward
-        half = self.compute_bytes < FLOAT32
+        half = self.compute_bytes < FLOAT32 and not self.is_adapter  # a layer with an adapter has float32 outputs
         layer = (30 * h + 4 * k + 8 * i if half else 32 * h + 8 * k + 16 * i) * self.tokens
-        casts = 2 * sum(inputs * outputs for _, inputs, outputs in size.linear) if half and not self.is_adapter else 0
+        casts = 2 * sum(inputs * outputs for _, inputs, outputs in size.linear) if half else 0
         if self.gradient_checkpointing:
             return size.num_layers * 4 * h * self.tokens + layer + casts // max(1, size.num_layers)
         return size.num_layers * layer + casts

@@ -53,11 +53,11 @@ class Runtime:
         """Return the runtime of the native engine for a policy with this LoRA: float32.
 
         The engine's weights are the base's plus the adapter's. In half precision a sum with a small part rounds back to
-        the base, and the engine would sample from the start (SmolLM2, ten steps: at up to 1.17 times the temperature).
+        the base, and the engine would sample from the start for some steps.
         """
         return replace(self, compute_dtype=torch.float32) if adapter.rank else self
 
     def load_base(self, folder: Path) -> PreTrainedModel:
-        """Load a frozen base for trained adapters."""
-        model = self.load_frozen(folder)
+        """Load a frozen base for trained adapters, as :meth:`load_reference`: its states are float32."""
+        model = self.load_reference(folder)
         return enable_gradient_checkpointing(model) if self.gradient_checkpointing else model

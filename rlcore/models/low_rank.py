@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlcore.hardware.precision import product
+from rlcore.hardware.precision import at_least_float32, product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,8 +28,8 @@ def low_rank_linear(
 ) -> Float[Tensor, "... output"]:
     """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
 
-    Products are in the precision of ``weight``, or in that of an active autocast. Gradients have their tensors'
-    precision.
+    Products are in the precision of ``weight``, or in that of an active autocast, but their sum is at least float32: to
+    a half-precision output of the layer, a small addition is rounded away. Gradients have their tensors' precision.
 
     Args:
         inputs: [..., I].
@@ -61,7 +61,8 @@ class _LowRankLinear(torch.autograd.Function):
             rows, weight, down, up = (each.to(dtype) for each in (inputs.flatten(0, -2), weight, down, up))
             output = product(rows, weight.T) if bias is None else functional.linear(rows, weight, bias.to(dtype))
             narrow = rows @ down.T  # [N, rank]
-            output.addmm_(narrow, up.T, alpha=scaling)
+            output = at_least_float32(output)
+            output.addmm_(at_least_float32(narrow), at_least_float32(up.T), alpha=scaling)
         ctx.save_for_backward(rows, weight, down, up, narrow)
         ctx.scaling, ctx.shape, ctx.input_dtype, ctx.adapter_dtype = scaling, inputs.shape, inputs.dtype, adapter_dtype
         return output.view(*inputs.shape[:-1], output.shape[-1])

@@ -115,9 +115,8 @@ class _Sums:
 def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
     """Compute losses and gradients of two steps by the update's code and by formula, in float32.
 
-    In half precision two correct gradients of one sample differ by up to two thirds: it is proportional to
-    1 - probability, which rounding changes by a quarter where a trained model is confident. A base that is stored in
-    half precision, under an adapter, stays in it, and only losses are compared.
+    In half precision correct gradients of a sample differ by up to two thirds: they go with 1 - probability, which
+    rounding changes by a quarter where a model is confident. A base that is stored in half precision stays in it.
     """
     row = replace(row, beta=learner.penalty.coefficient if learner.penalty else 0.0)  # the current one
     with _in_float32(learner):
@@ -178,11 +177,12 @@ def _update(
 
 @contextmanager
 def _in_float32(learner: Learner) -> Iterator[None]:
-    """Within the context, products with float32 weights are float32."""
+    """Within the context, the products of models with float32 weights alone are float32."""
     models = [(model, compute_dtype(model)) for model in _backbones(learner)]
     try:
-        for model, _ in models:
-            set_compute_dtype(model, model.dtype)
+        for model, dtype in models:
+            is_narrow = any(weight.dtype.itemsize < 4 for weight in model.parameters())
+            set_compute_dtype(model, dtype if is_narrow else model.dtype)
         yield
     finally:
         for model, dtype in models:

@@ -175,14 +175,15 @@ def test_moments_in_eight_bits_are_a_quarter() -> None:
 
 
 def test_dpo_holds_no_second_model_and_an_adapter_learns_on_frozen_weights() -> None:
-    def found(**settings: Any) -> Any:
+    def found(compute_bytes: int = 2, **settings: Any) -> Any:
         config = DpoConfig(num_epochs=1, batch_size=1, learning_rate=1.0, **settings)
-        return dpo_footprint(SIZE, config, compute_bytes=2, gradient_checkpointing=False)
+        return dpo_footprint(SIZE, config, compute_bytes=compute_bytes, gradient_checkpointing=False)
 
     whole, adapted = found(), found(lora=LoraConfig(rank=2))
     assert (whole.weights, whole.gradients, whole.optimizer) == (400, 400, 800)
     assert (adapted.weights, adapted.gradients, adapted.optimizer) == (200 + 80, 80, 160)
-    assert adapted.activations < whole.activations
+    assert found(4, lora=LoraConfig(rank=2)).activations < found(4).activations
+    assert adapted.activations > whole.activations  # in half precision its layers' outputs are float32
 
 
 def reward(**settings: Any) -> RewardModelConfig:

@@ -83,9 +83,17 @@ def test_under_autocast_products_are_in_half_precision_and_gradients_in_the_tens
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = low_rank_linear(inputs, weight.to(base_dtype), None, down, up, 1.5)
     output.float().sum().backward()
-    assert output.dtype == torch.bfloat16
+    assert output.dtype == torch.float32
     assert {each.grad.dtype for each in (inputs, down, up) if each.grad is not None} == {torch.float32}
     torch.testing.assert_close(output.float(), written_out(inputs, weight, None, down, up), rtol=0.05, atol=0.1)
     expected = torch.autograd.grad(written_out(inputs, weight, None, down, up).sum(), (inputs, down, up))
     for each, gradient in zip((inputs, down, up), expected, strict=True):
         torch.testing.assert_close(each.grad, gradient, rtol=0.05, atol=0.2)
+
+
+def test_a_small_addition_is_not_rounded_away_in_half_precision() -> None:
+    """A thousandth of an output: below the spacing of bfloat16 around 1, which is 0.008."""
+    inputs, weight = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = low_rank_linear(inputs, weight, None, torch.ones(1, 1), torch.full((1, 1), 1e-3), 1.0)
+    assert output.item() == pytest.approx(1.001, abs=1e-5)

@@ -140,10 +140,10 @@ def test_before_the_first_update_half_precision_may_not_drift() -> None:
         check_agreement(figures(temperature=1.05), noise=None, dtype=torch.bfloat16)
 
 
-def test_a_lora_on_a_real_model_is_no_fault_in_half_precision() -> None:
-    """SmolLM2-135M-Instruct after ten updates of rank 16, whose small parts are rounded in engine and learner."""
-    measured = figures(mean_odds=0.125, high_odds=1.23, temperature=1.146, temperature_error=0.026, max_abs=2.49)
-    check_agreement(measured, noise=Spread(0.06, 0.24), dtype=torch.bfloat16)
+def test_ppo_on_a_real_model_is_no_fault_in_half_precision() -> None:
+    """SmolLM2-135M-Instruct after ten updates of all weights in bfloat16."""
+    measured = figures(mean_odds=0.045, high_odds=0.2, temperature=1.047, temperature_error=0.006, max_abs=0.9)
+    check_agreement(measured, noise=Spread(0.04, 0.2), dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", HALF)
