@@ -68,8 +68,9 @@ def make_policy(plan: LearnerPlan, runtime: Runtime) -> Policy:
     Raises:
         ModelError: It cannot be trained.
     """
-    lora = plan.config.update.lora
-    model = runtime.load_base(plan.start) if lora.rank else runtime.load_trainable(plan.start)
+    lora, engine = plan.config.update.lora, plan.config.sampling.engine
+    as_vllm = engine is not None and engine.kind != "native"
+    model = runtime.load_base(plan.start, as_vllm=as_vllm) if lora.rank else runtime.load_trainable(plan.start)
     check_model(model, ChatTokenizer.load(plan.start))
     return add_lora(model, lora, "policy", seed=plan.seed) if lora.rank else model
 

@@ -58,13 +58,15 @@ class Conditions:
     gradient_checkpointing: bool
     tokens: int
     is_adapter: bool = False
+    sums_float32: bool = False  # layers with an adapter have float32 outputs
 
     def backbone(self, size: ModelSize) -> int:
         """Return the bytes that the layers keep for the backward pass of one micro-batch."""
         h, k, i = size.hidden, size.keys, size.feed_forward
-        half = self.compute_bytes < FLOAT32 and not self.is_adapter  # a layer with an adapter has float32 outputs
-        layer = (30 * h + 4 * k + 8 * i if half else 32 * h + 8 * k + 16 * i) * self.tokens
-        casts = 2 * sum(inputs * outputs for _, inputs, outputs in size.linear) if half else 0
+        half = self.compute_bytes < FLOAT32
+        narrow = half and not self.sums_float32
+        layer = (30 * h + 4 * k + 8 * i if narrow else 32 * h + 8 * k + 16 * i) * self.tokens
+        casts = 2 * sum(inputs * outputs for _, inputs, outputs in size.linear) if half and not self.is_adapter else 0
         if self.gradient_checkpointing:
             return size.num_layers * 4 * h * self.tokens + layer + casts // max(1, size.num_layers)
         return size.num_layers * layer + casts
@@ -92,6 +94,7 @@ def dpo_footprint(size: ModelSize, config: DpoConfig, *, compute_bytes: int, gra
         gradient_checkpointing=gradient_checkpointing,
         tokens=config.tokens_per_microbatch,
         is_adapter=adapter.rank > 0,
+        sums_float32=adapter.rank > 0,
     )
     activations = conditions.activations(size)
     if not adapter.rank:
@@ -113,6 +116,7 @@ def reward_model_footprint(
         gradient_checkpointing=gradient_checkpointing,
         tokens=config.tokens_per_microbatch,
         is_adapter=backbone.lora.rank > 0,
+        sums_float32=backbone.lora.rank > 0,
     )
     if backbone.lora.rank:
         learning = _learning(size.adapter_parameters(backbone.lora), config.optim, conditions.backbone(size))
@@ -164,6 +168,7 @@ def rl_footprint(
         gradient_checkpointing=gradient_checkpointing,
         tokens=config.update.tokens_per_microbatch,
         is_adapter=adapter.rank > 0,
+        sums_float32=adapter.rank > 0 and native,
     )
     together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
     of_number = FLOAT32 if adapter.rank else compute_bytes

@@ -28,8 +28,9 @@ def low_rank_linear(
 ) -> Float[Tensor, "... output"]:
     """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
 
-    Products are in the precision of ``weight``, or in that of an active autocast, but their sum is at least float32: to
-    a half-precision output of the layer, a small addition is rounded away. Gradients have their tensors' precision.
+    Products are in the precision of ``weight``, or in that of an active autocast, and their sum under autocast at least
+    float32: to a half-precision output of the layer, a small addition is rounded away. Gradients have their tensors'
+    precision.
 
     Args:
         inputs: [..., I].
@@ -39,8 +40,9 @@ def low_rank_linear(
         scaling: s, alpha / rank.
     """
     kind = inputs.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    output: Tensor = _LowRankLinear.apply(inputs, weight, bias, down, up, scaling, dtype)  # type: ignore[no-untyped-call]
+    is_wide = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_wide else weight.dtype
+    output: Tensor = _LowRankLinear.apply(inputs, weight, bias, down, up, scaling, dtype, is_wide)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -55,14 +57,16 @@ class _LowRankLinear(torch.autograd.Function):
         up: Tensor,
         scaling: float,
         dtype: torch.dtype,
+        is_wide: bool,
     ) -> Tensor:
         with torch.autocast(inputs.device.type, enabled=False):
             adapter_dtype = down.dtype
             rows, weight, down, up = (each.to(dtype) for each in (inputs.flatten(0, -2), weight, down, up))
             output = product(rows, weight.T) if bias is None else functional.linear(rows, weight, bias.to(dtype))
             narrow = rows @ down.T  # [N, rank]
-            output = at_least_float32(output)
-            output.addmm_(at_least_float32(narrow), at_least_float32(up.T), alpha=scaling)
+            if is_wide:
+                output = at_least_float32(output)
+            output.addmm_(narrow.to(output), up.T.to(output), alpha=scaling)
         ctx.save_for_backward(rows, weight, down, up, narrow)
         ctx.scaling, ctx.shape, ctx.input_dtype, ctx.adapter_dtype = scaling, inputs.shape, inputs.dtype, adapter_dtype
         return output.view(*inputs.shape[:-1], output.shape[-1])
@@ -77,4 +81,4 @@ class _LowRankLinear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_inputs = product(gradient, weight).addmm_(of_narrow.T, down).view(ctx.shape).to(ctx.input_dtype)
         of_down, of_up = of_narrow @ rows, (narrow.T @ gradient).mul_(ctx.scaling).T
-        return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None
+        return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None, None

@@ -97,3 +97,8 @@ def test_a_small_addition_is_not_rounded_away_in_half_precision() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = low_rank_linear(inputs, weight, None, torch.ones(1, 1), torch.full((1, 1), 1e-3), 1.0)
     assert output.item() == pytest.approx(1.001, abs=1e-5)
+    narrow = low_rank_linear(inputs.bfloat16(), weight, None, torch.ones(1, 1), torch.full((1, 1), 1e-3), 1.0)
+    assert (narrow.dtype, narrow.item()) == (
+        torch.bfloat16,
+        1.0,
+    )  # without autocast all is in half precision, as in vLLM

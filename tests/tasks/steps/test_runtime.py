@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.config import BackboneConfig, HardwareConfig, LoraConfig
+from rlcore.config import BackboneConfig, EngineConfig, HardwareConfig, LoraConfig, SamplingConfig
 from rlcore.distributed import build
 from rlcore.distributed.build import LearnerPlan, make_policy
 from rlcore.hardware.memory_meter import measure_peak
@@ -36,13 +36,28 @@ def start(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> Any:
+def policy_of_a_run(start: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, engine: str = "native") -> Any:
     """The policy as an RL run loads it; the tiny model has no tokenizer to be checked with."""
     monkeypatch.setattr(build, "ChatTokenizer", SimpleNamespace(load=lambda folder: None))
     monkeypatch.setattr(build, "check_model", lambda *_: None)
-    rl = strategies.rl_config("grpo", update=update_config(lora=ADAPTER))
+    sampling = SamplingConfig(max_new_tokens=8, engine=EngineConfig(kind=engine))  # type: ignore[arg-type]
+    rl = strategies.rl_config("grpo", update=update_config(lora=ADAPTER), sampling=sampling)
     plan = LearnerPlan(start=start / MODEL, critic_start=start / MODEL, config=rl, seed=0)
     return make_policy(plan, runtime)
+
+
+def test_with_vllm_an_adapters_base_rounds_as_it_does_and_else_its_states_are_float32(
+    start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = Runtime(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
+    for engine, dtype in (("native", torch.float32), ("vllm", torch.bfloat16), ("vllm_inprocess", torch.bfloat16)):
+        policy = policy_of_a_run(start, half, monkeypatch, engine)
+        sequences = strategies.random_sequences(1, num_prompts=1, group_size=1, max_tokens=8)
+        (batch,) = pack(sequences, tokens_per_microbatch=100)
+        seen: list[torch.dtype] = []
+        policy.base.model.norm.register_forward_hook(lambda *given, seen=seen: seen.append(given[2].dtype))
+        completion_logprobs(policy, batch)
+        assert seen == [dtype]
 
 
 def activations(model: AdaptedModel) -> int:
