@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -29,6 +28,9 @@ from benchmarks.evidence.plan import read_plan
 from benchmarks.evidence.results import by_task, read_results
 from benchmarks.evidence.runs import VARIANTS
 from benchmarks.evidence.tables import arms_table, claims_table, plan_table
+from benchmarks.peers.arena import processor
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
 from rlcore.tasks.store.storage import read_json, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +99,7 @@ def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrid
     path, preset = RESULTS / f"evidence-{task}-{seed}.json", TASKS[task].preset
     arms = [*arms_of(preset, overrides), *TASKS[task].variants]
     for arm in arms:
-        empty = {"task": task, "seed": seed, "machine": _machine(), "arms": {}}
+        empty = {"task": task, "seed": seed, "machine": f"{processor()}, one thread", "arms": {}}
         known: dict[str, Any] = read_json(path) if path.exists() else empty
         if arm not in known["arms"] and (not only or arm in only):
             sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
@@ -111,9 +113,6 @@ def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrid
 
 def arms_of(preset: str, overrides: Sequence[str] = ()) -> list[str]:
     """Return the base and the stages of a preset that are arms, each after those that it starts from."""
-    from rlcore.flows.presets import open_preset
-    from rlcore.flows.stages import stages
-
     config = open_preset(preset, tuple(overrides))
     arms = {name for name, stage in config.stages.items() if stage.kind not in NOT_ARMS}
     graph = [stage.name for stage in stages(config)]
@@ -132,18 +131,6 @@ def run_arm(arguments: Sequence[str], home: Path) -> dict[str, Any]:
         raise SystemExit(f"{arguments[2]} failed with code {done.returncode}: {log}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def _machine() -> str:
-    name = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.machine(),
-    )
-    return f"{name}, one thread"
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text(encoding="utf-8").splitlines() if Path(path).exists() else []
 
 
 def _commit() -> str:

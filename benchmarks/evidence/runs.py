@@ -27,18 +27,11 @@ from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.sampling.native import NativeSampler
 from rlcore.tasks.kinds.win_rate.step import metrics_of
+from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.settings import configure_environment, find_home
 from rlcore.tasks.store.storage import read_json, read_table
 from rlcore.types import Rollout
 
-# Stages that an arm adds to its start, where they are more than the arm's own.
-ADDED = {
-    "kept": ("rejection", "kept"),
-    "base": (),
-    "dpo": ("prepare_few_preferences", "dpo"),
-    "reward_model": ("prepare_preferences", "reward_model"),
-    "kept_rl": ("rejection_rl", "kept_rl"),
-}
 # Arms that are a stage under other settings.
 VARIANTS = {"grpo_float32": ("grpo", "hardware.dtype=float32")}
 _PARTS = ("weights", "gradients", "optimizer", "activations", "kv_cache", "total")
@@ -52,9 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     configure_environment(home)
     last, *more = VARIANTS.get(arm, (arm,))
     overrides = (f"seed={seed}", *given, *more)
-    graph = {stage.name: stage for stage in stages(open_preset(preset, overrides))}
+    config = open_preset(preset, overrides)
+    graph = {stage.name: stage for stage in stages(config)}
     usage = home.root / f"usage-{arm}.jsonl"
-    for stage in ADDED.get(arm, (last,)):
+    for stage in added(config, _inputs(graph, last), last) if last in graph else ():  # nothing is added to the base
         run_targets(preset, overrides, list(graph[stage].inputs))
         with _counted(usage):
             run_targets(preset, overrides, [stage])
@@ -70,6 +64,16 @@ def main(arguments: Sequence[str]) -> int:
     shutil.rmtree(home.root / "checkpoints", ignore_errors=True)  # for longer runs
     sys.stdout.write("\n" + json.dumps(found) + "\n")
     return 0
+
+
+def added(config: RunConfig, inputs: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the stages that an arm adds to its start: those in which a policy samples its data, and its own."""
+
+    def is_sampled(stage: str) -> bool:
+        data = config.data.get(stage.removeprefix("prepare_"))
+        return (stage in config.stages and config.stages[stage].kind == "rejection") or bool(data and data.policy)
+
+    return (*filter(is_sampled, inputs), name)
 
 
 def _inputs(graph: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -48,12 +48,12 @@ def describe(threads: int, loads: Sequence[float]) -> str:
     quiet = loads[0] < QUIET_LOAD and max(loads) < threads + QUIET_LOAD
     state = "quiet machine" if quiet else "BUSY machine: compare CPU seconds, not wall seconds"
     return (
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores of {_processor()}, Python "
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores of {processor()}, Python "
         f"{platform.python_version()}, {versions}; load {loads[0]:.1f} to {max(loads):.1f} ({state})."
     )
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return the processor's name, and the units that decide the speed of its products."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")

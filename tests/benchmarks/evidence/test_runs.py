@@ -10,7 +10,9 @@ import pytest
 
 from benchmarks.evidence import __main__ as program
 from benchmarks.evidence.results import read_results
-from benchmarks.evidence.runs import curve_of, figures
+from benchmarks.evidence.runs import added, curve_of, figures
+from rlcore.flows.presets import open_preset
+from rlcore.flows.stages import stages
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
@@ -36,6 +38,19 @@ def test_costs_are_those_of_the_run_or_of_all_attempts_and_of_what_arms_share(tm
     (tmp_path / "history.json").write_text(json.dumps([{"step": 1}, ROW]), encoding="utf-8")
     online = figures(tmp_path, None, usage, [shared])
     assert (online["cpu_seconds"], online["completions"], online["tokens"]) == (7, 11, 107)
+
+
+def test_an_arm_pays_for_the_samples_that_it_trains_on_and_not_for_data_of_others() -> None:
+    config = open_preset("evidence", ())
+    inputs = {stage.name: stage.inputs for stage in stages(config)}
+    found = {name: added(config, inputs[name], name) for name in ("sft", "grpo", "kept", "dpo", "reward_model")}
+    assert found == {
+        "sft": ("sft",),
+        "grpo": ("grpo",),
+        "kept": ("rejection", "kept"),
+        "dpo": ("prepare_few_preferences", "dpo"),
+        "reward_model": ("prepare_preferences", "reward_model"),
+    }
 
 
 def test_an_arm_of_a_preset_gives_its_figures(tmp_path: Path) -> None:
