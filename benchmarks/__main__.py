@@ -13,7 +13,6 @@ BENCHMARKS = {
     "peers": "speed and memory against TRL on equal work: headline (20 minutes), ppo (12), all (3 hours)",
     "floor": "the machine's best matrix product, of which floors are worked out (seconds)",
     "memory": "memory of online RL by part: recipes x full or adapters x critic (10 minutes)",
-    "learning": "learning curves of a preset over three seeds (20 minutes)",
     "evidence": "claims of textbooks about online RL, on a real model and the tiny task (hours; resumes; --print)",
     "promotion": "errors and power of the promotion gate (10 minutes)",
     "canaries": "sound syncs that the sync canary stops, and faults that it finds (5 minutes)",

@@ -15,7 +15,7 @@ from PIL import Image
 
 from benchmarks.evidence.findings import contrast_of, run_noise, value_of
 from benchmarks.evidence.plan import Claim
-from benchmarks.evidence.results import Arm, Arms, Point
+from benchmarks.evidence.results import Arm, Arms
 from benchmarks.evidence.statistics import Floats
 from rlcore.tasks.drawing.plots import BLUE, COLOURS, GREY, ORANGE
 
@@ -60,7 +60,7 @@ def _curve(cost: str) -> Panel:
     """Return a panel of the verifier's score over a cost of training."""
 
     def panel(axis: Axes, arms: Arms) -> None:
-        _lines(axis, arms, lambda arm: _costs(arm, cost), lambda point: point.score)
+        _lines(axis, arms, lambda arm: _costs(arm, cost), "score")
         axis.set_xlabel(_COSTS[cost])
         axis.set_ylabel("score in training")
 
@@ -69,26 +69,26 @@ def _curve(cost: str) -> Panel:
 
 def _costs(arm: Arm, cost: str) -> list[float]:
     """Return a cost at each point of the curve; what was spent outside the curve comes first."""
-    before = getattr(arm, cost) - getattr(arm.curve[-1], cost)
-    return [before + getattr(point, cost) for point in arm.curve]
+    so_far = getattr(arm.curve, cost)
+    return [getattr(arm, cost) - so_far[-1] + each for each in so_far]
 
 
-def _against_kl(label: str, value: Callable[[Point], float]) -> Panel:
+def _against_kl(label: str, value: str) -> Panel:
     def panel(axis: Axes, arms: Arms) -> None:
-        _lines(axis, arms, lambda arm: [point.kl for point in arm.curve], value)
+        _lines(axis, arms, lambda arm: arm.curve.kl, value)
         axis.set_xlabel("KL from the reference policy (nats per token)")
         axis.set_ylabel(label)
 
     return panel
 
 
-def _lines(axis: Axes, arms: Arms, places: Callable[[Arm], Sequence[float]], value: Callable[[Point], float]) -> None:
-    """Plot each seed thin, and the mean of the seeds by iteration thick, both as moving means of five iterations."""
+def _lines(axis: Axes, arms: Arms, places: Callable[[Arm], Sequence[float]], value: str) -> None:
+    """Plot a column of the curves in moving means of five iterations: each seed thin, the mean of the seeds thick."""
     for (name, runs), colour in zip(arms.items(), COLOURS, strict=False):
         curves = [
-            np.stack([_smooth(places(arm)), _smooth([value(point) for point in arm.curve])])
+            np.stack([_smooth(places(arm)), _smooth(getattr(arm.curve, value))])
             for arm in runs.values()
-            if arm.curve
+            if arm.curve.completions
         ]
         for x, y in curves:
             axis.plot(x, y, color=colour, linewidth=0.7, alpha=0.4)
@@ -179,7 +179,7 @@ _PANELS: Mapping[str, Sequence[Panel]] = {
     "dose": [_dose],
     "wins": [_wins],
     "optimisation": [
-        _against_kl("reward in training", lambda point: point.reward),
-        _against_kl("verifier's score", lambda point: point.score),
+        _against_kl("reward in training", "reward"),
+        _against_kl("verifier's score", "score"),
     ],
 }

@@ -104,9 +104,10 @@ def value_of(arm: Arm, measure: str, *, cpu_seconds: float | None = None) -> flo
     if measure == "accuracy":
         return arm.right.count("1") / len(arm.right) if arm.right else None
     if measure == "learning":
-        return _cumulated(arm)[-1] / arm.curve[-1].completions if arm.curve else None
+        return _cumulated(arm)[-1] / arm.curve.completions[-1] if arm.curve.completions else None
     if measure == "score_at_equal_cpu":
-        return _training_score(arm, arm.cpu_seconds if cpu_seconds is None else cpu_seconds) if arm.curve else None
+        limit = arm.cpu_seconds if cpu_seconds is None else cpu_seconds
+        return _training_score(arm, limit) if arm.curve.completions else None
     if measure == "memory":
         return arm.memory["total"] / 2**30 if arm.memory else None
     return arm.figures.get(measure.removeprefix("figures."))
@@ -117,9 +118,9 @@ def _training_score(arm: Arm, cpu_seconds: float) -> float:
 
     What a run spent outside its curve, such as on a reward model, was spent before the curve.
     """
-    before = arm.cpu_seconds - arm.curve[-1].cpu_seconds
-    completions = [0.0, *(float(point.completions) for point in arm.curve)]
-    seconds = [before, *(before + point.cpu_seconds for point in arm.curve)]
+    before = arm.cpu_seconds - arm.curve.cpu_seconds[-1]
+    completions = [0.0, *arm.curve.completions]
+    seconds = before + np.array([0.0, *arm.curve.cpu_seconds])
     last = max(float(np.interp(cpu_seconds, seconds, completions)), completions[1])
     first = (1.0 - LAST) * last
     total = np.interp([first, last], completions, [0.0, *_cumulated(arm)])
@@ -128,8 +129,7 @@ def _training_score(arm: Arm, cpu_seconds: float) -> float:
 
 def _cumulated(arm: Arm) -> Floats:
     """Return the sum of the scores of all completions so far [points]."""
-    counts = np.diff([0, *(point.completions for point in arm.curve)])
-    return np.cumsum(counts * [point.score for point in arm.curve])
+    return np.cumsum(np.diff([0, *arm.curve.completions]) * arm.curve.score)
 
 
 def _right(arm: Arm) -> Floats:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from rlcore.errors import ConfigError, DataError
 from rlcore.strict_config import AtLeast, build_partly
-from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.store.storage import read_json, write_bytes
 
 Amount = Annotated[float, AtLeast(0.0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """State after an iteration of RL: totals so far, and means of its completions.
+class Curve:
+    """Iterations of RL, one value each: totals so far, and means of the iteration's completions.
 
     Attributes:
         reward: What was trained on.
@@ -27,15 +28,22 @@ class Point:
         explained: Explained variance of the critic's values; ``penalty``: coefficient of KL(old || policy).
     """
 
-    completions: Amount
-    tokens: Amount
-    cpu_seconds: Amount
-    reward: float
-    score: float
-    kl: float = 0.0
-    clipped: float = 0.0
-    explained: float = 0.0
-    penalty: float = 0.0
+    completions: tuple[Amount, ...] = ()
+    tokens: tuple[Amount, ...] = ()
+    cpu_seconds: tuple[Amount, ...] = ()
+    reward: tuple[float, ...] = ()
+    score: tuple[float, ...] = ()
+    kl: tuple[float, ...] = ()
+    clipped: tuple[float, ...] = ()
+    explained: tuple[float, ...] = ()
+    penalty: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {each.name: len(getattr(self, each.name)) for each in fields(self)}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"must have one value per iteration in each column, has {lengths}")
+        if any(after <= before for before, after in pairwise(self.completions)):
+            raise ConfigError("completions: must rise from iteration to iteration")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +54,7 @@ class Arm:
         right: A character per held-out problem, 1 if its answer is right; "" for arms without a policy.
         tokens: Sampled in training, with the samples that an offline arm trains on; ``completions`` likewise.
         cpu_seconds: Processor seconds of every stage that the arm adds to its start.
-        curve: Iterations of RL; none of an offline arm.
+        curve: Of RL; empty for an offline arm.
         memory: Bytes by part, and their ``total``, each at its largest update.
         figures: Other metrics by name.
     """
@@ -55,7 +63,7 @@ class Arm:
     tokens: Amount = 0.0
     completions: Amount = 0.0
     cpu_seconds: Amount = 0.0
-    curve: tuple[Point, ...] = ()
+    curve: Curve = field(default_factory=Curve)
     memory: Mapping[str, Amount] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
     commit: str = ""
@@ -63,8 +71,6 @@ class Arm:
     def __post_init__(self) -> None:
         if set(self.right) - {"0", "1"}:
             raise ConfigError("right: must have only the characters 0 and 1")
-        if any(later.completions <= point.completions for point, later in pairwise(self.curve)):
-            raise ConfigError("curve: completions must rise from point to point")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +107,17 @@ def read_results(paths: Sequence[Path]) -> list[SeedResults]:
             raise DataError("; ".join(errors), where=str(path), fix=fix)
         found.append(results)
     return found
+
+
+def write_results(document: Mapping[str, Any], path: Path) -> None:
+    """Write the results of a seed, a line per arm.
+
+    Raises:
+        StorageError: Writing fails.
+    """
+    head = [f"{json.dumps(key)}: {json.dumps(value)}," for key, value in document.items() if key != "arms"]
+    arms = [f"{json.dumps(name)}: {json.dumps(arm, allow_nan=False)}" for name, arm in document["arms"].items()]
+    write_bytes("\n".join(["{", *head, '"arms": {', ",\n".join(arms), "}}", ""]).encode(), path)
 
 
 def by_task(results: Sequence[SeedResults]) -> dict[str, Arms]:

@@ -2,7 +2,8 @@
 
     python -m benchmarks.evidence.runs PRESET SEED ARM [KEY=VALUE ...]
 
-The stages run inline in the state directory of ``RLCORE_HOME`` and are cached, so a killed arm resumes.
+The stages run inline in the state directory of ``RLCORE_HOME`` and are cached, so a killed arm resumes. Seconds are
+those of the processor, or of wall time on a GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,13 @@ os.environ["RLCORE_ENGINE"] = "inline"
 
 import pandas as pd
 import pyarrow.parquet as pq
+import torch
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.tasks.kinds.win_rate.step import metrics_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.settings import configure_environment, find_home
@@ -35,6 +39,10 @@ from rlcore.types import Rollout
 # Arms that are a stage under other settings.
 VARIANTS = {"grpo_float32": ("grpo", "hardware.dtype=float32")}
 _PARTS = ("weights", "gradients", "optimizer", "activations", "kv_cache", "total")
+_SAMPLERS = (NativeSampler, VllmSampler)
+_WALL = ("seconds/rollout", "seconds/score", "seconds/update", "seconds/sync")
+_COSTS = ("completions", "tokens", "cpu_seconds")
+_SCORES = ("reward/term/procedural", "reward/term/math")  # where another reward is trained on
 _FIGURES = ("rm/", "win_rate/", "judge/")  # metrics that an arm's stage may report
 
 
@@ -83,23 +91,29 @@ def _inputs(graph: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 @contextmanager
 def _counted(path: Path) -> Iterator[None]:
-    """Append the processor time and the samples of a block, also if it fails."""
-    sample, made = NativeSampler.sample, [0, 0]
+    """Append the seconds and the samples of a block, also if it fails."""
+    originals, made = [kind.sample for kind in _SAMPLERS], [0, 0]
 
-    def counting(self: NativeSampler, *given: Any, **more: Any) -> Any:
-        groups = sample(self, *given, **more)
-        lengths = [len(each.completion_ids) for group in groups for each in group if isinstance(each, Rollout)]
-        made[0] += len(lengths)
-        made[1] += sum(lengths)
-        return groups
+    def counting(sample: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **more: Any) -> Any:
+            groups = sample(*given, **more)
+            lengths = [len(each.completion_ids) for group in groups for each in group if isinstance(each, Rollout)]
+            made[0] += len(lengths)
+            made[1] += sum(lengths)
+            return groups
 
-    NativeSampler.sample = counting  # type: ignore[method-assign]
-    began = time.process_time()
+        return counted
+
+    for kind, original in zip(_SAMPLERS, originals, strict=True):
+        kind.sample = counting(original)  # type: ignore[method-assign]
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    began = clock()
     try:
         yield
     finally:
-        NativeSampler.sample = sample  # type: ignore[method-assign]
-        row = {"cpu_seconds": time.process_time() - began, "completions": made[0], "tokens": made[1]}
+        for kind, original in zip(_SAMPLERS, originals, strict=True):
+            kind.sample = original  # type: ignore[method-assign]
+        row = {"cpu_seconds": clock() - began, "completions": made[0], "tokens": made[1]}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
@@ -116,8 +130,9 @@ def figures(trained: Path | None, judged: Path | None, usage: Path, paid: Sequen
     path = trained / "history.json" if trained else None
     rows = read_json(path) if path and path.exists() else []
     history = [row for row in rows if "rollouts/count" in row]  # not the losses of a supervised stage
-    curve = curve_of(history)
-    spent = [*(curve[-1:] or _attempts(usage)), *(row for each in paid for row in _attempts(each))]
+    curve = curve_of(history, on_gpu=torch.cuda.is_available())
+    own = [{name: curve[name][-1] for name in _COSTS}] if history else _attempts(usage)
+    spent = [*own, *(row for each in paid for row in _attempts(each))]
     return {
         "right": right_of(judged / "answers.parquet") if judged else "",
         "tokens": int(sum(row["tokens"] for row in spent)),
@@ -139,32 +154,27 @@ def right_of(answers: Path) -> str:
     return "".join("1" if row["correct"] else "0" for row in sorted(rows, key=lambda row: row["prompt_id"]))
 
 
-def curve_of(history: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
-    """Return a point per iteration: costs until then, the reward that was trained on, the verifier's score, KL."""
-    points: list[dict[str, float]] = []
-    completions = tokens = seconds = 0.0
-    for row in history:
-        completions += row["rollouts/count"]
-        tokens += row["rollouts/tokens"]
-        seconds += row["seconds/processor"]
-        score = next(
-            (value for name, value in row.items() if name in ("reward/term/procedural", "reward/term/math")),
-            row["reward/mean"],
-        )
-        points.append(
-            {
-                "completions": completions,
-                "tokens": tokens,
-                "cpu_seconds": round(seconds, 2),
-                "reward": round(row["reward/mean"], 5),
-                "score": round(score, 5),
-                "kl": round(row.get("kl/ref", 0.0), 6),
-                "clipped": round(row.get("clip/fraction", 0.0), 6),
-                "explained": round(row.get("value/explained_variance", 0.0), 4),
-                "penalty": row.get("kl/penalty_coefficient", 0.0),
-            }
-        )
-    return points
+def curve_of(history: Sequence[Mapping[str, float]], *, on_gpu: bool = False) -> dict[str, list[float]]:
+    """Return the columns of a curve: costs until each iteration, its reward, the verifier's score, KL and others."""
+
+    def total(*names: str) -> list[float]:
+        return [round(each, 2) for each in accumulate(sum(row[name] for name in names) for row in history)]
+
+    def column(name: str, digits: int) -> list[float]:
+        return [round(row.get(name, 0.0), digits) for row in history]
+
+    scores = [next((row[name] for name in _SCORES if name in row), row["reward/mean"]) for row in history]
+    return {
+        "completions": total("rollouts/count"),
+        "tokens": total("rollouts/tokens"),
+        "cpu_seconds": total(*(_WALL if on_gpu else ("seconds/processor",))),
+        "reward": column("reward/mean", 5),
+        "score": [round(score, 5) for score in scores],
+        "kl": column("kl/ref", 6),
+        "clipped": column("clip/fraction", 6),
+        "explained": column("value/explained_variance", 4),
+        "penalty": [row.get("kl/penalty_coefficient", 0.0) for row in history],
+    }
 
 
 def memory_of(history: Sequence[Mapping[str, float]]) -> dict[str, float]:

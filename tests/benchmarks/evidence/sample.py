@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.evidence.plan import Plan, read_plan
-from benchmarks.evidence.results import Arm, Arms, Point
+from benchmarks.evidence.results import Arm, Arms, Curve, write_results
 
 CLAIMS = """
 tasks = ["sums"]
@@ -50,23 +49,25 @@ def plan(folder: Path, text: str = CLAIMS) -> Plan:
 def run(scores: list[float], *, right: str = "", seconds: float = 10.0, before: float = 0.0) -> Arm:
     """An arm with iterations of 100 completions and so many seconds, after other stages of so many seconds."""
     parts = {"weights": 4, "gradients": 4, "optimizer": 8, "activations": 3, "kv_cache": 1, "total": 20}
-    points = [
-        Point(
-            completions=100 * number,
-            tokens=1000 * number,
-            cpu_seconds=seconds * number,
-            reward=score + 0.1,
-            score=score,
-            kl=0.1 * number,
-        )
-        for number, score in enumerate(scores, start=1)
-    ]
+    iterations = range(1, len(scores) + 1)
+    none = (0.0,) * len(scores)
+    curve = Curve(
+        completions=tuple(100 * each for each in iterations),
+        tokens=tuple(1000 * each for each in iterations),
+        cpu_seconds=tuple(seconds * each for each in iterations),
+        reward=tuple(score + 0.1 for score in scores),
+        score=tuple(scores),
+        kl=tuple(0.1 * each for each in iterations),
+        clipped=none,
+        explained=none,
+        penalty=none,
+    )
     return Arm(
         right=right,
         tokens=1000 * len(scores),
         completions=100 * len(scores),
         cpu_seconds=before + seconds * len(scores),
-        curve=tuple(points),
+        curve=curve,
         memory={name: size * 2.0**30 for name, size in parts.items()},
         figures={"win_rate": 0.5},
     )
@@ -85,5 +86,5 @@ def write(folder: Path, runs: Arms, *, task: str = "sums") -> list[Path]:
     for seed in seeds:
         of_seed = {name: asdict(each[seed]) for name, each in runs.items() if seed in each}
         document = {"task": task, "seed": seed, "machine": "a CPU, one thread", "arms": of_seed}
-        (folder / f"evidence-{task}-{seed}.json").write_text(json.dumps(document))
+        write_results(document, folder / f"evidence-{task}-{seed}.json")
     return sorted(folder.glob("evidence-*.json"))

@@ -19,8 +19,8 @@ def test_measures_of_a_run() -> None:
     assert value_of(arm, "memory") == 20.0
     assert value_of(arm, "figures.win_rate") == 0.5
     # Of iterations of unequal size the larger counts more: (100 · .2 + 300 · .4) / 400.
-    points = (arm.curve[0], replace(arm.curve[1], completions=400))
-    assert value_of(replace(arm, curve=points), "learning") == pytest.approx(0.35)
+    unequal = replace(arm.curve, completions=(100, 400, 401), score=(0.2, 0.4, 0.35))
+    assert value_of(replace(arm, curve=unequal), "learning") == pytest.approx(0.35)
 
 
 def test_a_run_without_a_measure_has_no_value() -> None:

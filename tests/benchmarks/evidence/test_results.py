@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.evidence.results import Arm, by_task, read_results
+from benchmarks.evidence.results import by_task, read_results
 from rlcore.errors import ConfigError, DataError
 from tests.benchmarks.evidence.sample import arms, write
 
@@ -37,5 +38,8 @@ def test_a_wrong_file_is_refused_with_its_key(tmp_path: Path, key: str, value: o
 
 
 def test_a_curve_rises() -> None:
-    with pytest.raises(ConfigError, match="completions must rise"):
-        Arm(curve=arms()["fast"][0].curve[::-1])
+    curve = arms()["fast"][0].curve
+    with pytest.raises(ConfigError, match="completions: must rise"):
+        replace(curve, completions=curve.completions[::-1])
+    with pytest.raises(ConfigError, match=r"one value per iteration in each column, has {.*'kl': 2"):
+        replace(curve, kl=(0.0, 0.1))

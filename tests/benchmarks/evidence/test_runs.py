@@ -13,6 +13,7 @@ from benchmarks.evidence.results import read_results
 from benchmarks.evidence.runs import added, curve_of, figures
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
+from tests.benchmarks.evidence.sample import arms, write
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
@@ -22,10 +23,11 @@ ROW = {"rollouts/count": 8.0, "rollouts/tokens": 100.0, "seconds/processor": 2.0
 
 def test_a_curve_adds_up_costs_and_has_the_verifiers_score_where_another_reward_is_trained_on() -> None:
     by_model = ROW | {"reward/mean": 3.0, "reward/term/procedural": 0.25, "kl/ref": 0.1}
-    first, second = curve_of([ROW, by_model])
-    assert (first["completions"], first["tokens"], first["cpu_seconds"], first["score"]) == (8, 100, 2, 0.5)
-    assert (second["completions"], second["tokens"], second["cpu_seconds"]) == (16, 200, 4)
-    assert (second["reward"], second["score"], second["kl"]) == (3.0, 0.25, 0.1)
+    curve = curve_of([ROW, by_model])
+    assert (curve["completions"], curve["tokens"], curve["cpu_seconds"]) == ([8, 16], [100, 200], [2, 4])
+    assert (curve["reward"], curve["score"], curve["kl"]) == ([0.5, 3.0], [0.5, 0.25], [0.0, 0.1])
+    wall = {f"seconds/{name}": 1.0 for name in ("rollout", "score", "update", "sync")}
+    assert curve_of([ROW | wall] * 2, on_gpu=True)["cpu_seconds"] == [4.0, 8.0]
 
 
 def test_costs_are_those_of_the_run_or_of_all_attempts_and_of_what_arms_share(tmp_path: Path) -> None:
@@ -34,7 +36,8 @@ def test_costs_are_those_of_the_run_or_of_all_attempts_and_of_what_arms_share(tm
     usage.write_text(attempt * 2, encoding="utf-8")
     shared.write_text(attempt, encoding="utf-8")
     offline = figures(tmp_path, None, usage, [])
-    assert (offline["cpu_seconds"], offline["completions"], offline["tokens"], offline["curve"]) == (10, 6, 14, [])
+    assert (offline["cpu_seconds"], offline["completions"], offline["tokens"]) == (10, 6, 14)
+    assert set(map(len, offline["curve"].values())) == {0}
     (tmp_path / "history.json").write_text(json.dumps([{"step": 1}, ROW]), encoding="utf-8")
     online = figures(tmp_path, None, usage, [shared])
     assert (online["cpu_seconds"], online["completions"], online["tokens"]) == (7, 11, 107)
@@ -64,15 +67,15 @@ def test_an_arm_of_a_preset_gives_its_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert len(found["right"]) == 40
-    assert [point["completions"] for point in found["curve"]] == [16, 32, 48, 64]
+    assert found["curve"]["completions"] == [16, 32, 48, 64]
     assert found["completions"] == 64
-    assert found["tokens"] == found["curve"][-1]["tokens"] > 64
+    assert found["tokens"] == found["curve"]["tokens"][-1] > 64
     assert found["memory"]["total"] > 0 < found["cpu_seconds"]
     again = run_warm([str(preset), "0", "base"], env, ROOT, call=call)
     assert json.loads(again.stdout.splitlines()[-1])["cpu_seconds"] == 0, again.stderr
 
 
-@pytest.mark.parametrize("task", ["smollm2", "tiny", "long"])
+@pytest.mark.parametrize("task", ["smollm2", "tiny", "long", "qwen"])
 def test_every_arm_of_the_plan_is_a_stage_of_its_task_and_none_is_run_twice(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +98,18 @@ def test_every_arm_of_the_plan_is_a_stage_of_its_task_and_none_is_run_twice(
     assert [arm for arm in ran if ran.count(arm) > 1] == ["ppo", "ppo"]
     (results,) = read_results([tmp_path / f"evidence-{task}-7.json"])
     plan = program.read_plan()
-    contrasts = [each for claim in plan.claim for each in claim.contrast if task in (each.tasks or plan.tasks)]
+    planned = (*plan.tasks, "qwen")
+    contrasts = [each for claim in plan.claim for each in claim.contrast if task in (each.tasks or planned)]
     assert contrasts
     assert set(results.arms) == set(ran) >= {arm for each in contrasts for arm in each.arms}
+
+
+def test_a_task_that_the_plan_does_not_name_is_judged_on_every_claim(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, {"grpo": arms()["fast"], "sft": arms()["slow"]}, task="qwen")
+    program.show(tmp_path, tmp_path)
+    printed = capsys.readouterr().out
+    assert "| claim | contrast | smollm2 | tiny | qwen |" in printed
+    assert "| RL against the cold start | not run | not run | +0.000 [" in printed
+    assert (tmp_path / "evidence_online.png").exists()
