@@ -49,10 +49,10 @@ def draw(claim: Claim, tasks: Mapping[str, Arms], folder: Path) -> Path | None:
 
 
 def _write(figure: Figure, path: Path) -> Path:
-    """Write a PNG of 48 colors, which is a third of the size."""
+    """Write a PNG of 64 colors, which is a third of the size."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=_DPI)
-    Image.open(file).convert("RGB").quantize(48).save(path, optimize=True)
+    Image.open(file).convert("RGB").quantize(64, method=Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
     return path
 
 
@@ -74,9 +74,12 @@ def _costs(arm: Arm, cost: str) -> list[float]:
 
 
 def _against_kl(label: str, value: str) -> Panel:
+    """Return a panel over the KL, of the arms that have a reference policy."""
+
     def panel(axis: Axes, arms: Arms) -> None:
-        _lines(axis, arms, lambda arm: arm.curve.kl, value)
-        axis.set_xlabel("KL from the reference policy (nats per token)")
+        measured = {name: {seed: arm for seed, arm in runs.items() if any(arm.curve.kl)} for name, runs in arms.items()}
+        _lines(axis, measured, lambda arm: arm.curve.kl, value)
+        axis.set_xlabel("KL (nats per token)")
         axis.set_ylabel(label)
 
     return panel
@@ -111,9 +114,9 @@ def _accuracies(axis: Axes, arms: Arms) -> None:
     estimates = list(_estimates(arms))
     for place, (_, mean, half, seeds) in enumerate(estimates):
         axis.bar(place, mean, width=0.6, color=BLUE, alpha=0.75)
-        axis.errorbar(place, mean, half, color="black", capsize=4)
+        axis.errorbar(place, mean, [[min(half, mean)], [min(half, 1.0 - mean)]], color="black", capsize=4)
         axis.scatter([place + 0.18] * len(seeds), seeds, color=ORANGE, s=14, zorder=3)
-    axis.set_xticks(range(len(estimates)), [name for name, *_ in estimates], fontsize=9)
+    axis.set_xticks(range(len(estimates)), [name.replace("_", "\n") for name, *_ in estimates], fontsize=9)
     axis.set_ylim(bottom=0.0)
     axis.set_ylabel("held-out accuracy")
 
@@ -181,5 +184,6 @@ _PANELS: Mapping[str, Sequence[Panel]] = {
     "optimisation": [
         _against_kl("reward in training", "reward"),
         _against_kl("verifier's score", "score"),
+        _accuracies,
     ],
 }
