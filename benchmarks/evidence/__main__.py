@@ -32,8 +32,11 @@ from benchmarks.evidence.results import by_task, read_results, write_results
 from benchmarks.evidence.runs import VARIANTS
 from benchmarks.evidence.tables import arms_table, claims_table, plan_table
 from benchmarks.peers.arena import processor
+from rlcore.errors import ConfigError, RlcoreError, StorageError, TrainingError, shown
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
+from rlcore.tasks.store.disk import to_storage_error
+from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.storage import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,57 +73,112 @@ TASKS = {
 
 
 def main() -> int:
+    options = _options()
+    try:
+        if not options.print:
+            _check_arms(options.task, options.arms)
+            for task in options.task:
+                _run_task(task, options)
+        show()
+    except RlcoreError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--task", choices=TASKS, nargs="+", default=[name for name, task in TASKS.items() if not task.needs_gpu]
-    )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="left out: those of the plan")
+    usual = [name for name, task in TASKS.items() if not task.needs_gpu]
+    parser.add_argument("--task", choices=TASKS, nargs="+", default=usual)
+    parser.add_argument("--seeds", type=_seed, nargs="+", default=[], help="left out: those of the plan")
     parser.add_argument("--arms", nargs="+", default=[], help="only these")
     parser.add_argument("--preferences", type=Path, default=Path("data/alpaca_eval.jsonl"), help="AlpacaEval's pairs")
     parser.add_argument("--home", type=Path, default=ROOT / ".rlcore/evidence", help="for the state directories")
     parser.add_argument("--print", action="store_true", help="run nothing")
-    options = parser.parse_args()
-    if not options.print:
-        for task in options.task:
-            if TASKS[task].pairs and not options.preferences.exists():
-                sys.stdout.write(f"{task}: skipped, {options.preferences} is missing; name it with --preferences\n")
-                continue
-            for seed in options.seeds or TASKS[task].seeds:
-                home = options.home / f"{task}-{seed}"
-                run_seed(task, seed, home, options.arms, TASKS[task].overrides(options.preferences))
-    show()
-    return 0
+    return parser.parse_args()
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def _check_arms(tasks: Sequence[str], arms: Sequence[str]) -> None:
+    """Raise a ConfigError for arms that none of the tasks has."""
+    known = {arm for task in tasks for arm in arms_of(task, TASKS[task].overrides(ROOT))}
+    if wrong := [arm for arm in arms if arm not in known]:
+        raise ConfigError(f"--arms: no task has {', '.join(wrong)}; there are {', '.join(sorted(known))}")
+
+
+def _run_task(task: str, options: argparse.Namespace) -> None:
+    if TASKS[task].pairs and not options.preferences.exists():
+        sys.stdout.write(f"{task}: skipped, {options.preferences} is missing; name it with --preferences\n")
+        return
+    for seed in options.seeds or TASKS[task].seeds:
+        home = options.home.resolve() / f"{task}-{seed}"
+        run_seed(task, seed, home, options.arms, TASKS[task].overrides(options.preferences))
 
 
 def show(results: Path = RESULTS, images: Path = ROOT / "docs/images") -> None:
     """Print the claims, the arms and the seeds needed; draw a figure per claim.
 
-    Measured tasks that the plan does not name count as planned: each claim is judged on them too.
+    A measured task that the plan does not name is a family of its own: each claim is judged on it too.
     """
     plan, measured = read_plan(), by_task(read_results(sorted(results.glob("evidence-*.json"))))
-    plan = replace(plan, tasks=(*plan.tasks, *(task for task in measured if task not in plan.every_task)))
+    others = [task for task in measured if task not in plan.every_task]
+    found = findings(plan, measured)
+    for task in others:
+        found += findings(replace(plan, tasks=(task,)), {task: measured[task]})
+    whole = replace(plan, tasks=(*plan.tasks, *others))
     costs = [f"{task}:\n\n{arms_table(arms)}" for task, arms in measured.items()]
-    sys.stdout.write("\n\n".join([claims_table(plan, findings(plan, measured)), *costs, plan_table(plan)]) + "\n")
+    sys.stdout.write("\n\n".join([claims_table(whole, found), *costs, plan_table(plan)]) + "\n")
     for claim in plan.claim:
-        tasks = {task for contrast in claim.contrast for task in contrast.tasks or plan.tasks}
+        tasks = {task for contrast in claim.contrast for task in contrast.tasks or whole.tasks}
         draw(claim, {task: arms for task, arms in measured.items() if task in tasks}, images)
 
 
 def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrides: Sequence[str] = ()) -> None:
-    """Run the arms of a seed that have no result, and remove the state directory when none is left."""
-    path, preset = RESULTS / f"evidence-{task}-{seed}.json", TASKS[task].preset
-    arms = [*arms_of(preset, overrides), *TASKS[task].variants]
-    for arm in arms:
-        empty = {"task": task, "seed": seed, "machine": machine(), "arms": {}}
-        known: dict[str, Any] = read_json(path) if path.exists() else empty
-        if arm not in known["arms"] and (not only or arm in only):
-            sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
-            sys.stdout.flush()
-            found = run_arm([preset, str(seed), arm, *overrides], home)
-            known["arms"][arm] = found | {"commit": _commit()}
-            write_results(known, path)
-    if all(arm in read_json(path)["arms"] for arm in arms):
-        shutil.rmtree(home, ignore_errors=True)
+    """Run the arms of a seed that have no result, and remove the state directory when none is left.
+
+    Raises:
+        StorageError: The state directory cannot be made, or another process runs this seed.
+        DataError: The file of results is wrong.
+    """
+    path, commit = RESULTS / f"evidence-{task}-{seed}.json", _commit()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise to_storage_error("make", home, error) from error
+    with file_lock(home.with_suffix(".lock"), wait=False) as is_mine:
+        if not is_mine:
+            raise StorageError(f"another process runs {task} with seed {seed}", where=str(home), fix="wait for it")
+        for arm in arms_of(task, overrides):
+            known = _known(path, task, seed)
+            if arm not in known["arms"] and (not only or arm in only):
+                sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
+                sys.stdout.flush()
+                done = run_arm([TASKS[task].preset, str(seed), arm, *overrides], home)
+                known["arms"][arm] = done["figures"] | {"commit": commit}
+                write_results(known, path)
+                _remove(home, done["unused"])
+        if all(arm in _known(path, task, seed)["arms"] for arm in arms_of(task, overrides)):
+            shutil.rmtree(home, ignore_errors=True)
+
+
+def _known(path: Path, task: str, seed: int) -> dict[str, Any]:
+    """Return the results so far."""
+    if not path.exists():
+        return {"task": task, "seed": seed, "machine": machine(), "arms": {}}
+    read_results([path])
+    known: dict[str, Any] = read_json(path)
+    return known
+
+
+def _remove(home: Path, unused: Sequence[str]) -> None:
+    """Remove artifacts that no other arm needs, hundreds of MB, and checkpoints of runs that might be extended."""
+    for folder in (*unused, home / "checkpoints"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def machine() -> str:
@@ -130,32 +188,38 @@ def machine() -> str:
     )
 
 
-def arms_of(preset: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the base and the stages of a preset that are arms, each after those that it starts from."""
-    config = open_preset(preset, tuple(overrides))
+def arms_of(task: str, overrides: Sequence[str] = ()) -> list[str]:
+    """Return the arms of a task: the base and stages of its preset, each after those that it starts from, variants."""
+    config = open_preset(TASKS[task].preset, tuple(overrides))
     arms = {name for name, stage in config.stages.items() if stage.kind not in NOT_ARMS}
     graph = [stage.name for stage in stages(config)]
-    return [*(["base"] if "evaluate_base" in graph else []), *(name for name in graph if name in arms)]
+    base = ["base"] if "evaluate_base" in graph else []
+    return [*base, *(name for name in graph if name in arms), *TASKS[task].variants]
 
 
 def run_arm(arguments: Sequence[str], home: Path) -> dict[str, Any]:
-    """Run an arm in a process of its own; return its figures."""
+    """Run an arm in a process of its own; return its figures and the folders that no other arm needs."""
     log = home / "log" / f"{arguments[2]}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     environment = os.environ | {"RLCORE_HOME": str(home), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.evidence.runs", *arguments]
     with log.open("ab") as errors:
         done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, check=False)
     if done.returncode:
-        raise SystemExit(f"{arguments[2]} failed with code {done.returncode}: {log}")
+        last = " ".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-3:])
+        raise TrainingError(f"{arguments[2]} failed with code {done.returncode}: {shown(last)}", where=str(log))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def _commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
-    ).stdout.strip()
+    """Return the commit, marked if files differ from it; "unknown" without git."""
+    command = ["git", "describe", "--always", "--abbrev=8", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":

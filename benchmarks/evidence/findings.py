@@ -67,16 +67,12 @@ def _judge(claim: str, contrast: Contrast, task: str, arms: Arms, corrected: flo
 
 
 def run_noise(arms: Arms, measure: str) -> Noise:
-    """Return the variance between runs of a measure, pooled over all arms that have it."""
+    """Return the variance between runs of a measure, moderated over all arms that have it."""
     known = {
         name: {seed: value for seed, arm in runs.items() if (value := value_of(arm, measure)) is not None}
         for name, runs in arms.items()
     }
-    known = {name: runs for name, runs in known.items() if runs}
-    if not known:
-        return Noise(variance=0.0, freedom=0, seeds=0)
-    right = {name: {seed: _right(arms[name][seed]) for seed in runs} for name, runs in known.items()}
-    return noise(known, right) if measure == "accuracy" else noise(known)
+    return noise({name: runs for name, runs in known.items() if runs})
 
 
 def contrast_of(

@@ -101,7 +101,11 @@ def read_results(paths: Sequence[Path]) -> list[SeedResults]:
     """
     found = []
     for path in paths:
-        results, errors = build_partly(SeedResults, read_json(path))
+        document = read_json(path)
+        is_table = isinstance(document, dict) and isinstance(document.get("arms"), dict)
+        results, errors = build_partly(SeedResults, document) if is_table else (None, ["must have a table of arms"])
+        if results and path.name != f"evidence-{results.task}-{results.seed}.json":
+            errors.append(f"task = {results.task!r}, seed = {results.seed}: must be those of the file's name")
         if errors or results is None:
             fix = "correct the file, or delete it and run the benchmark again"
             raise DataError("; ".join(errors), where=str(path), fix=fix)

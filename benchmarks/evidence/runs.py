@@ -9,8 +9,8 @@ those of the processor, or of wall time on a GPU.
 from __future__ import annotations
 
 import json
+import math
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +25,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import torch
 
+from rlcore.errors import StorageError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
@@ -32,7 +33,8 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.tasks.kinds.win_rate.step import metrics_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.store.settings import configure_environment, find_home
+from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.settings import Home, configure_environment, find_home
 from rlcore.tasks.store.storage import read_json, read_table
 from rlcore.types import Rollout
 
@@ -47,10 +49,21 @@ _FIGURES = ("rm/", "win_rate/", "judge/")  # metrics that an arm's stage may rep
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run an arm, and print its figures as the last line."""
-    preset, seed, arm, *given = arguments
+    """Run an arm; the last line printed has its figures, and the artifacts that no other arm needs.
+
+    Raises:
+        StorageError: Another process runs an arm in the same state directory.
+    """
     home = find_home()
     configure_environment(home)
+    with file_lock(home.root / "arm.lock", wait=False) as is_mine:
+        if not is_mine:
+            raise StorageError("another process still runs an arm here", where=str(home.root), fix="wait for it")
+        sys.stdout.write("\n" + json.dumps(_run(home, *arguments)) + "\n")
+    return 0
+
+
+def _run(home: Home, preset: str, seed: str, arm: str, *given: str) -> dict[str, Any]:
     last, *more = VARIANTS.get(arm, (arm,))
     overrides = (f"seed={seed}", *given, *more)
     config = open_preset(preset, overrides)
@@ -67,11 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     is_start = any(
         last in stage.inputs for stage in graph.values() if not stage.name.startswith(("evaluate_", "compare"))
     )
-    if last in folders and not is_start:  # hundreds of MB, which no other arm needs
-        shutil.rmtree(folders[last])
-    shutil.rmtree(home.root / "checkpoints", ignore_errors=True)  # for longer runs
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
-    return 0
+    return {"figures": found, "unused": [str(folders[last])] if last in folders and not is_start else []}
 
 
 def added(config: RunConfig, inputs: Sequence[str], name: str) -> tuple[str, ...]:
@@ -161,7 +170,8 @@ def curve_of(history: Sequence[Mapping[str, float]], *, on_gpu: bool = False) ->
         return [round(each, 2) for each in accumulate(sum(row[name] for name in names) for row in history)]
 
     def column(name: str, digits: int) -> list[float]:
-        return [round(row.get(name, 0.0), digits) for row in history]
+        values = (row.get(name, 0.0) for row in history)
+        return [round(value, digits) if math.isfinite(value) else 0.0 for value in values]  # a file has no NaN
 
     scores = [next((row[name] for name in _SCORES if name in row), row["reward/mean"]) for row in history]
     return {
@@ -188,7 +198,7 @@ def other_figures(folder: Path) -> dict[str, float]:
     found = read_json(own) if own.exists() else {}
     if win_rate.exists():
         found = metrics_of(read_json(win_rate), read_table(audit) if audit.exists() else pd.DataFrame())
-    return {name: value for name, value in found.items() if name.startswith(_FIGURES)}
+    return {name: value for name, value in found.items() if name.startswith(_FIGURES) and math.isfinite(value)}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def _planned_seeds(plan: Plan, contrast: Contrast) -> str:
     needed = seeds_needed(
         contrast.expected or contrast.margin,
         variance=plan.sd[contrast.measure] ** 2 * sum(weight**2 for weight in contrast.arms.values()),
-        between=Noise(variance=0.0, freedom=freedom, seeds=2),
+        between=Noise(freedom=freedom, residual_freedom=freedom, seeds=2),
         is_margin=contrast.margin > 0.0,
         alpha=plan.level if contrast.primary else ALPHA,
     )

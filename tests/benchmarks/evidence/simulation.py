@@ -32,7 +32,7 @@ def pairs(arms: int) -> list[Mapping[str, float]]:
 def intervals(right: Right, contrasts: Sequence[Mapping[str, float]]) -> list[Difference]:
     """Return each contrast with its corrected interval."""
     values = {arm: {seed: float(each.mean()) for seed, each in runs.items()} for arm, runs in right.items()}
-    between = noise(values, right)
+    between = noise(values)
     found = []
     for weights in contrasts:
         per_seed = [sum(w * values[arm][seed] for arm, w in weights.items()) for seed in right["0"]]

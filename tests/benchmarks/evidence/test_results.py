@@ -43,3 +43,17 @@ def test_a_curve_rises() -> None:
         replace(curve, completions=curve.completions[::-1])
     with pytest.raises(ConfigError, match=r"one value per iteration in each column, has {.*'kl': 2"):
         replace(curve, kl=(0.0, 0.1))
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"task": "sums", "seed": 0, "arms": []}', "3"])
+def test_a_file_of_another_form_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "evidence-sums-0.json"
+    path.write_text(text)
+    with pytest.raises(DataError, match="must have a table of arms"):
+        read_results([path])
+
+
+def test_a_file_of_another_seed_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, arms())[0]
+    with pytest.raises(DataError, match="seed = 0: must be those of the file's name"):
+        read_results([path.rename(tmp_path / "evidence-sums-9.json")])

@@ -10,9 +10,11 @@ import pytest
 
 from benchmarks.evidence import __main__ as program
 from benchmarks.evidence.results import read_results
-from benchmarks.evidence.runs import added, curve_of, figures
+from benchmarks.evidence.runs import added, curve_of, figures, other_figures
+from rlcore.errors import StorageError, TrainingError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
+from rlcore.tasks.store.locks import file_lock
 from tests.benchmarks.evidence.sample import arms, write
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
@@ -65,14 +67,17 @@ def test_an_arm_of_a_preset_gives_its_figures(tmp_path: Path) -> None:
     call = "benchmarks.evidence.runs:main"
     done = run_warm([str(preset), "0", "grpo"], env, ROOT, call=call)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    made: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found, (unused,) = made["figures"], made["unused"]
     assert len(found["right"]) == 40
+    assert (Path(unused) / "model").is_dir()
     assert found["curve"]["completions"] == [16, 32, 48, 64]
     assert found["completions"] == 64
     assert found["tokens"] == found["curve"]["tokens"][-1] > 64
     assert found["memory"]["total"] > 0 < found["cpu_seconds"]
     again = run_warm([str(preset), "0", "base"], env, ROOT, call=call)
-    assert json.loads(again.stdout.splitlines()[-1])["cpu_seconds"] == 0, again.stderr
+    start = json.loads(again.stdout.splitlines()[-1])
+    assert (start["figures"]["cpu_seconds"], start["unused"]) == (0, []), again.stderr
 
 
 @pytest.mark.parametrize("task", ["smollm2", "tiny", "long", "qwen"])
@@ -80,6 +85,7 @@ def test_every_arm_of_the_plan_is_a_stage_of_its_task_and_none_is_run_twice(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
+    path = tmp_path / f"evidence-{task}-7.json"
 
     def fake(arguments: list[str], home: Path) -> dict[str, Any]:
         arm = arguments[2]
@@ -87,16 +93,20 @@ def test_every_arm_of_the_plan_is_a_stage_of_its_task_and_none_is_run_twice(
             ran.append(arm)
             raise SystemExit("killed")
         ran.append(arm)
-        return {"right": "01"}
+        folder = home / arm
+        folder.mkdir()
+        assert arm not in json.loads(path.read_text())["arms"] if path.exists() else True
+        return {"figures": {"right": "01"}, "unused": [str(folder)]}
 
     monkeypatch.setattr(program, "RESULTS", tmp_path)
     monkeypatch.setattr(program, "run_arm", fake)
     with pytest.raises(SystemExit, match="killed"):
         program.run_seed(task, 7, tmp_path / "home")
     program.run_seed(task, 7, tmp_path / "home")
+    assert not (tmp_path / "home").exists()
     program.run_seed(task, 7, tmp_path / "home")
     assert [arm for arm in ran if ran.count(arm) > 1] == ["ppo", "ppo"]
-    (results,) = read_results([tmp_path / f"evidence-{task}-7.json"])
+    (results,) = read_results([path])
     plan = program.read_plan()
     planned = (*plan.tasks, "qwen")
     contrasts = [each for claim in plan.claim for each in claim.contrast if task in (each.tasks or planned)]
@@ -113,3 +123,66 @@ def test_a_task_that_the_plan_does_not_name_is_judged_on_every_claim(
     assert "| claim | contrast | smollm2 | tiny | qwen |" in printed
     assert "| RL against the cold start | not run | not run | +0.000 [" in printed
     assert (tmp_path / "evidence_online.png").exists()
+
+
+def test_a_figure_that_is_no_number_does_not_lose_the_arm(tmp_path: Path) -> None:
+    (tmp_path / "metrics.json").write_text('{"rm/eval_accuracy": 0.5, "rm/gain_over_length": NaN}', encoding="utf-8")
+    assert other_figures(tmp_path) == {"rm/eval_accuracy": 0.5}
+    assert curve_of([ROW | {"value/explained_variance": float("nan")}])["explained"] == [0.0]
+
+
+def test_a_seed_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
+    with (
+        file_lock(tmp_path / "home.lock"),
+        pytest.raises(StorageError, match="another process runs tiny with seed 0"),
+    ):
+        program.run_seed("tiny", 0, tmp_path / "home")
+
+
+def test_an_artifact_stays_until_the_figures_of_its_arm_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = tmp_path / "artifact"
+    artifact.mkdir()
+    unwritable = {"figures": {"right": float("nan")}, "unused": [str(artifact)]}
+    monkeypatch.setattr(program, "RESULTS", tmp_path)
+    monkeypatch.setattr(program, "run_arm", lambda *_: unwritable)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        program.run_seed("tiny", 0, tmp_path / "home")
+    assert artifact.is_dir()
+
+
+def test_a_failed_arm_is_named_with_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"grpo failed with code 1: .*no_such_preset") as raised:
+        program.run_arm(["no_such_preset", "0", "grpo"], tmp_path)
+    assert Path(raised.value.where).is_file()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--task", "tiny", "--arms", "gpro"], "--arms: no task has gpro; there are base, dpo, grpo"),
+        (["--task", "tiny", "--seeds", "-1"], "'-1' is no whole number from 0 on"),
+        (["--task", "tiny", "--home", "/proc/none"], "cannot make the file"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_words(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["evidence", *given])
+    try:
+        code = program.main()
+    except SystemExit as stopped:  # of argparse
+        code = int(stopped.code or 0)
+    printed = capsys.readouterr().err
+    assert code != 0
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert program._commit() == "unknown"
+    monkeypatch.setenv("PATH", "")
+    assert program._commit() == "unknown"
