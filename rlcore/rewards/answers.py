@@ -165,11 +165,6 @@ def is_percent_after_box(rollout: Rollout, prefill: str = "") -> bool:
     return bool(found) and found[-1].kind == "box" and _PERCENT.match(text, found[-1].end) is not None
 
 
-def is_invisible(text: str) -> bool:
-    """Return True if a text shows nothing: blanks, zero-width characters, letters that are only space."""
-    return not any(unicodedata.category(character)[0] in "LNPS" for character in _UNSEEN.sub("", text))
-
-
 def has_content(text: str) -> bool:
     r"""Return True if a text has content besides layout and punctuation: not ``\text{}`` or ``...``."""
     shown = _LAYOUT.sub("", _SHOWS.sub("x", _ROOM.sub("", _UNSEEN.sub("", text))))
