@@ -39,7 +39,7 @@ Values = Mapping[str, Mapping[int, float]]
 ALPHA = 0.05  # of all contrasts together
 POWER = 0.8
 MAX_SEEDS = 99
-_NOTHING = 1e-12  # variance of runs that are equal but for rounding
+_NOTHING = 1e-18  # variance of runs that are equal but for rounding
 _QUANTILES = (np.arange(40) + 0.5) / 40
 
 
@@ -79,16 +79,20 @@ class Difference:
 
 
 def noise(values: Values) -> Noise:
-    """Moderate the variances between runs of all arms; arms may lack seeds. Arms whose runs are all equal have none."""
+    """Moderate the variances between runs of all arms. Arms whose runs are all equal have none.
+
+    Arms may lack seeds, but then say nothing of the others: the logarithm of a variance of two runs is hardly known.
+    """
     own = {arm: (0.0, len(runs) - 1.0) for arm, runs in values.items()}
     residuals = _residual_variances({arm: runs for arm, runs in values.items() if len(set(runs.values())) > 1})
     total = round(sum(freedom for _, freedom in residuals.values()))
-    variance, prior = _prior(list(residuals.values()), total)
+    seeds = len({seed for runs in values.values() for seed in runs})
+    complete = [each for arm, each in residuals.items() if len(values[arm]) == seeds]
+    variance, prior = _prior(complete or list(residuals.values()), total)
     moderated = {
         arm: (prior * variance + freedom * each) / (prior + freedom) if prior + freedom else variance
         for arm, (each, freedom) in (own | residuals).items()
     }
-    seeds = len({seed for runs in values.values() for seed in runs})
     return Noise(variance=variance, freedom=prior, arms=moderated, residual_freedom=total, seeds=seeds)
 
 
