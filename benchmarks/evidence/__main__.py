@@ -76,7 +76,7 @@ def main() -> int:
     options = _options()
     try:
         if not options.print:
-            _check_arms(options.task, options.arms)
+            _check_arms(options)
             for task in options.task:
                 _run_task(task, options)
         show()
@@ -104,10 +104,10 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-def _check_arms(tasks: Sequence[str], arms: Sequence[str]) -> None:
+def _check_arms(options: argparse.Namespace) -> None:
     """Raise a ConfigError for arms that none of the tasks has."""
-    known = {arm for task in tasks for arm in arms_of(task, TASKS[task].overrides(ROOT))}
-    if wrong := [arm for arm in arms if arm not in known]:
+    known = {arm for task in options.task for arm in arms_of(task, TASKS[task].overrides(options.preferences))}
+    if wrong := [arm for arm in options.arms if arm not in known]:
         raise ConfigError(f"--arms: no task has {', '.join(wrong)}; there are {', '.join(sorted(known))}")
 
 
@@ -145,7 +145,7 @@ def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrid
         StorageError: The state directory cannot be made, or another process runs this seed.
         DataError: The file of results is wrong.
     """
-    path, commit = RESULTS / f"evidence-{task}-{seed}.json", _commit()
+    path, commit, arms = RESULTS / f"evidence-{task}-{seed}.json", _commit(), arms_of(task, overrides)
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -153,7 +153,7 @@ def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrid
     with file_lock(home.with_suffix(".lock"), wait=False) as is_mine:
         if not is_mine:
             raise StorageError(f"another process runs {task} with seed {seed}", where=str(home), fix="wait for it")
-        for arm in arms_of(task, overrides):
+        for arm in arms:
             known = _known(path, task, seed)
             if arm not in known["arms"] and (not only or arm in only):
                 sys.stdout.write(f"{task}, seed {seed}: {arm}\n")
@@ -162,7 +162,7 @@ def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrid
                 known["arms"][arm] = done["figures"] | {"commit": commit}
                 write_results(known, path)
                 _remove(home, done["unused"])
-        if all(arm in _known(path, task, seed)["arms"] for arm in arms_of(task, overrides)):
+        if _known(path, task, seed)["arms"].keys() >= set(arms):
             shutil.rmtree(home, ignore_errors=True)
 
 

@@ -88,7 +88,7 @@ def noise(values: Values) -> Noise:
     total = round(sum(freedom for _, freedom in residuals.values()))
     seeds = len({seed for runs in values.values() for seed in runs})
     complete = [each for arm, each in residuals.items() if len(values[arm]) == seeds]
-    variance, prior = _prior(complete or list(residuals.values()), total)
+    variance, prior = _prior(complete if len(complete) > 1 else list(residuals.values()), total)
     moderated = {
         arm: (prior * variance + freedom * each) / (prior + freedom) if prior + freedom else variance
         for arm, (each, freedom) in (own | residuals).items()
@@ -112,10 +112,10 @@ def _residual_variances(values: Values) -> dict[str, tuple[float, float]]:
 def _prior(variances: Sequence[tuple[float, float]], most: float) -> tuple[float, float]:
     """Estimate s0² and d0 from variances with their degrees of freedom by the moments of their logarithms.
 
-    Smyth 2004, section 6.2. ``most`` is the largest d0.
+    Smyth 2004, section 6.2. ``most`` is the largest d0; a single variance has d0 = 0.
     """
-    if not variances:
-        return 0.0, 0.0
+    if len(variances) < 2:
+        return (variances[0][0] if variances else 0.0), 0.0
     found, freedom = np.array(variances).T
     found = found.clip(min=_NOTHING)
     logs = np.log(found) - digamma(freedom / 2.0) + np.log(freedom / 2.0)

@@ -61,6 +61,12 @@ def test_an_arm_whose_runs_are_equal_says_nothing_of_the_others() -> None:
     assert beside.arms["once"] == pytest.approx(alone.variance)
 
 
+def test_one_complete_arm_among_others_is_no_spread_of_variances() -> None:
+    found = noise({"a": {0: 1.0, 1: 3.0, 2: 1.5}, "b": {0: 2.0, 1: 2.5}, "c": {1: 0.5, 2: 0.9}})
+    assert found.residual_freedom == 2
+    assert min(found.arms.values()) > 0.0
+
+
 def test_an_interval_counts_runs() -> None:
     # 2 arms of .01: √(.02 / 4) = .0707, and the 97.5 % quantile of t with 10 + 3 degrees of freedom is 2.160.
     found = difference(AGAINST, [0.1, 0.3, 0.2, 0.2], between=alike(0.01, freedom=10))
