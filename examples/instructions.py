@@ -1,6 +1,6 @@
 """AlpacaEval's pairs in three parts by prompt: held-out ones, and those of a reward model and of an independent judge.
 
-A judge that was trained on the same prompts as the reward model repeats its errors, which a policy has learned to use.
+A judge that was trained on the same prompts as the reward model can repeat its errors, and a policy may have used them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Claims of textbooks about online RL, measured: ``python -m benchmarks evidence``.
 
-    python -m benchmarks evidence            # every task and seed of the plan: about twelve hours of one core
+    python -m benchmarks evidence            # every task and seed of the plan: about ten hours of one core
     python -m benchmarks evidence --task smollm2 --seeds 0 --arms grpo ppo
     python -m benchmarks evidence --task qwen      # Qwen2.5-0.5B on GSM8K, one GPU of 80 GB: not run yet
     python -m benchmarks evidence --print    # the table and the figures, from what is measured

@@ -17,8 +17,8 @@ _FALL = 0.6  # of the first entropy: sound runs of tests fall by up to 0.47 afte
 _FAR = 1.0  # nats per token: entropies of few prompts differ by less
 _NOTHING = 0.1  # of the first entropy: little is left of it
 _RISE = 2.0  # nats per token, and more than double
-_KL_JUMP = 1.0  # nats per token; useful runs stay below 0.5 in total
-_OLD_KL = 0.5  # nats per token within one update; healthy is below 0.02
+_KL_JUMP = 1.0  # nats per token, from one iteration to the next
+_OLD_KL = 0.5  # nats per token within one update; runs of tests stay below 0.02
 _SPIKE = 30.0  # times the median gradient norm of the run so far
 
 

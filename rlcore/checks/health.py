@@ -153,7 +153,7 @@ RULES: tuple[HealthRule, ...] = (
         name="kl",
         metric="kl/ref",
         make_reading=partial(raw, "kl/ref"),
-        message="The policy is further from the reference policy than in any useful run.",
+        message="The policy is far from the reference policy.",
         fix="lower learning_rate, raise kl.coefficient, or set update.early_stop_ref_kl",
     ),
     HealthRule(
