@@ -41,6 +41,7 @@ from rlcore.tasks.store.storage import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
+WRITTEN = ("benchmarks/results", "docs/images")  # by this benchmark, relative to the repository
 NOT_ARMS = ("rejection",)  # kinds of stages that only make data
 
 
@@ -213,13 +214,24 @@ def run_arm(arguments: Sequence[str], home: Path) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the commit, marked if files differ from it; "unknown" without git."""
-    command = ["git", "describe", "--always", "--abbrev=8", "--dirty", "--exclude=*"]
+    """Return the commit, marked if code differs from it; "unknown" without git."""
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+        commit = _git("describe", "--always", "--abbrev=8", "--exclude=*")
+        changed = _git(
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ":/",
+            *(f":(exclude,top){written}" for written in WRITTEN),
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return done.stdout.strip()
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*command: str) -> str:
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, encoding="utf-8", check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,23 @@ def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.M
     assert program._commit() == "unknown"
     monkeypatch.setenv("PATH", "")
     assert program._commit() == "unknown"
+
+
+def test_a_commit_is_marked_for_changed_code_and_not_for_the_results_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "ROOT", tmp_path)
+    files = [tmp_path / name for name in ("code.py", "benchmarks/results/evidence-tiny-0.json", "docs/images/a.png")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("0")
+    author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "--no-verify", "-m", "a"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    commit = program._commit()
+    for file in files[1:]:
+        file.write_text("1")
+    (tmp_path / "docs/images/b.png").write_text("new")
+    assert program._commit() == commit
+    files[0].write_text("1")
+    assert program._commit() == f"{commit}-dirty"
