@@ -161,26 +161,42 @@ def _dose(axis: Axes, arms: Arms) -> None:
     axis.set_ylabel("held-out accuracy")
 
 
-def _wins(axis: Axes, arms: Arms) -> None:
-    """Plot each arm's win rate over the base, all answers and at equal length, mean and each seed as a dot."""
-    for name, colour, aside in (("rate", BLUE, -0.2), ("length_controlled", GREY, 0.2)):
-        for place, runs in enumerate(arms.values()):
-            values = [arm.figures[f"win_rate/{name}"] for arm in runs.values() if f"win_rate/{name}" in arm.figures]
-            if values:
-                label = name.replace("_", " ") if not place else None
-                axis.bar(place + aside, float(np.mean(values)), width=0.36, color=colour, alpha=0.75, label=label)
-                axis.scatter([place + aside] * len(values), values, color=ORANGE, s=14, zorder=3)
-    axis.axhline(0.5, color="black", linewidth=0.8)
-    axis.set_xticks(range(len(arms)), list(arms), fontsize=9)
-    axis.set_ylabel("win rate over the base")
+def _bars(figures: Mapping[str, str], ylabel: str) -> Panel:
+    """Return a panel of figures of the arms that have them: mean over seeds, each seed as a dot."""
+
+    def panel(axis: Axes, arms: Arms) -> None:
+        shown = {
+            (name, colour): runs
+            for (name, runs), colour in zip(arms.items(), COLOURS, strict=False)
+            if any(figures.keys() & arm.figures for arm in runs.values())
+        }
+        width = 0.8 / max(len(shown), 1)
+        for index, ((name, colour), runs) in enumerate(shown.items()):
+            places = np.arange(len(figures)) + (index - (len(shown) - 1) / 2) * width
+            values = np.array([[arm.figures.get(figure, np.nan) for figure in figures] for arm in runs.values()])
+            axis.bar(places, values.mean(0), 0.9 * width, color=colour, alpha=0.75, label=name)
+            axis.plot(places, values.T, ".", color="black")
+        axis.axhline(0.5, color="black", linewidth=0.8)
+        axis.set_ylim(0.0, 1.0)
+        axis.set_xticks(range(len(figures)), list(figures.values()), fontsize=8)
+        axis.set_ylabel(ylabel)
+
+    return panel
 
 
+_PAIRS = {
+    "rm/eval_accuracy": "reward\nmodel",
+    "rm/length_accuracy": "the longer\nanswer wins",
+    "rm/accuracy_when_longer": "model where\nit does",
+    "rm/accuracy_when_shorter": "model where it\ndoes not",
+}
+_WINS = {"win_rate/rate": "all answers", "win_rate/length_controlled": "at equal length"}
 _PANELS: Mapping[str, Sequence[Panel]] = {
     "curves": [_curve(cost) for cost in _COSTS],
     "bars": [_accuracies],
     "memory": [_memory],
     "dose": [_dose],
-    "wins": [_wins],
+    "preferences": [_bars(_PAIRS, "accuracy on held-out pairs"), _bars(_WINS, "win rate over the base")],
     "optimisation": [
         _against_kl("reward in training", "reward"),
         _against_kl("verifier's score", "score"),

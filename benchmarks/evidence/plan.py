@@ -52,7 +52,7 @@ class Claim:
     name: str
     text: str
     source: str
-    figure: Literal["curves", "bars", "memory", "dose", "optimisation", "wins"]
+    figure: Literal["curves", "bars", "memory", "dose", "optimisation", "preferences"]
     arms: tuple[str, ...]
     contrast: tuple[Contrast, ...]
 
