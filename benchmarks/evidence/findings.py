@@ -21,6 +21,7 @@ from benchmarks.evidence.statistics import (
     verdict,
 )
 
+NORMAL = 1.96  # half the width of a 95 % interval, in standard errors
 LAST = 0.25  # of the completions, whose mean is the training score
 
 
@@ -79,7 +80,7 @@ def contrast_of(
     weights: Mapping[str, float], arms: Arms, measure: str, *, between: Noise, alpha: float = ALPHA
 ) -> Difference | None:
     """Return a contrast with its interval from the seeds that all its arms have; None without one."""
-    per_seed, problems = [], []
+    per_seed, problems, shared = [], [], []
     for seed in set.intersection(*(set(arms.get(name, {})) for name in weights)):
         runs = {name: arms[name][seed] for name in weights}
         limit = min(arm.cpu_seconds for arm in runs.values())
@@ -89,7 +90,11 @@ def contrast_of(
         per_seed.append(sum(weight * (values[name] or 0.0) for name, weight in weights.items()))
         if measure == "accuracy":
             problems.append(problem_variance(weights, {name: _right(arm) for name, arm in runs.items()}))
-    return difference(weights, per_seed, between=between, problems=problems, alpha=alpha) if per_seed else None
+        shared.append(sum(weight**2 * _shared_variance(runs[name], measure) for name, weight in weights.items()))
+    if not per_seed:
+        return None
+    common = float(np.mean(shared))
+    return difference(weights, per_seed, between=between, problems=problems, shared=common, alpha=alpha)
 
 
 def value_of(arm: Arm, measure: str, *, cpu_seconds: float | None = None) -> float | None:
@@ -107,6 +112,13 @@ def value_of(arm: Arm, measure: str, *, cpu_seconds: float | None = None) -> flo
     if measure == "memory":
         return arm.memory["total"] / 2**30 if arm.memory else None
     return arm.figures.get(measure.removeprefix("figures."))
+
+
+def _shared_variance(arm: Arm, measure: str) -> float:
+    """Return the variance of a figure over its pairs or prompts, from its 95 % interval; 0 if it has none."""
+    ends = [arm.figures.get(f"{measure.removeprefix('figures.')}_{end}") for end in ("low", "high")]
+    low, high = (end if end is not None else 0.0 for end in ends)
+    return ((high - low) / (2.0 * NORMAL)) ** 2
 
 
 def _training_score(arm: Arm, cpu_seconds: float) -> float:

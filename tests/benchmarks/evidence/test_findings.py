@@ -91,3 +91,22 @@ def test_a_claim_that_is_not_told_apart_gets_the_seeds_that_would_tell(tmp_path:
     assert found.verdict == "not told apart"
     assert found.needed is not None
     assert found.needed > 3
+
+
+def test_more_seeds_do_not_narrow_what_all_of_them_measure_on_the_same_pairs() -> None:
+    def interval(gains: list[float], ends: float) -> float:
+        measured = {
+            seed: Arm(figures={"gain": gain, "gain_low": gain - ends, "gain_high": gain + ends})
+            for seed, gain in enumerate(gains)
+        }
+        runs = {"model": measured}
+        found = contrast_of({"model": 1.0}, runs, "figures.gain", between=run_noise(runs, "figures.gain"))
+        assert found is not None
+        return found.high - found.mean
+
+    assert interval([0.3, 0.3, 0.3], 0.05) == pytest.approx(0.05, rel=1e-3)  # its runs are equal
+    assert interval([0.3] * 9, 0.05) == pytest.approx(0.05, rel=1e-3)
+    # Runs of 0.29, 0.30, 0.31: variance of the mean 1e-4 / 3, of the pairs 0.01² = 1e-4; total V = 4e-4 / 3, with
+    # 2 · (V / (1e-4 / 3))² = 32 degrees of freedom: t = 2.0369.
+    assert interval([0.29, 0.30, 0.31], 1.96 * 0.01) == pytest.approx(2.0369 * (4e-4 / 3) ** 0.5, rel=1e-3)
+    assert interval([0.29, 0.30, 0.31], 0.0) == pytest.approx(4.3027 * (1e-4 / 3) ** 0.5, rel=1e-3)
