@@ -116,8 +116,8 @@ def value_of(arm: Arm, measure: str, *, cpu_seconds: float | None = None) -> flo
 
 def _shared_variance(arm: Arm, measure: str) -> float:
     """Return the variance of a figure over its pairs or prompts, from its 95 % interval; 0 if it has none."""
-    ends = [arm.figures.get(f"{measure.removeprefix('figures.')}_{end}") for end in ("low", "high")]
-    low, high = (end if end is not None else 0.0 for end in ends)
+    name = measure.removeprefix("figures.")
+    low, high = (arm.figures.get(f"{name}_{end}", 0.0) for end in ("low", "high"))
     return ((high - low) / (2.0 * NORMAL)) ** 2
 
 

@@ -211,7 +211,9 @@ def _satterthwaite(freedom: float, part: float, total: float) -> float:
 
     Satterthwaite 1946, "An approximate distribution of estimates of variance components".
     """
-    return freedom if part == total else min(freedom * (total / part) ** 2, _MANY) if part else _MANY
+    if part == total:
+        return freedom
+    return min(freedom * (total / part) ** 2, _MANY) if part else _MANY
 
 
 def _half(freedom: float, variance: float, alpha: float) -> float:
