@@ -94,8 +94,8 @@ def serve(
     ```
     """
     home = open_home(reads=True)
+    from rlcore.openai_api.guard import Limits
     from rlcore.tasks.pipeline.serving import serve_model
-    from rlcore.tasks.serving.guard import Limits
 
     if not 0 < timeout <= _DAY or max_concurrent < 1:
         raise ConfigError(f"--timeout has to be above 0 and at most {_DAY}, --max-concurrent 1 or more")

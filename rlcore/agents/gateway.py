@@ -1,38 +1,48 @@
 """Gateway between agents that speak OpenAI's API and an engine; sessions are opened by the key of a request.
 
-Agents' requests arrive in threads of the HTTP server. They wait at the desk until :meth:`Gateway.serve`, in the
-caller's thread, has the engine answer all that wait at once. Sessions change under one lock; the engine works without.
+Agents' requests arrive in the thread of the HTTP server. They wait at the desk until :meth:`Gateway.serve`, in the
+caller's thread, has the engine answer all that wait at once. Sessions change under one lock; bodies are parsed and
+prompts are tokenized without, in threads of their own, one request of a session at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
 
 from rlcore.agents.desk import Desk
 from rlcore.agents.records import Call, Limits, Record
 from rlcore.agents.rendering import PromptRenderer
-from rlcore.agents.server import Exchange, GatewayServer
 from rlcore.agents.session import Asked, Session, Shared
 from rlcore.agents.wire.chat import chat_body, chat_events, read_chat
-from rlcore.agents.wire.conversation import ApiError, Json, Request
+from rlcore.agents.wire.conversation import Json, Kind, Request
 from rlcore.agents.wire.events import encode_events, response_events
 from rlcore.agents.wire.replies import ReplyReader
 from rlcore.agents.wire.responses import read_responses, responses_body
 from rlcore.environments.call_formats import format_of
 from rlcore.errors import SamplingError, shown
+from rlcore.openai_api import guard
+from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.json_body import read_json
+from rlcore.openai_api.server import ServerThread
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
 __all__ = ["Call", "Gateway", "Limits", "Record", "Session"]
 _POLL_SECONDS = 0.02  # for the end of serving
-_LISTEN_SECONDS = 0.1  # for a client that left
+_NUM_READERS = 4  # threads that parse and tokenize
 _COUNTED_AS = {"invalid_api_key": "unknown_keys", "episode_over": "late_calls"}
 _PATHS = ("POST /v1/chat/completions", "POST /v1/responses", "POST /v1/reward", "GET /v1/models")
 
@@ -62,20 +72,24 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._statistics: Counter[str] = Counter()
         self._overhead_seconds = 0.0
+        self._desk = Desk(lambda: sum(not session.is_closed for session in list(self._sessions.values())))
+        self._is_broken = False
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="gateway")
+        admission = guard.Admission(allows=lambda key: key in self._sessions, refused=self._count_refusal)
+        app = guard.Guard(self._answer, admission, guard.Limits(seconds=None, body_bytes=limits.max_body_bytes))
+        self._server = ServerThread(app)
+        self.url = ""  # from the start on
         self._shared = Shared(
             renderer=PromptRenderer.of(tokenizer),
             reader=_reader(tokenizer),
             limits=limits,
             statistics=self._statistics,
             lock=self._lock,
+            wake=self._server.call_soon,
         )
-        self._desk = Desk(lambda: sum(not session.is_closed for session in list(self._sessions.values())))
-        self._is_broken = False
-        self._server = GatewayServer(self.answer, self.refuse, max_body_bytes=limits.max_body_bytes)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def __enter__(self) -> Gateway:
-        self._server.start()
+        self.url = f"http://127.0.0.1:{self._server.start()}/v1"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -83,6 +97,7 @@ class Gateway:
             if not session.is_closed:
                 self.close(session)
         self._server.stop()
+        self._readers.shutdown()
 
     @property
     def statistics(self) -> Mapping[str, float]:
@@ -108,9 +123,7 @@ class Gateway:
             record = session.seal()
             for asked in session.asked:
                 self._desk.drop(asked.tickets)
-                if not asked.done.is_set():
-                    asked.error = ApiError(409, "the episode ended while the call waited", code="episode_ended")
-                    asked.done.set()
+                asked.fail(ApiError(409, "the episode ended while the call waited", code="episode_ended"))
         return record
 
     def serve(self, is_over: Callable[[], bool]) -> None:
@@ -134,102 +147,106 @@ class Gateway:
     def _require_working(self) -> None:
         if not self._server.is_alive:
             raise SamplingError("the gateway's server ended", fix="the same command resumes the run")
-        if error := self._server.failure:
-            raise SamplingError(
-                f"the gateway could not answer a request: {error!r}", fix="report this: it is a defect of rlcore"
-            ) from error
 
     def _fail_all(self) -> None:
         with self._lock:
             for session in self._sessions.values():
                 for asked in session.asked:
-                    if not asked.done.is_set():
-                        asked.error = _broken()
-                        asked.done.set()
+                    asked.fail(_broken())
 
-    def answer(self, exchange: Exchange) -> None:
-        """Answer an HTTP request."""
-        session = self._sessions.get(exchange.key)
-        try:
-            if session is None:
-                what = "the API key is of no episode: use the one in OPENAI_API_KEY"
-                raise ApiError(401, what, code="invalid_api_key")
-            self._answer(exchange, session)
-        except ApiError as error:
-            self.refuse(exchange, error)
-
-    def refuse(self, exchange: Exchange, error: ApiError) -> None:
-        """Count an error and send it."""
+    def _count_refusal(self, error: ApiError, key: str) -> None:
         with self._lock:
             self._statistics[_COUNTED_AS.get(error.code, "refused")] += 1
-            if session := self._sessions.get(exchange.key):
+            if session := self._sessions.get(key):
                 session.add_refusal(error.message)
-        exchange.reply_error(error)
 
-    def _answer(self, exchange: Exchange, session: Session) -> None:
-        match exchange.command, *exchange.parts:
-            case ("POST", "v1", "chat", "completions") | ("POST", "v1", "responses"):
-                self._complete(exchange, session)
+    async def _answer(self, scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
+        """Answer an admitted request. An unexpected exception is the failure of its episode alone."""
+        session = self._sessions[guard.key_of(scope)]
+        try:
+            response = await self._respond(HttpRequest(scope, receive), session)
+        except ApiError:
+            raise
+        except ClientDisconnect:
+            return
+        except Exception as error:  # noqa: BLE001 - the failure of this episode alone
+            with self._lock:
+                response = session.fail(error).response
+        await response(scope, receive, send)
+
+    async def _respond(self, request: HttpRequest, session: Session) -> Response:
+        match request.method, *filter(None, request.scope["path"].split("/")):
+            case ("POST", "v1", "chat", "completions"):
+                return await self._complete(request, session, "chat")
+            case ("POST", "v1", "responses"):
+                return await self._complete(request, session, "responses")
             case ("POST", "v1", "reward"):
-                body = exchange.json()
+                body = read_json(await request.body())
                 with self._lock:
                     session.set_reward(body.get("reward"), body.get("parts"))
-                exchange.reply_json({"reward": body["reward"]})
+                return JSONResponse({"reward": body["reward"]})
             case ("GET", "v1", "models"):
-                exchange.reply_json({"object": "list", "data": [_model("policy")]})
+                return JSONResponse({"object": "list", "data": [_model("policy")]})
             case ("GET", "v1", "models", *name):
-                exchange.reply_json(_model("/".join(name)))
-            case _:
-                what = f"there is no {exchange.command} {shown(exchange.path, max_chars=80)}, only {', '.join(_PATHS)}"
-                raise ApiError(404, what, code="unknown_url")
+                return JSONResponse(_model("/".join(name)))
+        path = shown(request.scope["path"], max_chars=80)
+        what = f"there is no {request.method} {path}, only {', '.join(_PATHS)}"
+        raise ApiError(404, what, code="unknown_url")
 
-    def _complete(self, exchange: Exchange, session: Session) -> None:
+    async def _complete(self, request: HttpRequest, session: Session, kind: Kind) -> Response:
         """Answer a request for completions. Its answers count if the client is there to read them."""
-        asked = self._ask(exchange, session)
-        put_at = time.monotonic()
-        while not asked.done.wait(_LISTEN_SECONDS):
-            if not exchange.is_connected():
-                self._leave(session, asked)
-                return
-        with self._lock:
-            if asked.error:
-                raise asked.error
-            session.require_open()
-            if not exchange.is_connected():
-                return
-            body = self._body(session, asked)
-            session.set_delivered(asked, is_delivered=True)
-            waited = max(asked.sampled_at, put_at) - put_at
-            self._overhead_seconds += time.monotonic() - exchange.read_at - waited
+        body, read_at = await request.body(), time.monotonic()
+        leaving = asyncio.ensure_future(request.receive())
         try:
-            self._reply(exchange, asked.placement.request, body)
-        except OSError:
+            asked = await self._ask(body, session, kind, retry_count=request.headers.get("x-stainless-retry-count", ""))
+            put_at, waiting = time.monotonic(), asyncio.ensure_future(asked.done.wait())
+            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
             with self._lock:
-                session.set_delivered(asked, is_delivered=False)
+                if leaving.done():
+                    self._leave(session, asked)
+                    raise ClientDisconnect
+                if asked.error:
+                    raise asked.error
+                session.require_open()
+                reply = self._body(session, asked)
+                session.set_delivered(asked)
+                waited = max(asked.sampled_at, put_at) - put_at
+                self._overhead_seconds += time.monotonic() - read_at - waited
+            return _response(asked.placement.request, reply)
+        finally:
+            leaving.cancel()
 
-    def _ask(self, exchange: Exchange, session: Session) -> Asked:
+    async def _ask(self, body: bytes, session: Session, kind: Kind, *, retry_count: str) -> Asked:
         """Put a request on the desk, unless it repeats another."""
-        body, is_chat = exchange.json(), exchange.parts[-1] == "completions"
-        digest = hashlib.sha256(exchange.parts[-1].encode() + exchange.body).hexdigest()
-        limit = self._shared.limits.max_waiting
-        with self._lock:
-            session.require_open()
-            if self._is_broken:
-                raise _broken()
-            if self._desk.num_waiting >= limit:
-                what = f"{limit} requests are waiting, which is the limit"
-                raise ApiError(503, what, code="too_many_waiting", may_retry=True)
-            request = read_chat(body) if is_chat else read_responses(body, session.stored)
-            asked, tickets = session.ask(request, digest, is_retry=exchange.retry_count > 0)
-            self._desk.put(tickets)
-        return asked
+        digest = hashlib.sha256(kind.encode() + body).hexdigest()
+        run = asyncio.get_running_loop().run_in_executor
+        async with session.turn:
+            with self._lock:
+                session.require_open()
+                if retry_count.strip("0") and (earlier := session.repeated(digest)):
+                    return earlier
+            placement = await run(self._readers, lambda: session.located(self._read(read_json(body), session, kind)))
+            with self._lock:
+                session.require_open()
+                if self._is_broken:
+                    raise _broken()
+                limit = self._shared.limits.max_waiting
+                if self._desk.num_waiting >= limit:
+                    what = f"{limit} requests are waiting, which is the limit"
+                    raise ApiError(503, what, code="too_many_waiting", may_retry=True)
+                asked = session.ask(placement, digest)
+                self._desk.put(asked.tickets)
+                return asked
+
+    def _read(self, body: Json, session: Session, kind: Kind) -> Request:
+        return read_chat(body) if kind == "chat" else read_responses(body, session.stored)
 
     def _leave(self, session: Session, asked: Asked) -> None:
         """Give up a request whose client is gone, unless another connection waits for it or the engine has begun."""
-        with self._lock:
-            asked.num_readers -= 1
-            if asked.num_readers == 0 and not session.is_closed and self._desk.drop(asked.tickets):
-                session.forget(asked)
+        asked.num_readers -= 1
+        if asked.num_readers == 0 and not session.is_closed and self._desk.drop(asked.tickets):
+            session.forget(asked)
 
     def _body(self, session: Session, asked: Asked) -> Json:
         """Return the reply; a repeated request gets the same."""
@@ -243,13 +260,14 @@ class Gateway:
                 session.stored.add(request, answers[0], asked.body)
         return asked.body
 
-    def _reply(self, exchange: Exchange, request: Request, body: Json) -> None:
-        if not request.stream:
-            exchange.reply_json(body)
-        elif request.kind == "chat":
-            exchange.reply_events(encode_events(chat_events(body, include_usage=request.include_usage)))
-        else:
-            exchange.reply_events(encode_events(response_events(body)))
+
+def _response(request: Request, body: Json) -> Response:
+    """Return the reply as JSON, or as the events of a stream in one piece."""
+    if not request.stream:
+        return JSONResponse(body)
+    is_chat = request.kind == "chat"
+    events = chat_events(body, include_usage=request.include_usage) if is_chat else response_events(body)
+    return Response(encode_events(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 def _reader(tokenizer: ChatTokenizer) -> ReplyReader:

@@ -118,9 +118,11 @@ class CallTree:
         """
         digests = conversation_digests(request.tools, request.turns)
         parent = next((self._nodes[digest] for digest in reversed(digests) if digest in self._nodes), None)
-        placement = self._placed(request, parent, self._why(request, parent))
+        return self._placed(request, parent, self._why(request, parent))
+
+    def hold(self, placement: Placement) -> None:
+        """Remember a request, which later ones are compared with."""
         self._placements.append(placement)
-        return placement
 
     def remove(self, placement: Placement) -> None:
         """Forget a request that was not answered."""
@@ -129,11 +131,6 @@ class CallTree:
     def add(self, node: Node) -> None:
         """Add an answer, which later requests may continue."""
         self._nodes[node.key] = node
-
-    def discard(self, node: Node) -> None:
-        """Remove an answer that did not reach the agent."""
-        if self._nodes.get(node.key) is node:
-            del self._nodes[node.key]
 
     def _placed(self, request: Request, parent: Node | None, why: str) -> Placement:
         if parent is not None and parent.is_closed:
@@ -158,7 +155,7 @@ class CallTree:
             return "the same request again"
         if all(_canonical_tools(each.request.tools) != _canonical_tools(request.tools) for each in others):
             return "the tools were changed"
-        known = [*(node.turns for node in self._nodes.values()), *(each.request.turns for each in others)]
+        known = [*(node.turns for node in list(self._nodes.values())), *(each.request.turns for each in others)]
         return _difference(request.turns, known, is_root=parent is None)
 
 

@@ -58,6 +58,7 @@ class Record:
         reward: Reward that the agent reported last, or None.
         reward_parts: Its parts by name.
         refused: First errors that the agent got.
+        error: Unexpected exception of the gateway, or "".
     """
 
     rollout: Rollout | None
@@ -65,6 +66,7 @@ class Record:
     reward_parts: Mapping[str, float]
     calls: tuple[Call, ...]
     refused: tuple[str, ...]
+    error: str = ""
 
 
 def finite(value: object, param: str) -> float:

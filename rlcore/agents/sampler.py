@@ -34,7 +34,9 @@ class Episode:
 
     @property
     def failure(self) -> str:
-        """Reason of the agent's failure, or "". An agent that breaks because a limit refused its call is truncated."""
+        """Reason of the failure, or "". An agent that breaks because a limit refused its call is truncated."""
+        if self.record.error:
+            return self.record.error
         rollout = self.record.rollout
         is_truncated = rollout is not None and rollout.finish_reason == "length" and not self.ended.is_late
         return "" if is_truncated else self.ended.failure

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlcore.agents.branches import episode_of
@@ -24,6 +26,8 @@ from rlcore.text.text_parts import Ids
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 _MAX_REFUSALS = 20  # that a record has
+logger = logging.getLogger(__name__)
+Wake = Callable[[Callable[[], object]], None]
 _END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
 
 
@@ -32,19 +36,32 @@ class Asked:
     """Request that waits for its answers, and later holds them.
 
     ``num_readers``: connections that wait. ``sampled_at``: time at which the engine returned. ``body``: the reply.
+    ``wake``: calls a function in the thread of the server, to which ``done`` belongs.
     """
 
     digest: str
     placement: Placement
     numbers: range
+    wake: Wake
     begun: float = field(default_factory=time.monotonic)
     tickets: list[Ticket] = field(default_factory=list)
     answers: dict[int, Answer] = field(default_factory=dict)
     error: ApiError | None = None
-    done: threading.Event = field(default_factory=threading.Event)
-    num_readers: int = 0
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    num_readers: int = 1
     sampled_at: float = 0.0
     body: Json | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """True if it has all answers or an error."""
+        return self.error is not None or len(self.answers) == len(self.numbers)
+
+    def fail(self, error: ApiError) -> None:
+        """Set the error, unless it is answered."""
+        if not self.is_answered:
+            self.error = error
+            self.wake(self.done.set)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -56,6 +73,7 @@ class Shared:
     limits: Limits
     statistics: Counter[str]
     lock: threading.RLock
+    wake: Wake
 
 
 class Session:
@@ -66,6 +84,7 @@ class Session:
         self.prompt, self.place, self.sample = prompt, place, sample
         self.stored = Stored()
         self.is_closed = False
+        self.turn = asyncio.Lock()  # of the session's requests, while each is read
         self.asked: list[Asked] = []
         self._shared = shared
         self._tree = CallTree(shared.renderer)
@@ -78,39 +97,51 @@ class Session:
         self._reward: float | None = None
         self._reward_parts: Mapping[str, float] = {}
         self._refused: list[str] = []
+        self._error = ""
         self._is_cut = False
 
-    def ask(self, request: Request, digest: str, *, is_retry: bool) -> tuple[Asked, list[Ticket]]:
-        """Place a request and return it with tickets for the desk, or the earlier one that it repeats with none.
+    def repeated(self, digest: str) -> Asked | None:
+        """Return the newest earlier request with this digest, for one more reader."""
+        found = next((each for each in reversed(self.asked) if each.digest == digest), None)
+        if found:
+            self._shared.statistics["retries"] += 1
+            found.num_readers += 1
+        return found
+
+    def located(self, request: Request) -> Placement:
+        """Return the place of a request: its prompt is rendered and tokenized, which takes time.
 
         Raises:
-            ApiError: The episode is over or exhausted, or the prompt has no room for a token.
+            ApiError: The chat template cannot write the conversation.
         """
-        self.require_open()
-        if is_retry and (earlier := next((each for each in reversed(self.asked) if each.digest == digest), None)):
-            self._shared.statistics["retries"] += 1
-            earlier.num_readers += 1
-            return earlier, []
+        return self._tree.place(request)
+
+    def ask(self, placement: Placement, digest: str) -> Asked:
+        """Return a placed request with tickets for the desk.
+
+        Raises:
+            ApiError: The episode is exhausted, or the prompt has no room for a token.
+        """
+        request = placement.request
         limits = self._shared.limits
         if self._num_calls + request.n > limits.max_calls:
             self._is_cut = True
             what = f"the episode has had {self._num_calls} of max_calls = {limits.max_calls} answers"
             raise ApiError(403, what, code="calls_exhausted")
-        placement = self._tree.place(request)
         prompt_ids = placement.prompt_ids
         used = len(prompt_ids) - len(placement.root_ids)
         room = min(limits.max_new_tokens - used, limits.max_tokens - len(prompt_ids))
         if room < 1:
-            self._tree.remove(placement)
             self._is_cut = True
             raise _too_long(len(prompt_ids), used, limits)
         numbers = range(self._last_number + 1, self._last_number + request.n + 1)
-        asked = Asked(digest, placement, numbers, num_readers=1)
+        self._tree.hold(placement)
+        asked = Asked(digest, placement, numbers, self._shared.wake)
         self._num_calls, self._last_number = self._num_calls + request.n, numbers[-1]
         limit = min(room, request.max_tokens or room)
         asked.tickets = [self._ticket(asked, number, prompt_ids, limit) for number in numbers]
         self.asked.append(asked)
-        return asked, asked.tickets
+        return asked
 
     def _ticket(self, asked: Asked, number: int, prompt_ids: Ids, limit: int) -> Ticket:
         name = f"{self.prompt.prompt_id}/{self.sample}/{number}"
@@ -140,9 +171,12 @@ class Session:
             if isinstance(made, FailedRollout):
                 asked.error = ApiError(400, f"the engine cannot answer: {shown(made.reason)}", code="engine_refused")
             else:
-                asked.answers[number] = self._record(asked, number, made)
-            if asked.error or len(asked.answers) == len(asked.numbers):
-                asked.done.set()
+                try:
+                    asked.answers[number] = self._record(asked, number, made)
+                except Exception as error:  # noqa: BLE001 - of one answer: the failure of this episode alone
+                    asked.error = self.fail(error)
+            if asked.is_answered:
+                asked.wake(asked.done.set)
 
     def _record(self, asked: Asked, number: int, made: Rollout) -> Answer:
         shared, placement = self._shared, asked.placement
@@ -177,15 +211,17 @@ class Session:
         shared.statistics.update(counts | {"cut_answers": made.finish_reason == "length"})
         return answer
 
-    def set_delivered(self, asked: Asked, *, is_delivered: bool) -> None:
-        """Make the answers of a request part of the episode, or not. Only then can a later request continue them."""
+    def set_delivered(self, asked: Asked) -> None:
+        """Make the answers of a request part of the episode. Only then can a later request continue them."""
         for number in asked.numbers:
-            if is_delivered:
-                self._delivered.add(number)
-                self._tree.add(self._nodes[number])
-            else:
-                self._delivered.discard(number)
-                self._tree.discard(self._nodes[number])
+            self._delivered.add(number)
+            self._tree.add(self._nodes[number])
+
+    def fail(self, error: Exception) -> ApiError:
+        """Make the episode a failed one, log its unexpected exception, and return the error for the agent."""
+        logger.error("agents: an episode of %s failed", self.prompt.prompt_id, exc_info=error)
+        self._error = self._error or f"internal error of the gateway: {error!r}"
+        return ApiError(500, "internal error of the gateway; the episode fails", code="internal_error")
 
     def set_reward(self, reward: object, parts: object) -> None:
         """Set the reward; the last one counts.
@@ -215,17 +251,26 @@ class Session:
         self.is_closed = True
         numbers = sorted(self._delivered)
         self._shared.statistics["undelivered"] += len(self._nodes) - len(numbers)
-        nodes, tokenizer = [self._nodes[number] for number in numbers], self._shared.renderer.tokenizer
-        rollout = episode_of(self.prompt, nodes, tokenizer, is_cut=self._is_cut)
-        if rollout is not None:
-            rollout = replace(rollout, num_sampled=sum(self._num_tokens[number] for number in numbers))
+        try:
+            rollout = self._rollout(numbers)
+        except Exception as error:  # noqa: BLE001 - the failure of this episode alone
+            self.fail(error)
+            rollout = None
         return Record(
             rollout=rollout,
             reward=self._reward,
             reward_parts=self._reward_parts,
             calls=tuple(self._calls[number] for number in numbers),
             refused=tuple(self._refused),
+            error=self._error,
         )
+
+    def _rollout(self, numbers: Sequence[int]) -> Rollout | None:
+        nodes, tokenizer = [self._nodes[number] for number in numbers], self._shared.renderer.tokenizer
+        rollout = episode_of(self.prompt, nodes, tokenizer, is_cut=self._is_cut)
+        if rollout is None:
+            return None
+        return replace(rollout, num_sampled=sum(self._num_tokens[number] for number in numbers))
 
 
 def _answer(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Answer, bool]:

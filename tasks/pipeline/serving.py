@@ -32,13 +32,13 @@ from rlcore.extras import engine_command
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.models.architectures import positions_of
 from rlcore.models.loading import load_policy
+from rlcore.openai_api.guard import LOOPBACK, Limits
+from rlcore.openai_api.server import Server, listen
 from rlcore.sampling.vllm import guard
 from rlcore.tasks.pipeline.model_export import RegisteredVersion, open_registered
 from rlcore.tasks.serving.engine import Engine
 from rlcore.tasks.serving.front import Served, front
-from rlcore.tasks.serving.guard import LOOPBACK, Limits
 from rlcore.tasks.serving.native import NativeEngine
-from rlcore.tasks.serving.server import Server, listen
 from rlcore.tasks.serving.vllm import VllmEngine
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json

@@ -25,15 +25,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from rlcore.errors import ModelError, SamplingError
+from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.guard import Admission, App, Guard, Limits, Receive, Scope, Send
+from rlcore.openai_api.json_body import read_json
 from rlcore.tasks.serving.engine import Engine, Job, Piece
-from rlcore.tasks.serving.errors import ApiError, error_body
-from rlcore.tasks.serving.guard import App, Guard, Limits, Receive, Scope, Send
 from rlcore.tasks.serving.replies import Gathered, Head, chunk, model_card, opening_chunks, usage_chunk, whole_answer
-from rlcore.tasks.serving.requests import ChatRequest, CompletionRequest, read_chat, read_completion, read_json
+from rlcore.tasks.serving.requests import ChatRequest, CompletionRequest, read_chat, read_completion
 from rlcore.text.tokenization import ChatTokenizer
 
 logger = logging.getLogger(__name__)
 _NAME = "rlcore_serve"
+_HEALTH = "/health"  # the one path without a token, for probes
 _METRICS = {
     "requests_total": ("counter", "requests by their status"),
     "running": ("gauge", "requests that are being answered"),
@@ -56,7 +58,12 @@ class Served:
 
 def front(served: Served, engine: Engine, *, token: str, hosts: Sequence[str], limits: Limits) -> App:
     """Return the application behind its guard."""
-    return Guard(_Front(served, engine, limits), token=token, hosts=hosts, limits=limits)
+    admission = Admission(
+        allows=lambda key: secrets.compare_digest(key.encode(), token.encode()),
+        hosts=hosts,
+        open_paths=(_HEALTH,),
+    )
+    return Guard(_Front(served, engine, limits), admission, limits)
 
 
 class _Front:
@@ -71,7 +78,7 @@ class _Front:
             "/v1/completions": ("POST", self._completion),
             "/v1/models": ("GET", self._models),
             **{f"/v1/models/{name}": ("GET", self._model) for name in (served.name, served.alias) if name},
-            "/health": ("GET", self._health),
+            _HEALTH: ("GET", self._health),
             "/metrics": ("GET", self._metrics),
         }
 
@@ -93,10 +100,10 @@ class _Front:
             return
         except SamplingError as error:
             logger.error("%s", error)
-            response = JSONResponse(error_body(503, error.what, code="engine_failed"), 503)
+            response = _failed(error).response
         except Exception:
             logger.exception("a request failed")
-            response = JSONResponse(error_body(500, "the server failed; see its log"), 500)
+            response = ApiError(500, "the server failed; see its log", code="internal_error").response
         await response(scope, receive, note)
 
     async def _route(self, request: HttpRequest) -> Response:
@@ -105,8 +112,9 @@ class _Front:
             raise ApiError(404, f"there is nothing at this path; there is {', '.join(self._routes)}", code="not_found")
         method, handler = self._routes[path]
         if request.method != method:
-            body = error_body(405, f"{path} takes {method} alone", code="method_not_allowed")
-            return JSONResponse(body, 405, {"Allow": method})
+            response = ApiError(405, f"{path} takes {method} alone", code="method_not_allowed").response
+            response.headers["Allow"] = method
+            return response
         return await handler(request)
 
     async def _models(self, _: HttpRequest) -> Response:
@@ -153,7 +161,7 @@ class _Front:
     def _enter(self) -> None:
         if self._running >= self._limits.concurrent:
             what = f"{self._running} requests are active, which is the limit; retry later"
-            raise ApiError(429, what, code="too_many_requests")
+            raise ApiError(429, what, code="too_many_requests", may_retry=True)
         self._running += 1
 
     def _leave(self) -> None:
@@ -245,7 +253,7 @@ class _Front:
                     tokens += piece.num_tokens
         except SamplingError as error:
             logger.error("%s", error)
-            yield _event(error_body(503, error.what, code="engine_failed"))
+            yield _event(_failed(error).body)
             return
         if head.request.with_usage:
             yield _event(usage_chunk(head, sum(len(job.prompt_ids) for job in jobs), tokens))
@@ -288,6 +296,10 @@ async def _unless_gone(request: HttpRequest, answer: Awaitable[dict[str, Any]]) 
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _failed(error: SamplingError) -> ApiError:
+    return ApiError(503, error.what, code="engine_failed")
 
 
 def _event(value: Mapping[str, Any]) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.tasks.serving.errors import ApiError
+from rlcore.openai_api.errors import ApiError
 from rlcore.types import Message
 
 MAX_CHOICES, MAX_STOPS, MAX_TOP_LOGPROBS = 16, 4, 20
-_MAX_DEPTH, _MAX_STOP_CHARS = 32, 1000
+_MAX_STOP_CHARS = 1000
 _COLDEST = 0.01  # a lower temperature equals greedy, and its logits would overflow
 _ROLES = ("system", "user", "assistant")
 # Parameters that are accepted only at values without effect.
@@ -56,24 +55,6 @@ class CompletionRequest(Request):
     """Texts or token ids to be continued."""
 
     prompts: tuple[str | tuple[int, ...], ...]
-
-
-def read_json(body: bytes) -> dict[str, Any]:
-    """Parse a body into an object: UTF-8, unique keys, no NaN, no lone surrogates, limited depth.
-
-    Raises:
-        ApiError: the body is invalid.
-    """
-    if not body.strip():
-        raise ApiError(400, "the body is empty; it has to be a JSON object")
-    try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is invalid JSON: {str(error)[:200]}") from None
-    if not isinstance(value, dict):
-        raise ApiError(400, "the body has to be a JSON object")
-    _check_plain(value)
-    return value
 
 
 def read_chat(body: Mapping[str, Any]) -> ChatRequest:
@@ -159,40 +140,6 @@ class _Fields:
             if not any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral[name]):
                 what = f"{name} is supported as {json.dumps(neutral[name][0])} alone"
                 raise ApiError(400, what, param=name, code="unsupported")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object has a duplicate key")
-    return found
-
-
-def _constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
-def _check_plain(value: Any) -> None:
-    waiting = [(value, 1)]
-    while waiting:
-        each, depth = waiting.pop()
-        if depth > _MAX_DEPTH:
-            raise ApiError(400, f"the body is nested more than {_MAX_DEPTH} levels deep")
-        if isinstance(each, float) and not math.isfinite(each):
-            raise ApiError(400, "the body has a number that is too large")
-        if isinstance(each, str):
-            _check_text(each)
-        elif isinstance(each, dict):
-            waiting += [(inner, depth + 1) for pair in each.items() for inner in pair]
-        elif isinstance(each, list):
-            waiting += [(inner, depth + 1) for inner in each]
-
-
-def _check_text(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ApiError(400, "the body has a lone surrogate, which is no character") from None
 
 
 def _text(value: Any) -> str:

@@ -6,37 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rlcore.openai_api.errors import ApiError as ApiError
 from rlcore.types import Role
 
+Kind = Literal["chat", "responses"]
 Finish = Literal["stop", "length", "tool_calls"]
 Json = Mapping[str, Any]
-
-
-class ApiError(Exception):
-    """Refusal of a request, in the form of OpenAI's API.
-
-    Attributes:
-        code: Word for programs; ``param``: name of the parameter, or None.
-        may_retry: True if an equal request can succeed later.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str = "invalid_value",
-        param: str | None = None,
-        may_retry: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.param, self.may_retry = status, message, code, param, may_retry
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """Error as JSON."""
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +45,7 @@ class Request:
         fields: Parameters that the answer repeats.
     """
 
-    kind: Literal["chat", "responses"]
+    kind: Kind
     model: str
     turns: tuple[Turn, ...]
     tools: str = ""

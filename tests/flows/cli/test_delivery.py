@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rlcore.flows.cli.app import main
-from rlcore.tasks.serving.guard import Limits
+from rlcore.openai_api.guard import Limits
 from rlcore.tasks.store.settings import Home
 from tests.registered import register_toy
 

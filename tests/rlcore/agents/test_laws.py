@@ -72,23 +72,24 @@ class Agent:
             messages.append(user(text))
         if kind == "retry" and self._last is not None:
             body, asked = self._last
-            assert self._session.ask(read_chat(body), digest(json.dumps(body)), is_retry=True) == (asked, [])
+            assert self._session.repeated(digest(json.dumps(body))) is asked
             return
         self._ask(messages, n=1 + number % 3 if kind == "several" else 1, is_lost=kind == "lost", chosen=number)
 
     def _ask(self, messages: list[dict[str, Any]], *, n: int, is_lost: bool, chosen: int) -> None:
         body = {"messages": list(messages), "n": n, "max_tokens": 12}
         try:
-            asked, tickets = self._session.ask(read_chat(body), digest(json.dumps(body)), is_retry=False)
+            placement = self._session.located(read_chat(body))
+            asked = self._session.ask(placement, digest(json.dumps(body)))
         except ApiError:
             self.num_refused += 1
             return
         before = len(self._engine.made)
         params = SamplingParams(temperature=1.0, max_new_tokens=12, num_samples=1)
-        self._desk.serve(tickets, self._engine, params, seed=0)
+        self._desk.serve(asked.tickets, self._engine, params, seed=0)
         if is_lost:
             return
-        self._session.set_delivered(asked, is_delivered=True)
+        self._session.set_delivered(asked)
         self.delivered += self._engine.made[before:]
         self._last = body, asked
         reply = chat_body(asked.placement.request, [asked.answers[each] for each in asked.numbers], "x")
@@ -98,14 +99,11 @@ class Agent:
 def play(tokenizer: ChatTokenizer, prompt: Prompt, steps: Sequence[tuple[str, int, str]]) -> tuple[Agent, Any]:
     engine = RandomSampler(tokenizer, end_rate=0.25)
     gateway = Gateway(engine, tokenizer, LIMITS, temperature=1.0, seed=0)
-    try:
-        session = gateway.open(prompt, place=1, sample=2)
-        agent = Agent(session, engine)
-        for step in steps:
-            agent.take(step)
-        return agent, gateway.close(session)
-    finally:
-        gateway._server.server_close()
+    session = gateway.open(prompt, place=1, sample=2)
+    agent = Agent(session, engine)
+    for step in steps:
+        agent.take(step)
+    return agent, gateway.close(session)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -138,7 +136,6 @@ def test_an_agents_text_never_becomes_a_control_token(
         agent = Agent(gateway.open(prompts[0], place=0, sample=0), engine)
         for word in words:
             agent.take(("append", 0, word))
-        gateway._server.server_close()
         assert agent.num_refused == 0
         ids = engine.made[-1].prompt.token_ids
         return Counter(number for number in ids if number in tokenizer.encoder.controls.values())

@@ -46,7 +46,7 @@ LEAVE = """
 body = json.dumps({"messages": USER, "stream": STREAM}).encode()
 host, port = URL.split("/")[2].split(":")
 with socket.create_connection((host, int(port))) as there:
-    head = f"Host: x\\r\\nAuthorization: Bearer {KEY}\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+    head = f"Host: localhost\\r\\nAuthorization: Bearer {KEY}\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
     there.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\n" + head.encode() + body)
     time.sleep(0.1)
 """
@@ -89,9 +89,9 @@ MISBEHAVIOURS = {
         "call(say('x' * (5 << 20)))\n" + GOOD,
         Outcome(told="413 200", refused="larger than 4194304 bytes"),
     ),
-    "sends invalid JSON": (RAW.format(b"{broken") + GOOD, Outcome(told="400 200", refused="no valid JSON")),
+    "sends invalid JSON": (RAW.format(b"{broken") + GOOD, Outcome(told="400 200", refused="invalid JSON")),
     "sends a list": (RAW.format(b"[1]") + GOOD, Outcome(told="400 200", refused="must be a JSON object")),
-    "sends deep JSON": (RAW.format(b"[" * 100_000) + GOOD, Outcome(told="400 200", refused="no valid JSON")),
+    "sends deep JSON": (RAW.format(b"[" * 100_000) + GOOD, Outcome(told="400 200", refused="invalid JSON")),
     "sends invalid tool arguments": (
         "bad = {'id': 'c', 'type': 'function', 'function': {'name': 'f', 'arguments': '{bad'}}\n"
         "call([*USER, {'role': 'assistant', 'tool_calls': [bad]}])\n" + GOOD,

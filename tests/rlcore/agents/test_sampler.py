@@ -13,6 +13,7 @@ import pytest
 from rlcore.agents import sampler as samplers
 from rlcore.agents.gateway import Gateway
 from rlcore.agents.sampler import AgentSampler, rollout_of
+from rlcore.agents.session import Asked, Session
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SamplingError
 from rlcore.metrics import find_metric
@@ -238,21 +239,31 @@ def test_the_death_of_the_gateway_is_no_crash_of_agents(
             return super().__enter__()
 
     monkeypatch.setattr(samplers, "Gateway", Mortal)
-    engine = Parrot(tokenizer, before=lambda: threading.Thread(target=made[0]._server.shutdown).start())
+    engine = Parrot(tokenizer, before=lambda: threading.Thread(target=made[0]._server.stop).start())
     with pytest.raises(SamplingError, match="gateway"):
         sample(engine, tokenizer, prompts, agent("call(); time.sleep(600)", timeout_seconds=60.0))
 
 
 @pytest.mark.parametrize("after", ["sys.exit(1)", "pass"])
-def test_a_defect_of_the_gateway_ends_the_run_and_is_no_failure_of_the_agent_that_meets_it(
+def test_an_unexpected_exception_fails_the_episode_that_meets_it_and_ends_the_run_if_all_do(
     tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    def broken(self: object, *_: object) -> None:
-        raise ZeroDivisionError("planted")
+    answer = Gateway._body
+
+    def broken(self: Gateway, session: Session, asked: Asked) -> object:
+        if f"{session.prompt.prompt_id}/{session.sample}" in are_broken:
+            raise ZeroDivisionError("planted")
+        return answer(self, session, asked)
 
     monkeypatch.setattr(Gateway, "_body", broken)
-    with pytest.raises(SamplingError, match=r"the gateway could not answer a request: .*planted"):
-        sample(Parrot(tokenizer), tokenizer, prompts, agent(f"call(); {after}"))
+    program = agent(f"if 'error' in call(): {after}")
+    names = {f"{prompt.prompt_id}/0" for prompt in prompts}
+    are_broken = {min(names)}
+    made = [each for group in sample(Parrot(tokenizer), tokenizer, prompts, program) for each in group]
+    assert sum(isinstance(each, FailedRollout) and "planted" in each.reason for each in made) == 1
+    are_broken = names
+    with pytest.raises(SamplingError, match=r"agents failed in .*internal error of the gateway: .*planted"):
+        sample(Parrot(tokenizer), tokenizer, prompts, program)
 
 
 def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:

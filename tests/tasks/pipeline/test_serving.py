@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, ServiceError
+from rlcore.openai_api.server import listen
 from rlcore.tasks.pipeline.model_export import RegisteredVersion
 from rlcore.tasks.pipeline.serving import TOKEN, serve_model, vllm_command
-from rlcore.tasks.serving.server import listen
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import find_number, set_alias
 from rlcore.tasks.tracking.runs import open_tracker

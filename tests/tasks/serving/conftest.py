@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from rlcore.models.loading import load_policy
+from rlcore.openai_api.guard import LOOPBACK, Limits
+from rlcore.openai_api.server import Server, listen
 from rlcore.tasks.serving.engine import Engine
 from rlcore.tasks.serving.front import Served, front
-from rlcore.tasks.serving.guard import LOOPBACK, Limits
 from rlcore.tasks.serving.native import NativeEngine
-from rlcore.tasks.serving.server import Server, listen
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import SHAPE, make_checkpoint
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import SamplingError
+from rlcore.openai_api.guard import Limits
 from rlcore.tasks.serving.engine import Job, Piece
-from rlcore.tasks.serving.guard import Limits
 from tests.tasks.serving.conftest import serving
 from tests.tasks.serving.test_malformed import CHAT, chat, exchange, plain, request
 

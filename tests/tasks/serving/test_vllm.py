@@ -18,8 +18,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rlcore.errors import SamplingError
+from rlcore.openai_api.server import listen
 from rlcore.tasks.serving.engine import Job, Piece, TokenLogprob
-from rlcore.tasks.serving.server import listen
 from rlcore.tasks.serving.vllm import VllmEngine
 
 KEY = "of-the-engine"
