@@ -14,11 +14,10 @@ from dataclasses import replace
 
 from rlcore.agents.history import Node
 from rlcore.agents.wire.conversation import Turn
-from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ToolCall
 
 
-def episode_of(prompt: Prompt, nodes: Sequence[Node], tokenizer: ChatTokenizer, *, is_cut: bool) -> Rollout | None:
+def episode_of(prompt: Prompt, nodes: Sequence[Node], *, is_cut: bool) -> Rollout | None:
     """Return the rollout of an episode without its number of sampled tokens; None without an answer.
 
     ``is_cut``: a limit ended the episode after its last answer.
@@ -31,7 +30,7 @@ def episode_of(prompt: Prompt, nodes: Sequence[Node], tokenizer: ChatTokenizer, 
     trained: set[int] = set()
     samples = []
     for leaf in [main, *(leaf for leaf in leaves if leaf is not main)]:
-        samples.append(_sample(prompt, leaf, tokenizer, trained, nodes))
+        samples.append(_sample(prompt, leaf, trained, nodes))
         trained |= {id(node) for node in leaf.path}
     return replace(
         samples[0],
@@ -41,9 +40,7 @@ def episode_of(prompt: Prompt, nodes: Sequence[Node], tokenizer: ChatTokenizer, 
     )
 
 
-def _sample(
-    prompt: Prompt, leaf: Node, tokenizer: ChatTokenizer, trained: Collection[int], nodes: Sequence[Node]
-) -> Rollout:
+def _sample(prompt: Prompt, leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> Rollout:
     """Return the sample that ends with ``leaf``; ``trained``: answers that earlier samples train."""
     ids: list[int] = []
     logprobs: list[float] = []
@@ -61,8 +58,8 @@ def _sample(
         loss_mask=tuple(mask),
         policy_version=min(node.rollout.policy_version for node in leaf.path),
         finish_reason=leaf.rollout.finish_reason,
-        text=tokenizer.decode(leaf.rollout.completion_ids),
-        tool_calls=_tool_calls(leaf, tokenizer),
+        text=leaf.rollout.text,
+        tool_calls=_tool_calls(leaf),
         fork=_fork(leaf, trained, nodes),
         replica=leaf.path[0].rollout.replica,
     )
@@ -75,13 +72,12 @@ def _fork(leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> str:
     return next((node.fork for node in [first, *beside] if node.fork), "another conversation")
 
 
-def _tool_calls(leaf: Node, tokenizer: ChatTokenizer) -> tuple[ToolCall, ...]:
+def _tool_calls(leaf: Node) -> tuple[ToolCall, ...]:
     """Return the earlier turns with what the agent sent after each; a turn without a call names no tool."""
     found = []
     for node, following in zip(leaf.path, leaf.path[1:], strict=False):
         sent: Sequence[Turn] = following.placement.request.turns[len(node.turns) :]
         names = ", ".join(call.name for call in node.turn.calls)
-        text = tokenizer.decode(node.rollout.completion_ids)
         output = "\n".join(turn.content for turn in sent)
-        found.append(ToolCall(text=text, tool=names, output=output, is_error=False))
+        found.append(ToolCall(text=node.rollout.text, tool=names, output=output, is_error=False))
     return tuple(found)

@@ -80,7 +80,7 @@ class Gateway:
         self._server = ServerThread(app)
         self.url = ""  # from the start on
         self._shared = Shared(
-            renderer=PromptRenderer.of(tokenizer),
+            renderer=PromptRenderer.of(tokenizer, limits.max_tokens),
             reader=_reader(tokenizer),
             limits=limits,
             statistics=self._statistics,

@@ -7,6 +7,11 @@ extended. Any other request becomes a root or a further child, and the reason is
                  └───── call 5        "message 4 (user) differs"
     call 3                            "another conversation"
 
+An answer that a stop string cut ends with the token that completes the string. A later request reads the recorded
+tokens, with the string, and then the template's end of the turn, which is not trained. The agent may append to the
+answer as it saw it. If it writes the answer differently, as with the stop string, the request is no continuation. After
+an answer that a limit cut, a request is a root: the policy did not choose to end there.
+
 Conversations are compared in a canonical form: arguments of calls as values, the assistant's messages without thoughts
 and surrounding whitespace, and each tool output with the position of its call instead of an id.
 """
@@ -21,7 +26,7 @@ from itertools import takewhile
 
 from rlcore.agents.rendering import PromptRenderer
 from rlcore.agents.wire.conversation import Request, Turn
-from rlcore.agents.wire.replies import split_thought
+from rlcore.environments.call_formats import split_thought
 from rlcore.errors import shown
 from rlcore.text.text_parts import Ids
 from rlcore.types import Rollout
@@ -72,10 +77,9 @@ class Node:
     Attributes:
         number: Number of the call.
         order: Number of the answered request; later ones have larger numbers.
-        rollout: Answer as the engine returned it, within its own limit.
+        rollout: Answer within its own limit, up to the token that completes a stop string.
         turn: Answer as the agent sees it.
         fork: Reason why it is a branch of its own, or "".
-        is_closed: True if it ends with EOS, so that it can be continued.
     """
 
     number: int
@@ -84,7 +88,6 @@ class Node:
     rollout: Rollout
     turn: Turn
     fork: str
-    is_closed: bool
 
     @property
     def path(self) -> tuple[Node, ...]:
@@ -133,17 +136,24 @@ class CallTree:
         self._nodes[node.key] = node
 
     def _placed(self, request: Request, parent: Node | None, why: str) -> Placement:
-        if parent is not None and parent.is_closed:
+        ending = None if parent is None else self._ending(parent)
+        if parent is not None and ending is not None:
             answers = [len(node.turns) - 1 for node in parent.path]
             before = parent.placement.text
             tail = self._renderer.tail(request.turns, request.tools, answers=answers, before=before)
             if tail is not None:
-                return Placement(request=request, path=parent.path, fork=why, added=tail[0], text=tail[1])
+                return Placement(request=request, path=parent.path, fork=why, added=(*ending, *tail[0]), text=tail[1])
             why = why or "the chat template writes the earlier messages differently now"
         elif parent is not None:
             why = "the answer before was cut at its limit"
         ids, text = self._renderer.root(request.turns, request.tools)
         return Placement(request=request, fork=why, added=ids, text=text)
+
+    def _ending(self, node: Node) -> Ids | None:
+        """Return the tokens that end an answer and were not sampled; None for an answer that a limit cut."""
+        if node.rollout.completion_ids[-1] in self._renderer.tokenizer.eos_ids:
+            return ()
+        return self._renderer.tokenizer.end_of_turn if node.rollout.finish_reason == "stop" else None
 
     def _why(self, request: Request, parent: Node | None) -> str:
         """Return the reason why a request is not the next of a single conversation, or ""."""

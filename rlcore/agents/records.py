@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlcore.agents.wire.conversation import ApiError
 from rlcore.errors import shown
+from rlcore.openai_api.errors import ApiError
 from rlcore.types import FinishReason, Rollout
 
 _MAX_REWARD = 1e6

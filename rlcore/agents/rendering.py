@@ -21,14 +21,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlcore.agents.wire.conversation import ApiError, FunctionCall, Turn
+from rlcore.agents.wire.conversation import FunctionCall, Turn
 from rlcore.environments.call_formats import CallFormat, format_of
 from rlcore.environments.tool_output_template import writes_tools
 from rlcore.errors import ModelError, shown
+from rlcore.openai_api.errors import ApiError
 from rlcore.text.chat_template import render_turns
 from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer
 
+TOO_LONG = "context_length_exceeded"
+_SCHEMA = {"type": "object", "properties": {"x": {"type": "string", "description": "?"}}, "required": ["x"]}
+_TOOL = json.dumps([{"type": "function", "function": {"name": "f", "description": "?", "parameters": _SCHEMA}}])
 _PRIVATE = ("\ue000", "\ue001", "\ue002", "\ue003")
 _HELD = re.compile("\ue000(\\d+)\ue001")
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
@@ -38,15 +42,17 @@ _ID = re.compile(r"[A-Za-z0-9]{9}")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptRenderer:
-    """Renderer of prompts. ``form``: format of calls in the chat template."""
+    """Renderer of prompts of up to ``max_tokens``. ``form``: format of calls in the chat template."""
 
     tokenizer: ChatTokenizer
     form: CallFormat
+    max_tokens: int
 
     @classmethod
-    def of(cls, tokenizer: ChatTokenizer) -> PromptRenderer:
+    def of(cls, tokenizer: ChatTokenizer, max_tokens: int) -> PromptRenderer:
         """Return the renderer of a tokenizer's chat template."""
-        return cls(tokenizer=tokenizer, form=format_of(str(tokenizer.hf_tokenizer.get_chat_template())))
+        form = format_of(str(tokenizer.hf_tokenizer.get_chat_template()))
+        return cls(tokenizer=tokenizer, form=form, max_tokens=max_tokens)
 
     def root(self, turns: Sequence[Turn], tools: str) -> tuple[Ids, str]:
         """Return the token ids and the text of a prompt.
@@ -87,10 +93,13 @@ class PromptRenderer:
         names = {call.call_id: call.name for turn in turns for call in turn.calls}
         messages = [self._message(turn, names, index if index in answers else None) for index, turn in enumerate(turns)]
         try:
-            declared = json.dumps(self._held(json.loads(tools))) if tools and self._shows_tools(tools) else ""
+            declared = json.dumps(self._held(json.loads(tools))) if tools and self._shows_tools else ""
             text = render_turns(self.tokenizer.hf_tokenizer, messages, add_generation_prompt=True, tools=declared)
-        except ModelError as error:
+        except Exception as error:  # a chat template is a program, which may fail at any message
             raise _refusal(error) from error
+        if len(text) > (most := self.max_tokens * self._longest_token):  # tokenizing a megabyte takes seconds
+            what = f"the prompt has {len(text)} characters, and {self.max_tokens} tokens have at most {most}"
+            raise ApiError(400, what, code=TOO_LONG, param="messages")
         for number, (turn, message) in enumerate(zip(turns, messages, strict=True), start=1):
             content = str(message["content"]).strip()
             forms = (content, json.dumps(content, ensure_ascii=False)[1:-1])
@@ -140,14 +149,14 @@ class PromptRenderer:
         own = getattr(self.tokenizer.hf_tokenizer, "response_template", None)
         return self.form.is_of_model or own is not None
 
-    def _shows_tools(self, tools: str) -> bool:
-        if tools not in self._shown:
-            self._shown[tools] = self.writes_calls and writes_tools(self.tokenizer, tools)
-        return self._shown[tools]
+    @cached_property
+    def _shows_tools(self) -> bool:
+        return self.writes_calls and writes_tools(self.tokenizer, _TOOL)
 
     @cached_property
-    def _shown(self) -> dict[str, bool]:
-        return {}
+    def _longest_token(self) -> int:
+        """Length of the longest token. In alphabets of bytes, a character is one byte."""
+        return max(map(len, self.tokenizer.hf_tokenizer.get_vocab()))
 
     @cached_property
     def _tool_role(self) -> str:
@@ -211,5 +220,6 @@ def _template_id(call_id: str) -> str:
     return call_id if _ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
-def _refusal(error: ModelError) -> ApiError:
-    return ApiError(400, shown(error.what, max_chars=500), code="chat_template")
+def _refusal(error: Exception) -> ApiError:
+    what = error.what if isinstance(error, ModelError) else f"the chat template fails: {error!r}"
+    return ApiError(400, shown(what, max_chars=500), code="chat_template")

@@ -16,11 +16,12 @@ from rlcore.agents.branches import episode_of
 from rlcore.agents.desk import Made, Ticket
 from rlcore.agents.history import CallTree, Node, Placement
 from rlcore.agents.records import Call, Limits, Record, finite, finite_parts
-from rlcore.agents.rendering import PromptRenderer
-from rlcore.agents.wire.conversation import Answer, ApiError, Json, Request
-from rlcore.agents.wire.replies import ReplyReader, first_stop
+from rlcore.agents.rendering import TOO_LONG, PromptRenderer
+from rlcore.agents.wire.conversation import Answer, Json, Request
+from rlcore.agents.wire.replies import ReplyReader, as_seen
 from rlcore.agents.wire.responses import Stored
 from rlcore.errors import shown
+from rlcore.openai_api.errors import ApiError
 from rlcore.seeding import derive_seed
 from rlcore.text.text_parts import Ids
 from rlcore.types import FailedRollout, Prompt, Rollout
@@ -90,7 +91,6 @@ class Session:
         self._tree = CallTree(shared.renderer)
         self._nodes: dict[int, Node] = {}  # by number of the call
         self._calls: dict[int, Call] = {}
-        self._num_tokens: dict[int, int] = {}  # as the engine returned them
         self._delivered: set[int] = set()
         self._draws: Counter[str] = Counter()  # of each prompt, by digest
         self._num_calls = self._last_number = 0
@@ -112,9 +112,13 @@ class Session:
         """Return the place of a request: its prompt is rendered and tokenized, which takes time.
 
         Raises:
-            ApiError: The chat template cannot write the conversation.
+            ApiError: The chat template cannot write the conversation, or its texts are too long.
         """
-        return self._tree.place(request)
+        try:
+            return self._tree.place(request)
+        except ApiError as error:
+            self._is_cut |= error.code == TOO_LONG
+            raise
 
     def ask(self, placement: Placement, digest: str) -> Asked:
         """Return a placed request with tickets for the desk.
@@ -181,20 +185,15 @@ class Session:
     def _record(self, asked: Asked, number: int, made: Rollout) -> Answer:
         shared, placement = self._shared, asked.placement
         request, tokenizer = placement.request, shared.renderer.tokenizer
+        made = as_seen(made, request.stop, tokenizer)
         answer, is_unparsed = _answer(made, placement, shared, seed=f"{self.place}/{self.sample}/{number}")
         fork = placement.fork
         if number > asked.numbers[0]:
             fork = f"answer {number - asked.numbers[0] + 1} of n = {request.n}"
-        node = Node(
-            number=number,
-            order=asked.numbers[0],
-            placement=placement,
-            rollout=made,
-            turn=answer.turn,
-            fork=fork,
-            is_closed=made.completion_ids[-1] in tokenizer.eos_ids,
+        order = asked.numbers[0]
+        self._nodes[number] = Node(
+            number=number, order=order, placement=placement, rollout=made, turn=answer.turn, fork=fork
         )
-        self._nodes[number], self._num_tokens[number] = node, len(made.completion_ids)
         self._calls[number] = Call(
             number=number,
             kind=request.kind,
@@ -266,29 +265,23 @@ class Session:
         )
 
     def _rollout(self, numbers: Sequence[int]) -> Rollout | None:
-        nodes, tokenizer = [self._nodes[number] for number in numbers], self._shared.renderer.tokenizer
-        rollout = episode_of(self.prompt, nodes, tokenizer, is_cut=self._is_cut)
+        rollout = episode_of(self.prompt, [self._nodes[number] for number in numbers], is_cut=self._is_cut)
         if rollout is None:
             return None
-        return replace(rollout, num_sampled=sum(self._num_tokens[number] for number in numbers))
+        return replace(rollout, num_sampled=sum(self._calls[each].num_sampled_tokens for each in numbers))
 
 
 def _answer(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Answer, bool]:
     """Return an answer as the agent sees it, and True if a call in it is malformed. A cut turn is not a call."""
     request, tokenizer, ids = placement.request, shared.renderer.tokenizer, made.completion_ids
-    is_closed = ids[-1] in tokenizer.eos_ids
-    sampled = ids[:-1] if is_closed else ids
-    text, spelled, tools = tokenizer.decode(sampled), tokenizer.spell(sampled), request.tools
-    prompt_ids = placement.prompt_ids
-    stop = first_stop(text, request.stop)
-    if stop is not None:
-        text, spelled = text[:stop], spelled[: first_stop(spelled, request.stop)]
-    is_whole = stop is not None or made.finish_reason == "stop"
+    sampled = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
+    spelled, unseen = tokenizer.spell(sampled), tokenizer.decode(sampled)[len(made.text) :]
+    prompt_ids, is_whole = placement.prompt_ids, made.finish_reason == "stop"
     turn, is_unparsed = shared.reader.read(
-        text,
-        spelled,
+        made.text,
+        spelled.removesuffix(unseen) if spelled.endswith(unseen) else made.text,
         prompt=tokenizer.spell(prompt_ids[-_END_OF_PROMPT:]) if shared.reader.parse else "",
-        tools=tools if is_whole and request.may_call else "",
+        tools=request.tools if is_whole and request.may_call else "",
         seed=seed,
     )
     answer = Answer(
@@ -310,4 +303,4 @@ def _too_long(num_tokens: int, used: int, limits: Limits) -> ApiError:
         f"The limits are {limits.max_tokens} and {limits.max_new_tokens} (sampling.agent.max_prompt_tokens, "
         "sampling.max_new_tokens)"
     )
-    return ApiError(400, what, code="context_length_exceeded", param="messages")
+    return ApiError(400, what, code=TOO_LONG, param="messages")

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 OPENING = re.compile(r"<tool:([A-Za-z_][A-Za-z0-9_]{0,63})>")
 CLOSING = "</tool>"
+MAX_DEPTH = 64  # of JSON
+_DECODER, _BLANKS = json.JSONDecoder(), re.compile(r"[ \t\n\r]*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +94,46 @@ def error_output(what: str) -> ToolOutput:
 
 
 def json_value(text: str) -> Any:
-    r"""Parse JSON written by a policy.
+    """Parse JSON written by a policy or an agent.
 
     Raises:
-        ValueError: It is malformed, or has half of a surrogate pair (``"\ud800"``), which tokenizers and tables reject.
-        RecursionError: It is nested too deeply.
+        ValueError: It is malformed, or as :func:`require_json`.
     """
-    value = json.loads(text)
-    json.dumps(value, ensure_ascii=False).encode()
+    value, end = json_prefix(text, 0)
+    if text[end:].strip():
+        raise ValueError(f"there is more text after the JSON value, at character {end}")
     return value
+
+
+def json_prefix(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at ``start``, perhaps after blanks, and the position after the value.
+
+    Raises:
+        ValueError: As :func:`json_value`.
+    """
+    blanks = _BLANKS.match(text, start)
+    try:
+        value, end = _DECODER.raw_decode(text, blanks.end() if blanks else start)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
+    return require_json(value), end
+
+
+def require_json(value: Any) -> Any:
+    r"""Return a value that every reader of JSON accepts.
+
+    Raises:
+        ValueError: It has NaN or infinity, which are no JSON, half of a surrogate pair (``"\ud800"``), which tokenizers
+            and tables reject, or is nested more than 64 deep.
+    """
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        layer = [each for outer in layer for each in _inner(outer)]
+        if not layer:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+            return value
+    raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
+
+
+def _inner(value: Any) -> Collection[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()

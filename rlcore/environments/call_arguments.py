@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlcore.environments.base import json_value
+from rlcore.environments.base import json_value, require_json
 from rlcore.errors import shown
 
 Schema = Mapping[str, Any]
@@ -52,6 +52,10 @@ def arguments_of(parameters: Schema, *, text: str, named: Mapping[str, Any] | No
     found = _from_text(properties, text, others) if named is None else dict(named)
     if found is None:
         return f"the arguments are a JSON object of {', '.join(properties)}" if properties else "it takes no argument"
+    try:
+        require_json(found)
+    except ValueError as error:
+        return f"the arguments are no JSON: {error}"
     for name in found:
         if name not in properties and others is False:
             return f"there is no argument {name!r}, only {', '.join(properties) or 'none'}"
@@ -94,10 +98,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def _is_a(value: object, kind: str) -> bool:
-    if isinstance(value, bool) and kind in (
-        "integer",
-        "number",
-    ):  # Python's booleans are integers, JSON's are not
+    if isinstance(value, bool) and kind in ("integer", "number"):  # Python's booleans are integers, JSON's are not
         return False
     return isinstance(value, _TYPES.get(kind, (object,)))
 
@@ -106,7 +107,7 @@ def _from_text(properties: Mapping[str, Schema | bool], text: str, others: Schem
     """Return the arguments in a text; None if it has none."""
     try:
         value = json_value(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         value = text
     if isinstance(value, dict) and (others is not False or set(value) <= set(properties)):
         return value

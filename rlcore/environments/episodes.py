@@ -234,7 +234,8 @@ class EpisodeSampler:
 
     def _open_call(self, episode: Rollout) -> ParsedCall | None:
         """Return the unanswered call of an episode. A truncated turn is not a call."""
-        return self._format.parse(self._last_turn(episode)) if episode.finish_reason == "stop" else None
+        turn = self._tokenizer.prefill + self._last_turn(episode)  # a thought that the prompt begins holds no call
+        return self._format.parse(turn) if episode.finish_reason == "stop" else None
 
     def _last_turn(self, episode: Rollout) -> str:
         """Return the text of the last turn, with the mark of a call if that is a control token."""

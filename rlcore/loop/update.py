@@ -50,7 +50,8 @@ def update_policy(
         need_old_logprobs=learner.needs_old_logprobs,
     )
     with counted(run.check_seconds, "canaries"):
-        sample_canary(experience.samples, components.tokenizer.eos_ids)
+        is_agents = any(item.rollout.num_sampled is not None for group in sampled.groups for item in group)
+        sample_canary(experience.samples, components.tokenizer.eos_ids, is_agents=is_agents)
     audited = None
     if audit:
         scheduled = run.prompt_schedule.prompts_for(iteration)

@@ -6,10 +6,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlcore.agents.wire.conversation import Answer, ApiError, FunctionCall, Json, Request, Turn
-from rlcore.agents.wire.messages import declared_tools, function_call, json_list, json_object, text_of
+from rlcore.agents.wire.conversation import Answer, FunctionCall, Json, Request, Turn
+from rlcore.agents.wire.messages import declared_tools, function_call, json_list, json_object, plain_text, text_of
 from rlcore.agents.wire.parameters import check_parameters, flag, may_call, optional_int
 from rlcore.errors import shown
+from rlcore.openai_api.errors import ApiError
 from rlcore.types import Role
 
 READ = frozenset(
@@ -25,6 +26,7 @@ _ROLES: Mapping[str, Role] = {
     "function": "tool",
 }
 MAX_ANSWERS = 128  # of one request, as in OpenAI's API
+MAX_STOPS, MAX_STOP_CHARS = 64, 1000
 
 
 def read_chat(body: Json) -> Request:
@@ -38,53 +40,39 @@ def read_chat(body: Json) -> Request:
     if not messages:
         raise ApiError(400, "messages is empty", param="messages")
     limits = [optional_int(body, name) for name in ("max_tokens", "max_completion_tokens")]
-    count = optional_int(body, "n") or 1
-    if count > MAX_ANSWERS:
-        raise ApiError(400, f"n is {count}, and the limit is {MAX_ANSWERS}", param="n")
     return Request(
         kind="chat",
-        model=model_of(body),
+        model=plain_text(body.get("model"), "model") or "policy",
         turns=tuple(_turn(json_object(each, f"messages[{i}]"), f"messages[{i}]") for i, each in enumerate(messages)),
         tools=declared_tools(body.get("tools")),
         may_call=may_call(body),
         max_tokens=min((limit for limit in limits if limit), default=None),
-        n=count,
+        n=optional_int(body, "n", most=MAX_ANSWERS) or 1,
         stop=_stop(body.get("stop")),
         logprobs=flag(body, "logprobs"),
         stream=flag(body, "stream"),
-        include_usage=flag(json_object(body.get("stream_options") or {}, "stream_options"), "include_usage"),
+        include_usage=flag(json_object(body.get("stream_options"), "stream_options"), "include_usage"),
     )
 
 
-def model_of(body: Json) -> str:
-    """Return the name of the model; any is accepted.
-
-    Raises:
-        ApiError: It is no text.
-    """
-    model = body.get("model", "policy")
-    if not isinstance(model, str):
-        raise ApiError(400, f"model must be a name, not {shown(model, max_chars=60)}", param="model")
-    return model
-
-
 def _turn(message: Json, param: str) -> Turn:
-    role = _ROLES.get(str(message.get("role")))
+    def text(*names: str) -> str:
+        return next(filter(None, (plain_text(message.get(name), f"{param}.{name}") for name in names)), "")
+
+    role = _ROLES.get(text("role"))
     if role is None:
         what = f"{param}.role is {shown(message.get('role'), max_chars=60)}, not one of {', '.join(_ROLES)}"
         raise ApiError(400, what, param=f"{param}.role")
     content = text_of(message.get("content"), f"{param}.content")
     if role == "tool":
-        call_id = message.get("tool_call_id") or message.get("name")
-        return Turn(role=role, content=content, call_id=call_id if isinstance(call_id, str) else "")
+        return Turn(role=role, content=content, call_id=text("tool_call_id", "name"))
     if role != "assistant":
         return Turn(role=role, content=content)
-    thought = message.get("reasoning_content") or message.get("reasoning") or ""
-    calls = json_list(message.get("tool_calls") or [], f"{param}.tool_calls")
+    calls = json_list(message.get("tool_calls"), f"{param}.tool_calls")
     return Turn(
         role=role,
-        content=content or text_of(message.get("refusal"), f"{param}.refusal"),
-        thought=thought if isinstance(thought, str) else "",
+        content=content or text("refusal"),
+        thought=text("reasoning_content", "reasoning"),
         calls=tuple(_call(each, f"{param}.tool_calls[{number}]") for number, each in enumerate(calls)),
     )
 
@@ -96,10 +84,11 @@ def _call(call: object, param: str) -> FunctionCall:
 
 
 def _stop(value: object) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else json_list(value or [], "stop")
-    if not all(isinstance(stop, str) and stop for stop in stops):
-        raise ApiError(400, "stop must be a text or a list of texts, none of them empty", param="stop")
-    return tuple(stops)
+    stops = [value] if isinstance(value, str) else json_list(value, "stop", most=MAX_STOPS)
+    texts = tuple(plain_text(stop, f"stop[{number}]") for number, stop in enumerate(stops))
+    if not all(0 < len(text) <= MAX_STOP_CHARS for text in texts):
+        raise ApiError(400, f"stop must have texts of 1 to {MAX_STOP_CHARS} characters", param="stop")
+    return texts
 
 
 def chat_body(request: Request, answers: Sequence[Answer], name: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rlcore.openai_api.errors import ApiError as ApiError
 from rlcore.types import Role
 
 Kind = Literal["chat", "responses"]
@@ -61,10 +60,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One answer as the agent sees it.
-
-    ``tokens``: text and log-probability of each sampled token, also of those after a stop string.
-    """
+    """One answer as the agent sees it. ``tokens``: text and log-probability of each sampled token."""
 
     turn: Turn
     finish: Finish

@@ -7,12 +7,15 @@ add parameters faster than agents change.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from rlcore.agents.wire.conversation import ApiError, Json
+from rlcore.agents.wire.conversation import Json
+from rlcore.agents.wire.messages import wrong_type
 from rlcore.errors import shown
+from rlcore.openai_api.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -61,28 +64,26 @@ def check_parameters(body: Json, read: Collection[str]) -> None:
     Raises:
         ApiError: Names the parameter.
     """
-    for name, value in body.items():
-        if value is None or name in read or name in DECIDED_BY_THE_RUN or name in WITHOUT_EFFECT:
-            continue
-        if name not in REFUSED:
-            logger.warning("agent: ignored parameter %s", shown(name, max_chars=60))
-            continue
-        is_harmless, advice = REFUSED[name]
-        if not is_harmless(value):
+    known = {*read, *DECIDED_BY_THE_RUN, *WITHOUT_EFFECT}
+    given = {name: value for name, value in body.items() if value is not None and name not in known}
+    for name, (is_harmless, advice) in REFUSED.items():
+        if name in given and not is_harmless(given[name]):
             raise ApiError(400, f"{name} is not supported: {advice}", code="unsupported_parameter", param=name)
+    if unknown := [name for name in given if name not in REFUSED]:
+        logger.warning("agent: ignored parameters=%s", shown(", ".join(unknown), max_chars=200))
 
 
-def optional_int(body: Json, name: str, *, least: int = 1) -> int | None:
+def optional_int(body: Json, name: str, *, most: float = math.inf) -> int | None:
     """Return an integer parameter, or None if absent.
 
     Raises:
-        ApiError: It is no integer, or too small.
+        ApiError: It is no integer, too small or too large.
     """
     value = body.get(name)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ApiError(400, f"{name} must be an integer from {least} on, not {shown(value, max_chars=60)}", param=name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise wrong_type(value, name, "an integer from 1 on" if most == math.inf else f"an integer from 1 to {most}")
     return value
 
 
@@ -94,7 +95,7 @@ def flag(body: Json, name: str) -> bool:
     """
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(400, f"{name} must be true or false, not {shown(value, max_chars=60)}", param=name)
+        raise wrong_type(value, name, "true or false")
     return bool(value)
 
 

@@ -1,24 +1,24 @@
-"""Text of a sampled turn as the agent sees it: thought, content and calls."""
+"""Sampled turn as the agent sees it: the tokens up to a stop string, and the thought, content and calls in the text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlcore.agents.wire.conversation import FunctionCall, Turn
-from rlcore.agents.wire.messages import arguments_text
-from rlcore.environments.base import OPENING, ParsedCall, json_value
+from rlcore.agents.wire.messages import function_call, plain_text
+from rlcore.environments.base import ParsedCall
 from rlcore.environments.call_arguments import arguments_of
-from rlcore.environments.call_formats import CallFormat
+from rlcore.environments.call_formats import CallFormat, split_thought
+from rlcore.openai_api.errors import ApiError
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Rollout
 
-_THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>\s*|\Z)", re.DOTALL)
-_BLOCK = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
-_MISTRAL = "[TOOL_CALLS]"
-Schemas = Mapping[str, Mapping[str, Any]]
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of response templates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,91 +37,58 @@ class ReplyReader:
     def read(self, text: str, spelled: str, *, prompt: str, tools: str, seed: str) -> tuple[Turn, bool]:
         """Return a turn, and True if a call in it is malformed; such a turn is all content.
 
+        A call that the gateway would refuse in a request is malformed: agents can send back every turn.
+
         ``spelled``: the text with its control tokens, which may mark calls. ``prompt``: end of the prompt, likewise.
         ``tools``: JSON list of the tools that may be called, or "". ``seed``: distinguishes the ids of calls.
         """
         thought, content = split_thought(self.prefill + text)
+        plain = Turn(role="assistant", content=content, thought=thought)
         if not tools:
-            return Turn(role="assistant", content=content, thought=thought), False
+            return plain, False
         declared = json.loads(tools)
         if self.parse is not None:
             try:
-                return self._turn(self.parse(prompt, spelled, declared), seed), False
-            except (ValueError, TypeError, KeyError, RecursionError):
-                return Turn(role="assistant", content=content, thought=thought), True
-        schemas = {each["function"]["name"]: each["function"]["parameters"] for each in declared}
-        before, pieces = split_calls(self.form, split_thought(self.prefill + spelled)[1])
-        calls = [_call(self.form.parse(piece), schemas, f"{seed}/{number}") for number, piece in enumerate(pieces)]
-        found = tuple(call for call in calls if call is not None)
-        if len(found) < len(calls):
-            return Turn(role="assistant", content=content, thought=thought), True
-        return Turn(role="assistant", content=before.strip() if found else content, thought=thought, calls=found), False
-
-    def _turn(self, message: Mapping[str, Any], seed: str) -> Turn:
-        """Return the turn of a parsed message."""
-        calls = [call["function"] for call in message.get("tool_calls") or []]
-        return Turn(
-            role="assistant",
-            content=str(message.get("content") or ""),
-            thought=str(message.get("reasoning_content") or message.get("thinking") or message.get("reasoning") or ""),
-            calls=tuple(
-                FunctionCall(
-                    name=str(call["name"]),
-                    arguments=arguments_text(dict(call["arguments"])),
-                    call_id=call_id(f"{seed}/{number}"),
-                )
-                for number, call in enumerate(calls)
-            ),
-        )
+                return _turn_of(self.parse(prompt, spelled, declared), seed), False
+            except Exception:  # noqa: BLE001 - the model's own template, which may fail at any text
+                return plain, True
+        before, parsed = self.form.calls(split_thought(self.prefill + spelled)[1])
+        try:
+            calls = tuple(_call(each, declared, f"{seed}/{number}") for number, each in enumerate(parsed))
+        except ApiError:
+            return plain, True
+        return replace(plain, content=before.strip(), calls=calls) if calls else plain, False
 
 
-def split_thought(text: str) -> tuple[str, str]:
-    """Return the thought at the start of a text, and the rest. A thought without an end is all of the text."""
-    found = _THOUGHT.match(text)
-    return (found.group(1).strip(), text[found.end() :]) if found else ("", text)
+def _turn_of(message: Mapping[str, Any], seed: str) -> Turn:
+    """Return the turn of a message that a response template parsed."""
+    calls = [call["function"] for call in message.get("tool_calls") or []]
+    return Turn(
+        role="assistant",
+        content=plain_text(message.get("content"), "content"),
+        thought=next(filter(None, (plain_text(message.get(name), name) for name in _THOUGHTS)), ""),
+        calls=tuple(
+            function_call(call["name"], call["arguments"], call_id(f"{seed}/{number}"), "call")
+            for number, call in enumerate(calls)
+        ),
+    )
 
 
-def split_calls(form: CallFormat, text: str) -> tuple[str, list[str]]:
-    """Return the text before the calls, and the text of each call, complete or not."""
-    if form.name == "hermes":
-        blocks = list(_BLOCK.finditer(text))
-        return text[: blocks[0].start()] if blocks else text, [block.group() for block in blocks]
-    if form.parse(text) is None:
-        return text, []
-    if form.name == "mistral":
-        before, _, after = text.partition(_MISTRAL)
-        return before, [_MISTRAL + each for each in _listed(after)]
-    opening = OPENING.search(text) if form.name == "ours" else None
-    return text[: opening.start()] if opening else "", [text]
+def _call(parsed: ParsedCall, declared: Sequence[Any], seed: str) -> FunctionCall:
+    """Return a call for the agent, which answers wrong arguments and unknown names.
+
+    Raises:
+        ApiError: The call is malformed.
+    """
+    arguments = parsed.arguments if parsed.arguments is not None else _from_text(parsed, declared)
+    return function_call(parsed.tool, arguments, parsed.call_id or call_id(seed), "call")
 
 
-def _listed(text: str) -> list[str]:
-    """Return the calls of a JSON list, or the text if it is no list."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return [text]
-    return [json.dumps([each], ensure_ascii=False) for each in found] if isinstance(found, list) else [text]
-
-
-def _call(parsed: ParsedCall | None, schemas: Schemas, seed: str) -> FunctionCall | None:
-    """Return a call for the agent; None if it is malformed. The agent answers wrong arguments and unknown names."""
-    if parsed is None or parsed.error:
-        return None
-    found = parsed.arguments if parsed.arguments is not None else _from_text(parsed, schemas)
-    if found is None:
-        return None
-    return FunctionCall(name=parsed.tool, arguments=arguments_text(found), call_id=parsed.call_id or call_id(seed))
-
-
-def _from_text(parsed: ParsedCall, schemas: Schemas) -> Mapping[str, Any] | None:
-    """Return the arguments of a call in rlcore's format, which has a text; None if the tool does not take it."""
+def _from_text(parsed: ParsedCall, declared: Sequence[Any]) -> object:
+    """Return the arguments of a call in rlcore's format, which has a text; the text if the tool does not take it."""
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in declared}
     found = arguments_of(schemas.get(parsed.tool, {"type": "object"}), text=parsed.argument, named=None)
-    try:
-        value = json_value(parsed.argument) if isinstance(found, str) else found
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+    return parsed.argument if isinstance(found, str) else found
 
 
 def call_id(seed: str) -> str:
@@ -132,3 +99,32 @@ def call_id(seed: str) -> str:
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
     """Return the position of the first stop string, or None."""
     return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
+
+def as_seen(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Rollout:
+    """Return a completion that ends with the token that completes a stop string, if it has one.
+
+    Its text ends before the stop string. The token may reach over the string: it was sampled, so it is trained.
+    """
+    ids = made.completion_ids
+    count = len(ids) - (ids[-1] in tokenizer.eos_ids)
+
+    def stop_in(length: int) -> int | None:
+        return first_stop(tokenizer.decode(ids[:length]), stops)
+
+    if stop_in(count) is None:
+        return replace(made, text=tokenizer.decode(ids))
+    length = 1 + bisect_left(range(1, count), True, key=lambda each: stop_in(each) is not None)
+    for earlier in range(length - 1, 0, -1):  # some tokenizers hide single bytes while the next character is incomplete
+        if stop_in(earlier) is not None:
+            length = earlier
+        elif not tokenizer.decode(ids[:earlier]).endswith("\ufffd"):
+            break
+    return replace(
+        made,
+        completion_ids=ids[:length],
+        sampler_logprobs=made.sampler_logprobs[:length],
+        loss_mask=made.loss_mask[:length],
+        finish_reason="stop",
+        text=tokenizer.decode(ids[:length])[: stop_in(length)],
+    )

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlcore.agents.wire.chat import model_of
-from rlcore.agents.wire.conversation import Answer, ApiError, Json, Request, Turn
-from rlcore.agents.wire.messages import declared_tools, function_call, json_list, json_object, text_of
+from rlcore.agents.wire.conversation import Answer, Json, Request, Turn
+from rlcore.agents.wire.messages import declared_tools, function_call, json_list, json_object, plain_text, text_of
 from rlcore.agents.wire.parameters import check_parameters, flag, may_call, optional_int
 from rlcore.errors import shown
+from rlcore.openai_api.errors import ApiError
 
 READ = frozenset(
     {"input", "instructions", "previous_response_id", "model", "tools", "tool_choice"}
@@ -41,22 +41,21 @@ def read_responses(body: Json, stored: Stored) -> Request:
         ApiError: A parameter is invalid or not supported, or the named response is not of this session.
     """
     check_parameters(body, READ)
-    previous, instructions = body.get("previous_response_id"), text_of(body.get("instructions"), "instructions")
-    if previous is not None and previous not in stored.turns:
+    instructions = text_of(body.get("instructions"), "instructions")
+    previous, found = plain_text(body.get("previous_response_id"), "previous_response_id"), body.get("input")
+    if previous and previous not in stored.turns:
         what = f"previous_response_id {shown(previous, max_chars=80)} is no response of this episode"
         raise ApiError(400, what, code="previous_response_not_found", param="previous_response_id")
-    found = body.get("input")
     items = [{"role": "user", "content": found}] if isinstance(found, str) else json_list(found, "input")
-    before = stored.turns[previous] if previous is not None else ()
-    turns = (*before, *turns_of(items, stored.items))
+    turns = (*stored.turns.get(previous, ()), *turns_of(items, stored.items))
     if not turns:
         raise ApiError(400, "input is empty", param="input")
     head = (Turn(role="system", content=instructions),) if instructions else ()
-    include = json_list(body.get("include") or [], "include")
+    include = json_list(body.get("include"), "include")
     repeated = ("metadata", "max_output_tokens", "previous_response_id", "tools", "tool_choice", "reasoning")
     return Request(
         kind="responses",
-        model=model_of(body),
+        model=plain_text(body.get("model"), "model") or "policy",
         turns=head + turns,
         tools=declared_tools(body.get("tools")),
         may_call=may_call(body),
@@ -78,7 +77,7 @@ def turns_of(items: Sequence[Any], known: Mapping[str, Json]) -> list[Turn]:
     for number, raw in enumerate(items):
         param = f"input[{number}]"
         item = _resolved(json_object(raw, param), known, param)
-        kind = item.get("type") or "message"
+        kind = plain_text(item.get("type"), f"{param}.type") or "message"
         if kind == "reasoning":
             thought, is_open = _thought(item, param), False
         elif kind == "function_call":
@@ -88,7 +87,8 @@ def turns_of(items: Sequence[Any], known: Mapping[str, Json]) -> list[Turn]:
             turns[-1] = replace(turns[-1], calls=(*turns[-1].calls, call))
             thought, is_open = "", True
         elif kind == "function_call_output":
-            turns.append(_tool_turn(item, param))
+            output = text_of(item.get("output"), f"{param}.output")
+            turns.append(Turn(role="tool", content=output, call_id=plain_text(item.get("call_id"), f"{param}.call_id")))
             is_open = False
         elif kind == "message":
             turn = _message(item, param)
@@ -104,10 +104,11 @@ def turns_of(items: Sequence[Any], known: Mapping[str, Json]) -> list[Turn]:
 def _resolved(item: Json, known: Mapping[str, Json], param: str) -> Json:
     if item.get("type") != "item_reference":
         return item
-    if item.get("id") not in known:
-        what = f"{param} refers to {shown(item.get('id'), max_chars=80)}, which is no item of this episode"
+    name = plain_text(item.get("id"), f"{param}.id")
+    if name not in known:
+        what = f"{param} refers to '{shown(name, max_chars=80)}', which is no item of this episode"
         raise ApiError(400, what, code="item_not_found", param=param)
-    return known[str(item["id"])]
+    return known[name]
 
 
 def _message(item: Json, param: str) -> Turn:
@@ -121,16 +122,9 @@ def _message(item: Json, param: str) -> Turn:
     raise ApiError(400, what, param=f"{param}.role")
 
 
-def _tool_turn(item: Json, param: str) -> Turn:
-    call_id = item.get("call_id")
-    content = text_of(item.get("output"), f"{param}.output")
-    return Turn(role="tool", content=content, call_id=call_id if isinstance(call_id, str) else "")
-
-
 def _thought(item: Json, param: str) -> str:
-    parts = [*(item.get("content") or []), *(item.get("summary") or [])]
-    texts = [json_object(part, param).get("text") for part in parts]
-    return "".join(text for text in texts if isinstance(text, str))
+    parts = [*json_list(item.get("content"), f"{param}.content"), *json_list(item.get("summary"), f"{param}.summary")]
+    return "".join(plain_text(json_object(part, param).get("text"), f"{param}.text") for part in parts)
 
 
 def responses_body(request: Request, answer: Answer, name: str) -> dict[str, Any]:

@@ -84,7 +84,8 @@ def rollout_error(
         return Discrepancy(summary="the prompt's tokens", expected=ours, actual=theirs, rollout=item)
     start, end = rollout.turns[-1]
     text = tokenizer.decode(rollout.completion_ids[start:end])
-    if text != rollout.text and (rollout.text or rendered is not None):  # a crashed agent has no answer
+    # An agent's answer ends before its stop string, and a crashed agent has none.
+    if text != rollout.text and not (rendered is None and text.startswith(rollout.text)):
         return Discrepancy(
             summary="the text that was scored", expected=repr(text[:80]), actual=repr(rollout.text[:80]), rollout=item
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import http.client
 import json
@@ -200,6 +201,17 @@ def sampled(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...], tu
 def answered(made: Sequence[Rollout]) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
     """Answers of an engine in the same form."""
     return sorted((each.prompt.token_ids, each.completion_ids, each.sampler_logprobs) for each in made)
+
+
+def until_stop(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Rollout:
+    """An answer as an engine would end it that looks for the stop strings after each token."""
+    ids = [number for number in made.completion_ids if number not in tokenizer.eos_ids]
+    for length in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[:length])
+        if found := [text.index(stop) for stop in stops if stop in text]:
+            kept = {name: getattr(made, name)[:length] for name in ("completion_ids", "sampler_logprobs", "loss_mask")}
+            return dataclasses.replace(made, **kept, finish_reason="stop", text=text[: min(found)])
+    return dataclasses.replace(made, text=tokenizer.decode(ids))
 
 
 def digest(text: str) -> str:

@@ -357,6 +357,7 @@ def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokeniz
         ("/v1/chat/completions", b"{", 400, "invalid JSON"),
         ("/v1/chat/completions", b"[]", 400, "must be a JSON object"),
         ("/v1/chat/completions", b"[" * 100_000, 400, "invalid JSON"),
+        ("/v1/chat/completions", b"9" * 5000, 400, "invalid JSON"),
         ("/v1/chat/completions", rb'{"messages": [{"role": "user", "content": "\ud800"}]}', 400, "lone surrogate"),
         ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, "invalid JSON"),
         ("/v1/chat/completions", b"{" + b" " * (4 << 20), 413, "larger than 4194304 bytes"),

@@ -162,7 +162,9 @@ def test_of_several_last_answers_the_first_is_the_episodes(tokenizer: ChatTokeni
     assert rollout is not None and [each.text for each in rollout.samples] == ["6", "7"]
 
 
-def test_a_stop_string_cuts_what_the_agent_sees_and_no_token(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+def test_a_stop_string_ends_the_sample_and_the_template_ends_the_turn(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
     def answered(*messages: dict[str, Any]) -> dict[str, Any]:
         return message_of(chat(gateway, session, *messages, stop=["</code>", "END"]))
 
@@ -174,7 +176,11 @@ def test_a_stop_string_cuts_what_the_agent_sees_and_no_token(tokenizer: ChatToke
         rollout = gateway.close(session).rollout
     assert (first["content"], second["content"]) == ("<code>3", "<code>4")
     assert rollout is not None and rollout.branches == () and len(rollout.turns) == 3
-    assert "<code>3</code> more<|im_end|>" in tokenizer.spell(rollout.completion_ids)
+    assert [call.text for call in rollout.tool_calls] == ["<code>3", "<code>4"]
+    own = [tokenizer.spell(rollout.completion_ids[start:end]) for start, end in rollout.turns]
+    assert own == ["<code>3</code>", "<code>4</code>", "done<|im_end|>"]
+    assert rollout.num_sampled == sum(rollout.loss_mask)
+    assert "3</code><|im_end|>\n<|im_start|>user\na<|im_end|>" in tokenizer.spell(rollout.completion_ids)
 
 
 @pytest.mark.parametrize(

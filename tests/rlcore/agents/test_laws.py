@@ -6,8 +6,9 @@ The reference keeps a list of the engine's answers, and knows nothing of trees a
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -17,13 +18,13 @@ from rlcore.agents.desk import Desk
 from rlcore.agents.gateway import Gateway
 from rlcore.agents.records import Limits
 from rlcore.agents.session import Asked, Session
-from rlcore.agents.wire.chat import chat_body, read_chat
-from rlcore.agents.wire.conversation import ApiError
+from rlcore.agents.wire.chat import chat_body, chat_events, read_chat
 from rlcore.checks.canaries import mask_canary
+from rlcore.openai_api.errors import ApiError
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
-from tests.rlcore.agents.gateways import RandomSampler, answered, digest, sampled, user
+from tests.rlcore.agents.gateways import RandomSampler, answered, digest, sampled, until_stop, user
 from tests.rlcore.environments.tool_templates import HERMES, with_template
 
 LIMITS = Limits(max_calls=24, max_new_tokens=120, max_tokens=4000)
@@ -37,8 +38,24 @@ TEXTS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
         " \n",
     ]
 )
+KINDS = [
+    "append",
+    "append",
+    "append",
+    "tool",
+    "edit",
+    "drop",
+    "again",
+    "several",
+    "retry",
+    "lost",
+    "new",
+    "stop",
+    "stop",
+]
+LETTERS = [*"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 é", "ab"]
 STEPS = st.tuples(
-    st.sampled_from(["append", "append", "append", "tool", "edit", "drop", "again", "several", "retry", "lost", "new"]),
+    st.sampled_from(KINDS),
     st.integers(0, 99),
     TEXTS,
 )
@@ -47,8 +64,8 @@ STEPS = st.tuples(
 class Agent:
     """An agent that keeps several conversations, and changes them as it likes."""
 
-    def __init__(self, session: Session, engine: RandomSampler) -> None:
-        self._session, self._engine = session, engine
+    def __init__(self, session: Session, engine: RandomSampler, tokenizer: ChatTokenizer) -> None:
+        self._session, self._engine, self._tokenizer = session, engine, tokenizer
         self._desk = Desk(lambda: 1)
         self._conversations: list[list[dict[str, Any]]] = [[user("3+4")]]
         self._last: tuple[dict[str, Any], Asked] | None = None
@@ -74,10 +91,12 @@ class Agent:
             body, asked = self._last
             assert self._session.repeated(digest(json.dumps(body))) is asked
             return
-        self._ask(messages, n=1 + number % 3 if kind == "several" else 1, is_lost=kind == "lost", chosen=number)
+        n = 1 + number % 3 if kind in ("several", "stop") else 1
+        stops = random.Random(number).sample(LETTERS, 40) if kind == "stop" else []
+        self._ask(messages, n=n, stops=stops, is_lost=kind == "lost", chosen=number)
 
-    def _ask(self, messages: list[dict[str, Any]], *, n: int, is_lost: bool, chosen: int) -> None:
-        body = {"messages": list(messages), "n": n, "max_tokens": 12}
+    def _ask(self, messages: list[dict[str, Any]], *, n: int, stops: list[str], is_lost: bool, chosen: int) -> None:
+        body = {"messages": list(messages), "n": n, "max_tokens": 12, "stop": stops, "logprobs": True}
         try:
             placement = self._session.located(read_chat(body))
             asked = self._session.ask(placement, digest(json.dumps(body)))
@@ -90,23 +109,39 @@ class Agent:
         if is_lost:
             return
         self._session.set_delivered(asked)
-        self.delivered += self._engine.made[before:]
+        made = [until_stop(each, stops, self._tokenizer) for each in self._engine.made[before:]]
+        self.delivered += made
         self._last = body, asked
         reply = chat_body(asked.placement.request, [asked.answers[each] for each in asked.numbers], "x")
+        self._check_seen(reply, made)
         messages.append(json.loads(json.dumps(reply["choices"][chosen % n]["message"])))
+
+    def _check_seen(self, reply: Mapping[str, Any], made: Sequence[Rollout]) -> None:
+        """What the agent sees, at once and as a stream, is the text of the trained tokens, without the stop string."""
+        streamed = ["" for _ in made]
+        for _, event in chat_events(reply, include_usage=False):
+            for choice in event["choices"] if isinstance(event, Mapping) else ():
+                streamed[choice["index"]] += choice["delta"].get("content") or ""
+        assert reply["usage"]["completion_tokens"] == sum(len(each.completion_ids) for each in made)
+        for choice, answer, text in zip(reply["choices"], made, streamed, strict=True):
+            message = choice["message"]
+            assert text == (message["content"] or "")
+            assert len(choice["logprobs"]["content"]) == len(answer.completion_ids)
+            if "tool_calls" not in message and "reasoning_content" not in message:
+                assert message["content"] == answer.text
 
 
 def play(tokenizer: ChatTokenizer, prompt: Prompt, steps: Sequence[tuple[str, int, str]]) -> tuple[Agent, Any]:
     engine = RandomSampler(tokenizer, end_rate=0.25)
     gateway = Gateway(engine, tokenizer, LIMITS, temperature=1.0, seed=0)
     session = gateway.open(prompt, place=1, sample=2)
-    agent = Agent(session, engine)
+    agent = Agent(session, engine, tokenizer)
     for step in steps:
         agent.take(step)
     return agent, gateway.close(session)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=12), has_calls=st.booleans())
 def test_what_was_sampled_and_read_is_trained_once_in_its_own_context(
     tokenizer: ChatTokenizer, prompts: list[Prompt], steps: list[tuple[str, int, str]], has_calls: bool
@@ -119,7 +154,7 @@ def test_what_was_sampled_and_read_is_trained_once_in_its_own_context(
     rollout = record.rollout
     assert sampled(rollout) == answered(agent.delivered)
     assert rollout.num_sampled == sum(len(each.completion_ids) for each in agent.delivered)
-    mask_canary(rollout.samples, own.eos_ids)
+    mask_canary([rollout], own.eos_ids)
     assert {sample.prompt.prompt_id for sample in rollout.samples} == {prompts[0].prompt_id}
     assert all(sample.fork for sample in rollout.branches) and not rollout.fork
 
@@ -133,7 +168,7 @@ def test_an_agents_text_never_becomes_a_control_token(
         engine = RandomSampler(tokenizer, end_rate=1.0)  # answers are one EOS
         room = Limits(max_calls=24, max_new_tokens=4000, max_tokens=4000)
         gateway = Gateway(engine, tokenizer, room, temperature=1.0, seed=0)
-        agent = Agent(gateway.open(prompts[0], place=0, sample=0), engine)
+        agent = Agent(gateway.open(prompts[0], place=0, sample=0), engine, tokenizer)
         for word in words:
             agent.take(("append", 0, word))
         assert agent.num_refused == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -142,6 +143,19 @@ def test_what_is_let_through_never_raises_at_a_call(parameters: Any, arguments: 
     if not declaration_errors("move", declared(parameters)):
         for named in (arguments, None):
             assert isinstance(arguments_of(parameters, text=text, named=named), str | dict)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, [-math.inf], {"x": math.nan}])
+@pytest.mark.parametrize("schema", [{"type": "number"}, True])
+def test_nan_and_infinity_are_no_arguments(value: Any, schema: Any) -> None:
+    found = arguments_of({"properties": {"a": schema}}, text="", named={"a": value})
+    assert isinstance(found, str) and "the arguments are no JSON" in found
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "[NaN]"])
+def test_a_text_that_spells_no_number_is_a_text(text: str) -> None:
+    assert arguments_of({"properties": {"a": {"type": "number"}}}, text=text, named=None) == "a must be of type number"
+    assert arguments_of({"properties": {"a": {"type": "string"}}}, text=text, named=None) == {"a": text}
 
 
 def test_the_tools_of_an_mcp_server_are_checked_where_its_session_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:

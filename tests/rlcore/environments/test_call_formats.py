@@ -44,18 +44,52 @@ NAMED = ParsedCall(tool="guess", arguments={"number": 5}, call_id="a1B2c3D4e")
         ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "fault"),
         ("hermes", '<tool_call>{"name": "a", "arguments": {"word": "\\ud800"}}</tool_call>', "fault"),
         ("ours", "5", None),
+        ("hermes", '<tool_call>{"name": "a", "arguments": {"word": NaN}}</tool_call>', "fault"),
+        ("mistral", '[TOOL_CALLS]a{"word": 1e999}', "fault"),
+        ("llama3", '{"name": "a", "parameters": {"word": [-Infinity]}}', "fault"),
+        ("ours", "<think>use <tool:add>3</tool> then</think>So: <tool:guess>5</tool>", "guess 5"),
+        ("ours", "<tool:guess>print('<think>')</tool>", "guess print('<think>')"),
     ],
 )
 def test_a_turn_is_a_call_a_malformed_call_or_an_answer(
     form: str, turn: str, expected: ParsedCall | str | None
 ) -> None:
     found = FORMATS[form].parse(turn)
-    if expected == "fault":
+    if form == "ours" and isinstance(expected, str) and expected != "fault":
+        name, _, argument = expected.partition(" ")
+        assert found == ParsedCall(tool=name, argument=argument)
+    elif expected == "fault":
         assert found is not None and found.error and not found.tool
     elif isinstance(expected, str):
         assert found is not None and (found.tool, found.arguments) == (expected, {})
     else:
         assert found == expected
+
+
+CALLS = {
+    "hermes": '<tool_call>{"name": "guess", "arguments": {"number": 5}}</tool_call>',
+    "llama3": '{"name": "guess", "parameters": {"number": 5}}',
+    "mistral": '[TOOL_CALLS] [{"name": "guess", "arguments": {"number": 5}}]',
+    "ours": "<tool:guess>5</tool>",
+}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@given(before=st.text("ab \n", max_size=4), after=st.text("ab <>/\n", max_size=4))
+def test_what_a_thought_holds_is_no_call(form: str, before: str, after: str) -> None:
+    call = CALLS[form]
+    thought = f"<think>{before}{call}{after}"
+    assert FORMATS[form].parse(thought) is None  # never ends
+    assert FORMATS[form].parse(f"{thought}</think>It is 5.") is None
+    for turn in (f"{thought}</think>\n{call}", f"<think>{after}</think><think>{call}</think>{call}"):
+        assert FORMATS[form].parse(turn) == FORMATS[form].parse(call)
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3", "mistral"])
+@pytest.mark.parametrize("text", ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "</think>", "<think>", '\\"}]}'])
+def test_an_argument_may_contain_the_marks_of_a_call(form: str, text: str) -> None:
+    found = FORMATS[form].parse(CALLS[form].replace('"number": 5', f'"text": "{text}"'))
+    assert found == ParsedCall(tool="guess", arguments={"text": text.replace("\\", "")})
 
 
 LONG = 200_000

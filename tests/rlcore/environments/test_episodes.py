@@ -21,6 +21,7 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.environments.tool_templates import with_template
 
 CONFIG = EpisodeConfig(tools=("calculator",), max_turns=3, max_turn_tokens=40, max_tool_output_tokens=20)
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=120, num_samples=1)
@@ -105,6 +106,18 @@ def test_the_mask_is_true_on_the_turns_with_their_eos_and_false_on_what_the_tool
     assert rollout.completion_ids[slice(*last)] == tokenizer.encode("#### 7") + eos
     assert set(rollout.sampler_logprobs[28:41]) == {0.0}
     assert all(logprob < 0.0 for start, end in rollout.turns for logprob in rollout.sampler_logprobs[start:end])
+
+
+def test_a_thought_that_the_prompt_begins_holds_no_call(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+    thinking = with_template(
+        tokenizer,
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
+    )
+    turns, room = [f"or {CALL}?</think>{CALL}", f"or {CALL}"], dataclasses.replace(CONFIG, max_turn_tokens=70)
+    params = dataclasses.replace(PARAMS, max_new_tokens=200)
+    (called,) = rollout_of(play(thinking, prompts[0], turns, config=room, params=params)).tool_calls
+    assert (called.tool, called.output) == ("calculator", "7")
 
 
 def test_without_a_call_an_episode_is_the_engines_completion(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlcore.agents.wire import chat, parameters, responses
-from rlcore.agents.wire.conversation import ApiError
 from rlcore.agents.wire.responses import Stored, read_responses
+from rlcore.openai_api.errors import ApiError
 
 CHAT = {"messages": [{"role": "user", "content": "?"}]}
 WRONG = {"function": {"name": "f", "arguments": "3"}}
@@ -35,7 +35,7 @@ PICTURE = [{"type": "image_url", "image_url": {"url": "data:"}}]
         ({"model": 7}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": PICTURE}]}, "messages[0].content[0]"),
-        ({"messages": [{"role": "assistant", "tool_calls": [WRONG]}]}, "messages[0].tool_calls[0].function"),
+        ({"messages": [{"role": "assistant", "tool_calls": [WRONG]}]}, "messages[0].tool_calls[0].function.arguments"),
     ],
 )
 def test_what_cannot_be_served_in_chat_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
@@ -77,8 +77,8 @@ def test_what_the_run_decides_or_has_no_effect_is_accepted(fields: dict[str, Any
 
 
 def test_an_unknown_parameter_is_ignored_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    chat.read_chat(CHAT | {"next_year": 1})
-    assert [record.getMessage() for record in caplog.records] == ["agent: ignored parameter next_year"]
+    chat.read_chat(CHAT | {"next_year": 1, "second": [], "third": None})
+    assert [record.getMessage() for record in caplog.records] == ["agent: ignored parameters=next_year, second"]
 
 
 def test_a_parameter_is_in_one_table() -> None:
