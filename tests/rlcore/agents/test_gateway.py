@@ -14,6 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.agents.gateway import Gateway, Limits
+from rlcore.agents.history import Placement
+from rlcore.agents.session import Session
+from rlcore.agents.wire.conversation import Request
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import SamplingError
 from rlcore.models.policy import score_sequences
@@ -408,6 +411,28 @@ def test_a_body_in_chunks_is_read_and_one_without_end_is_refused(
         statuses.append(connection.getresponse().status)
         connection.close()
     assert statuses == [200, 413, 413]
+
+
+def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over, located = threading.Event(), Session.located
+
+    def slow(self: Session, request: Request) -> Placement:
+        assert self.sample != 0 or is_over.wait(300)
+        return located(self, request)
+
+    monkeypatch.setattr(Session, "located", slow)
+    with running(RandomSampler(tokenizer), tokenizer) as gateway:
+        first, *others = (gateway.open(prompts[0], place=0, sample=sample) for sample in range(9))
+        held = [threading.Thread(target=chat, args=(gateway, first, user(str(number)))) for number in range(6)]
+        for thread in held:
+            thread.start()
+        assert all(message_of(chat(gateway, each, user("1"))) for each in others)
+        is_over.set()
+        for thread in held:
+            thread.join(300)
+        assert len(gateway.close(first).calls) == 6
 
 
 def test_a_connection_serves_many_requests(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
