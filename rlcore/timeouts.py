@@ -55,8 +55,8 @@ class CallTimeout:
         timer = threading.Timer(self.seconds, signal.pthread_kill, (main, _SIGNAL))
         timer.daemon = True
         before = signal.signal(_SIGNAL, interrupt)
-        timer.start()
         try:
+            timer.start()  # its signal may come at once
             try:
                 return call()
             finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import shutil
@@ -78,6 +79,7 @@ _FOREIGN_WARNINGS = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--order-seed", type=int, help="take the files of tests in an order that this number decides")
+    parser.addoption("--examples", type=int, help="draw so many examples in every property test")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -87,6 +89,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = list(dict.fromkeys(item.path for item in items))
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
+    count = config.getoption("--examples")
+    for item in items if count is not None else ():
+        function = getattr(item, "obj", None)
+        if getattr(function, "is_hypothesis_test", False):
+            own = function._hypothesis_internal_use_settings
+            function._hypothesis_internal_use_settings = hypothesis.settings(own, max_examples=count)
 
 
 def pytest_collection_finish() -> None:
@@ -108,6 +116,15 @@ def pytest_runtest_setup() -> None:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(_SESSION_HOME.root, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _level_of_the_log() -> Iterator[None]:
+    """A command that a test runs in this process sets the level for its log; the next test begins without it."""
+    log = logging.getLogger("rlcore")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import LONG, until
+
 ROOT = Path(__file__).resolve().parents[1]
 SERVE = """
 import sys
@@ -33,13 +35,12 @@ def free_port() -> int:
 
 def until_it_listens(port: int) -> None:
     """Return when something on this machine listens at a port."""
-    deadline = time.monotonic() + 60.0
-    while True:
+
+    def listens() -> bool:
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, f"nobody listens at port {port}"
-        time.sleep(0.1)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, f"a listener at port {port}")
 
 
 @contextmanager
@@ -61,12 +62,12 @@ def running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator
     try:
         while not answers(f"http://127.0.0.1:{port}{path}"):
             assert server.poll() is None, log.read_text()
-            time.sleep(0.2)
+            time.sleep(0.05)
         yield server
     finally:
         server.send_signal(signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.wait(30)
+            server.wait(60)
         with suppress(ProcessLookupError):  # MLflow's ends without its workers
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
@@ -83,7 +84,7 @@ def answers(url: str, token: str = "") -> bool:
 def ask(url: str, body: dict[str, Any], token: str = "") -> Any:
     headers = {"Content-Type": "application/json", **_let_in(token)}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=LONG) as answer:
         return json.load(answer)
 
 

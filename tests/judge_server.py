@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
+from tests.waiting import LONG
 
 Answer = Callable[[Mapping[str, Any]], str]
 
@@ -126,4 +127,4 @@ def by_length(body: Mapping[str, Any]) -> str:
 
 
 def make_judge(base_url: str, **options: Any) -> JudgeReward:
-    return JudgeReward(JudgeOptions(**{"base_url": base_url, "model": "m", "timeout_seconds": 5.0, **options}))
+    return JudgeReward(JudgeOptions(**{"base_url": base_url, "model": "m", "timeout_seconds": LONG, **options}))

@@ -21,8 +21,9 @@ from rlcore.distributed import rank_process
 from rlcore.distributed.local_ranks import ChildRanks
 from rlcore.distributed.ranks import Ranks, open_ranks
 from rlcore.distributed.serialization import decode
+from tests.waiting import LONG
 
-SECONDS = 120.0
+SECONDS = LONG
 
 
 def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path, *, width: int = 1) -> list[Any]:

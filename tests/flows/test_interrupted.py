@@ -16,6 +16,7 @@ import pytest
 
 from tests.flows.conftest import environment, flows_command
 from tests.flows.homes import weights, without
+from tests.waiting import LONG
 
 
 def start(home: Path, engine: str) -> subprocess.Popen[str]:
@@ -36,7 +37,7 @@ def interrupt(process: subprocess.Popen[str], after: str, number: signal.Signals
     else:
         raise AssertionError(f"the run never said {after!r}")
     os.killpg(process.pid, number)
-    process.wait(60)
+    process.wait(LONG)
     return process.stdout.readlines()
 
 
@@ -66,7 +67,7 @@ def test_an_interrupted_run_ends_with_one_line_and_the_next_one_ends_with_the_sa
     assert not [each for each in psutil.process_iter(["environ"]) if belongs(each, home)]
 
     second = start(home, engine)
-    output, _ = second.communicate(timeout=300)
+    output, _ = second.communicate(timeout=LONG)
     assert second.returncode == 0, output
     assert f"resume: after iteration {gone - 1} of 4" in output
     assert weights(home, "grpo") == weights(micro_home, "grpo")

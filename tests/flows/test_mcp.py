@@ -52,7 +52,7 @@ def arguments(command: str, url: str) -> list[str]:
         "stages.grpo.sampling.episodes.tools=[]",
         "stages.grpo.sampling.episodes.environment=rlcore.environments.mcp_server:McpServer",
         f"stages.grpo.sampling.episodes.options={{url='{url}'}}",
-        "stages.grpo.sampling.episodes.timeout_seconds=60.0",
+        "stages.grpo.sampling.episodes.timeout_seconds=600.0",
         "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",
     )
     return [command, "--preset", "agentic", *(part for each in (*SETTINGS, *own) for part in ("--set", each))]

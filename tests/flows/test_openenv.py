@@ -18,7 +18,7 @@ def arguments(url: str) -> list[str]:
         "stages.grpo.sampling.episodes.tools=[]",
         "stages.grpo.sampling.episodes.environment=rlcore.environments.openenv:OpenEnv",
         f"stages.grpo.sampling.episodes.options={{url='{url}'}}",
-        "stages.grpo.sampling.episodes.timeout_seconds=60.0",
+        "stages.grpo.sampling.episodes.timeout_seconds=600.0",
         "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",
     )
     return ["run", "--preset", "agentic", *(part for each in (*SETTINGS, *own) for part in ("--set", each))]

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import waiting
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 from tests.flows.homes import folder, weights, without
 
@@ -22,7 +22,6 @@ TWO = ("distributed.backend=processes", "distributed.learner_ranks=2")
 SPLIT = (*TWO, "distributed.tensor_parallel=2")
 BESIDE = ("distributed.backend=processes", "distributed.cpu_offload=true")  # one rank
 ALONE = 'without=["stages.ppo"]'
-SECONDS = 300.0
 
 
 def ranks_of() -> dict[int, int]:
@@ -68,10 +67,8 @@ def begin(home: Path) -> subprocess.Popen[bytes]:
 
 
 def until(process: subprocess.Popen[bytes], is_so: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not is_so():
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[1].decode()[-3000:]
-        time.sleep(0.02)
+    waiting.until(lambda: is_so() or process.poll() is not None, "it")
+    assert process.poll() is None, process.communicate()[1].decode()[-3000:]
 
 
 def assert_learns_alike(home: Path, micro_home: Path, *learned: str) -> None:
@@ -123,7 +120,7 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, 
     until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000001")))
     mine = [rank for rank, parent in ranks_of().items() if parent == process.pid]
     os.kill(mine[-1], signal.SIGKILL)
-    _, said = process.communicate(timeout=SECONDS)
+    _, said = process.communicate(timeout=waiting.LONG)
     assert process.returncode == 0, said.decode()[-3000:]
     assert "was ended by SIGKILL" in said.decode()
     assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")
@@ -138,10 +135,7 @@ def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_a
     assert len(mine) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 20.0
-    while mine & ranks_of().keys():
-        assert time.monotonic() < deadline, "a rank outlives its run"
-        time.sleep(0.1)
+    waiting.until(lambda: not mine & ranks_of().keys(), "the end of the run's ranks")
     done = run_flows("run", before_grpo, *TWO, ALONE)
     assert done.returncode == 0, done.stderr
     assert "resume: after iteration" in done.stderr

@@ -18,6 +18,7 @@ from infra.services.orphans import stop_orphans
 from infra.services.supervisor import ServiceProcess
 from infra.services.table import Service
 from rlcore.errors import ServiceError
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -33,16 +34,16 @@ def keeper_of(layout: Layout, code: str) -> ServiceProcess:
     return ServiceProcess(row, layout)
 
 
-def look_until(keeper: ServiceProcess, holds: Callable[[], bool], *, seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < limit
+def look_until(keeper: ServiceProcess, holds: Callable[[], bool]) -> None:
+    def looked() -> bool:
         keeper.poll()
-        time.sleep(0.02)
+        return holds()
+
+    until(looked)
 
 
 def test_a_service_that_dies_is_started_again_and_leaves_its_number(layout: Layout) -> None:
-    keeper = keeper_of(layout, "import time; time.sleep(60)")
+    keeper = keeper_of(layout, "import time; time.sleep(600)")
     keeper.poll()
     assert keeper.process is not None
     first = keeper.process
@@ -70,7 +71,7 @@ def test_a_service_that_dies_at_once_is_waited_for_longer_each_time(layout: Layo
 
 
 def test_a_stop_ends_what_carries_its_mark_and_nothing_else(layout: Layout) -> None:
-    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
     mine, other = (
         subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | {MARK: mark})
         for mark in (str(layout.root), str(layout.root) + "-2")

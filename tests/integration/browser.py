@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 from collections.abc import Mapping
 
+from tests.waiting import LONG
+
 EVIL = "http://evil.example"
 _PATHS = {  # of a question that reads the database, by what the server is
     "prefect": "/api/flow_runs/filter",
@@ -57,7 +59,7 @@ def refusals(port: int, let_in: Mapping[str, str]) -> dict[str, tuple[int, bool]
 
 
 def _ask(port: int, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bool]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
     try:
         connection.request(method, path, b'{"max_results": 1}' if method == "POST" else None, dict(headers))
         answer = connection.getresponse()

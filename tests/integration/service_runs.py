@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from tests.waiting import LONG
+
 ROOT = Path(__file__).resolve().parents[2]
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -157,7 +159,7 @@ class Services:
     def cancel(self, run: str) -> None:
         """Cancel a flow run, and wait until it has ended."""
         self.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
-        wait_until(lambda: self.flow_run(run)["state_type"] == "CANCELLED", seconds=90.0, what="cancelled")
+        wait_until(lambda: self.flow_run(run)["state_type"] == "CANCELLED", seconds=LONG, what="cancelled")
 
     def log(self, service: str) -> str:
         """Return a service's log since its first start."""

@@ -17,6 +17,7 @@ import pytest
 from tests.infra.documents import INFRA, tool
 from tests.integration.listeners import receiver
 from tests.integration.service_runs import ROOT, Services, free_ports, running_services, wait_until
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.services
 
@@ -149,7 +150,7 @@ def proxied(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield services.variables | services.clients | client
     finally:
         nginx.terminate()
-        assert nginx.wait(30) == 0
+        assert nginx.wait(LONG) == 0
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def status(variables: Mapping[str, str], path: str, headers: Mapping[str, str]) 
 def test_the_proxy_admits_who_has_a_token_and_the_server_who_has_the_password(
     services: Services, proxied: dict[str, str]
 ) -> None:
-    wait_until(lambda: status(proxied, "/api/health", HEADER) == 200, seconds=30.0, what="answered")
+    wait_until(lambda: status(proxied, "/api/health", HEADER) == 200, seconds=LONG, what="answered")
     page, password = "/api/version", services.let_in
     assert [status(proxied, page, each) for each in (password, HEADER, {**HEADER, **password})] == [401, 401, 200]
     assert status(proxied, "/api/health", {"X-Rlcore-Client": ""}) == 401
@@ -208,10 +209,10 @@ def test_deployments_worker_events_and_doctor_work_through_the_proxy(
         assert f"{proxied['PREFECT_API_URL']} answers 200 to the user rlcore" in "\n".join(lines)
     finally:
         worker.terminate()
-        worker.wait(60)
+        worker.wait(LONG)
     with receiver(services.webhook) as told:
         run_there("-c", EMIT)
-        wait_until(lambda: any("through the proxy" in str(each) for each in told), seconds=60.0, what="told")
+        wait_until(lambda: any("through the proxy" in str(each) for each in told), seconds=LONG, what="told")
     (run,) = services.runs_of("gc")
     assert services.ask("prefect", f"api/flow_runs/{run['id']}")["work_pool_name"] == "far"
 

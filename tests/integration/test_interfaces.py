@@ -16,6 +16,7 @@ import pytest
 from rlcore.tasks.store.settings import Home
 from tests.integration.browser import REFUSALS, refusals
 from tests.integration.service_runs import ROOT, free_ports, wait_until
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.services
 
@@ -43,16 +44,16 @@ def let_in(
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_until(lambda: "user rlcore, password" in log.read_text(), seconds=120.0, what="started")
+        wait_until(lambda: "user rlcore, password" in log.read_text(), seconds=LONG, what="started")
         found = re.search(r"user (\w+), password ([\w-]+)", log.read_text())
         assert found is not None
         header = {"Authorization": f"Basic {base64.b64encode(':'.join(found.groups()).encode()).decode()}"}
         for name, port in ports.items():
-            wait_until(lambda port=port: refusals(port, header)["the user"][0] == 200, seconds=300.0, what=name)
+            wait_until(lambda port=port: refusals(port, header)["the user"][0] == 200, seconds=LONG, what=name)
         yield header
     finally:
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, log.read_text()
+        assert process.wait(LONG) == 0, log.read_text()
 
 
 @pytest.mark.parametrize("server", ["prefect", "mlflow"])

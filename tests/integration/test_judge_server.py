@@ -21,6 +21,7 @@ from rlcore.sampling.vllm import guard as guard_script
 from rlcore.sampling.vllm.client import Address
 from rlcore.sampling.vllm.process import is_healthy
 from rlcore.types import Message, Prompt, Rollout
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.engine
 
@@ -57,7 +58,7 @@ def judge_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         time.sleep(0.5)
     yield f"http://{address.host}:{address.port}/v1"
     guard.terminate()
-    guard.wait(60.0)
+    guard.wait(LONG)
 
 
 def rollout(answer: str) -> Rollout:

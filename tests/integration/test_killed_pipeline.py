@@ -13,6 +13,7 @@ import pytest
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.processes import wait_for_line
+from tests.waiting import LONG
 
 SERVER = "prefect.server.api.server:create_app"  # what the command line of an embedded Prefect server holds
 
@@ -86,7 +87,7 @@ def test_a_killed_pipeline_is_healed_by_the_next_one_in_all_three_places(tracked
     assert server.is_running()
 
     with start(0) as second:
-        output, _ = second.communicate(timeout=300)
+        output, _ = second.communicate(timeout=LONG)
     assert "finished" in output
     for text in (
         f"ended the Prefect server {server.pid}",

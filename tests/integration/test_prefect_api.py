@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
@@ -55,6 +54,7 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
 from rlcore.tasks.tracking.runs import open_tracker
+from tests.waiting import until
 
 pytestmark = pytest.mark.prefect
 
@@ -166,10 +166,7 @@ def by_id(tasks: list[TaskRun], identifier: object) -> str:
 
 def eventually(read: Callable[[], list[Any]], done: Callable[[list[Any]], bool]) -> list[Any]:
     """Records of task runs and events reach the database a little after the run itself."""
-    limit = time.monotonic() + 60.0
-    while not done(found := read()) and time.monotonic() < limit:
-        time.sleep(0.2)
-    return found
+    return until(lambda: found if done(found := read()) else [], "all records")
 
 
 @flow(name="toy-events", persist_result=False)

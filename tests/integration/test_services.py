@@ -28,6 +28,7 @@ from tests.integration.browser import REFUSALS, refusals
 from tests.integration.listeners import mailbox, read_page, receiver, scraped
 from tests.integration.service_runs import ROOT, SMALL, Services, command_of, running_services, wait_until
 from tests.ssh_keys import allowed, make_key
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.services
 
@@ -217,7 +218,7 @@ def test_worker_and_run_killed_together_are_back_without_a_person(services: Serv
 def test_a_server_killed_during_a_run_costs_nothing(services: Services, undisturbed: str, service: str) -> None:
     run = start_and_wait_for_checkpoint(services)
     killed = services.kill(service)
-    wait_until(lambda: services.number(service) != killed, seconds=120.0, what=f"{service} started again")
+    wait_until(lambda: services.number(service) != killed, seconds=LONG, what=f"{service} started again")
     assert_undisturbed(services, run, undisturbed)
 
 
@@ -337,7 +338,7 @@ def test_every_event_reaches_the_webhook_slack_and_the_mailbox(services: Service
         for name in names:
             services.emit(name, text=f"this is {name}", run="a run", url="http://here")
             wait_for(told, name, text=f"a test: this is {name}")
-        wait_until(lambda: len(mails) == len(slack) == len(names), seconds=60.0, what="told everywhere")
+        wait_until(lambda: len(mails) == len(slack) == len(names), seconds=LONG, what="told everywhere")
     assert sorted(each["text"] for each in slack) == [f"a test: this is {name} http://here" for name in names]
     assert sorted(each["Subject"] for each in mails) == [f"a test: {name}" for name in names]
     assert {each["To"] for each in mails} == {"team@example.org"}

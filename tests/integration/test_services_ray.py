@@ -22,6 +22,7 @@ from tests.integration.test_services import (
     start_and_wait_for_checkpoint,
     submit_and_wait_for_checkpoint,
 )
+from tests.waiting import LONG
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.scale
@@ -83,7 +84,7 @@ def assert_same(services: Services, run: str, undisturbed: Result) -> None:
     """It completes with the bits of the undisturbed run: every prompt once in each step; nothing of Ray is left."""
     assert_undisturbed(services, run, undisturbed.weights, iterations=ITERATIONS)
     assert result(services) == undisturbed
-    wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
+    wait_until(lambda: not of_ray(services), seconds=LONG, what="rid of the processes of Ray")
 
 
 def of_ray(services: Services) -> list[psutil.Process]:
@@ -102,7 +103,7 @@ def of_ray(services: Services) -> list[psutil.Process]:
 def test_a_deployment_runs_on_a_cluster_and_logs_each_step_once(services: Services, undisturbed: Result) -> None:
     steps = services.steps(services.record("grpo")["ref"]["mlflow_run_id"])
     assert sorted(steps) == list(range(1, ITERATIONS + 1))
-    wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
+    wait_until(lambda: not of_ray(services), seconds=LONG, what="rid of the processes of Ray")
 
 
 def test_a_cancelled_run_leaves_no_process_and_the_next_goes_on_and_is_killed_and_back_without_a_person(
@@ -112,7 +113,7 @@ def test_a_cancelled_run_leaves_no_process_and_the_next_goes_on_and_is_killed_an
     assert {kind for kind in KINDS if any(kind in command_of(each) for each in of_ray(services))} == {*KINDS}
     services.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
     wait_until(lambda: services.flow_run(run)["state_type"] == "CANCELLED", seconds=RESUME_SECONDS, what="cancelled")
-    wait_until(lambda: not of_ray(services), seconds=30.0, what="rid of the processes of Ray")
+    wait_until(lambda: not of_ray(services), seconds=LONG, what="rid of the processes of Ray")
     assert services.flow_run(run)["run_count"] == 1  # a crash would be started again
 
     run = submit_and_wait_for_checkpoint(services, *PLACED)
@@ -121,7 +122,7 @@ def test_a_cancelled_run_leaves_no_process_and_the_next_goes_on_and_is_killed_an
     killed = head.parent()
     assert killed is not None and killed in services.flow_processes()
     killed.kill()
-    wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=60.0, what="rid of the first cluster")
+    wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=LONG, what="rid of the first cluster")
     wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=RESUME_SECONDS, what="back at work")
     assert_same(services, run, undisturbed)
     assert services.logged(run).count("resume: after iteration") == 2
@@ -156,7 +157,7 @@ def test_a_run_whose_head_is_killed_ends_and_is_back_without_a_person(services: 
     cluster = of_ray(services)
     (head,) = [each for each in cluster if HEAD in command_of(each)]
     head.kill()
-    wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=120.0, what="rid of the first cluster")
+    wait_until(lambda: not {*cluster} & {*of_ray(services)}, seconds=LONG, what="rid of the first cluster")
     wait_until(lambda: services.flow_run(run)["run_count"] == 2, seconds=RESUME_SECONDS, what="back at work")
     assert_same(services, run, undisturbed)
     assert "resume: after iteration" in services.logged(run)

@@ -23,6 +23,7 @@ import pytest
 from tests.flows.retraining import LEARN, SPOIL, write_data
 from tests.integration.listeners import mailbox, receiver
 from tests.integration.service_runs import Services, running_services, wait_until
+from tests.waiting import LONG
 
 pytestmark = pytest.mark.rehearsal
 
@@ -124,7 +125,7 @@ class Team:
         return [each["event"] for each in self.received]
 
     def expect(self, event: str, times: int) -> None:
-        wait_until(lambda: self.events().count(event) >= times, seconds=60.0, what=f"told of {event}")
+        wait_until(lambda: self.events().count(event) >= times, seconds=LONG, what=f"told of {event}")
 
 
 def kill_all(processes: list[psutil.Process]) -> None:
@@ -165,7 +166,7 @@ def test_a_schedule_fires_and_the_first_model_awaits_a_person(team: Team) -> Non
         "parameters": {"preset": team.preset, "overrides": list(team.data)},
     }
     (made,) = team.services.ask("prefect", f"api/deployments/{identifier}/schedules", [nightly])
-    wait_until(lambda: bool(team.services.runs_of("retrain")), seconds=180.0, what="planned")
+    wait_until(lambda: bool(team.services.runs_of("retrain")), seconds=LONG, what="planned")
     (run, *_) = sorted(team.services.runs_of("retrain"), key=lambda each: each["expected_start_time"])
     ended = team.end_of(run["id"])
     assert ended["state_type"] == "COMPLETED", team.services.logged(run["id"])
@@ -264,7 +265,7 @@ def test_what_nobody_needs_is_cleaned(team: Team) -> None:
 def test_every_event_was_received_and_the_audit_log_is_whole(team: Team) -> None:
     assert EVENTS - set(team.events()) == set()
     told = len(team.received)
-    wait_until(lambda: len(team.slack) == len(team.mails) == told, seconds=60.0, what="told everywhere")
+    wait_until(lambda: len(team.slack) == len(team.mails) == told, seconds=LONG, what="told everywhere")
     verified = team.run("audit", "verify")
     assert verified.returncode == 0, verified.stdout
     shown = team.run("audit", "show").stdout

@@ -63,6 +63,15 @@ def test_what_does_not_come_back_is_named(call: Callable[..., Any], released: th
     assert "timeout_minutes" in caught.value.fix
 
 
+def test_what_is_too_late_as_it_begins_is_named_and_leaves_no_handler(
+    call: Callable[..., Any], released: threading.Event
+) -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    with pytest.raises(CallTimeoutError):
+        call(released.wait, 0.0)
+    assert signal.getsignal(signal.SIGUSR2) == before
+
+
 def test_it_runs_in_the_callers_context_with_the_callers_threads(call: Callable[..., Any]) -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
     variable.set(5)
@@ -110,7 +119,7 @@ def test_a_reward_that_hangs_ends_the_run_and_the_next_goes_on_from_the_checkpoi
         return WeightedReward([WeightedTerm(FunctionReward(function, "hangs", timeout_minutes=minutes), 1.0)])
 
     with pytest.raises(CallTimeoutError, match="the reward function hangs timed out") as caught:
-        train(make_components(reward=reward(hangs, 1.0 / 60.0)), Tape())
+        train(make_components(reward=reward(hangs, 3.0 / 60.0)), Tape())
     assert "rollouts; the first is of prompt" in caught.value.where
     tape = Tape()
     outcome = train(make_components(reward=reward(right_answers, 60.0)), tape)

@@ -145,19 +145,19 @@ def test_no_module_of_a_user_hides_ours(tmp_path: Path) -> None:
 
 
 MEASURE = """
-import json, sys, time
+import json, sys
 from rlcore.flows.cli.app import main
 code = main(["--help"])
 heavy = {"torch", "transformers", "prefect", "mlflow", "pandas", "pandera", "matplotlib", "scipy"} & set(sys.modules)
-print(json.dumps({"code": code, "seconds": time.process_time(), "heavy": sorted(heavy)}))
+print(json.dumps({"code": code, "modules": len(sys.modules), "heavy": sorted(heavy)}))
 """
 
 
-def test_help_takes_less_than_a_second_of_the_processor_and_brings_in_nothing_heavy() -> None:
+def test_help_brings_in_few_modules_and_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, cwd=ROOT, check=True)
     measured = json.loads(done.stdout.splitlines()[-1])
     assert (measured["code"], measured["heavy"]) == (0, [])
-    assert measured["seconds"] < 1.0
+    assert measured["modules"] < 600  # 431 take 0.4 s of the processor
 
 
 def made(tmp_path: Path, *arguments: str) -> list[str]:

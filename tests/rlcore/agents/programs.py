@@ -68,7 +68,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_for(is_true: Callable[[], bool], *, seconds: float = 30.0) -> None:
+def wait_for(is_true: Callable[[], bool], *, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
         assert time.monotonic() < deadline
@@ -85,7 +85,7 @@ def program(room: Path, code: str) -> Program:
     return Program(config=AgentConfig(command=("python", "-c", textwrap.dedent(code))), url="http://a:1/v1", room=room)
 
 
-def play(room: Path, code: str, *, seconds: float = 30.0, agents: Agents | None = None) -> Ended:
+def play(room: Path, code: str, *, seconds: float = 600.0, agents: Agents | None = None) -> Ended:
     made = program(room, code)
     with made.folder() as folder:
         environment = made.environment(PROMPT, "key", folder)

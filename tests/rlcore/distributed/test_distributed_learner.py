@@ -28,6 +28,7 @@ from rlcore.loop import TrainResult, train
 from tests import strategies
 from tests.ranks import Forks
 from tests.rlcore.loop.conftest import MakeComponents, Tape, make_components, start
+from tests.waiting import LONG
 
 __all__ = ["make_components", "start"]  # fixtures
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
@@ -37,7 +38,9 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
 
 def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any) -> DistributedLearner:
     plan = LearnerPlan(start=start, critic_start=start, config=config, seed=0)
-    settings = DistributedConfig(**({"backend": "processes", "learner_ranks": 2, "timeout_minutes": 1.0} | placement))
+    settings = DistributedConfig(
+        **({"backend": "processes", "learner_ranks": 2, "timeout_minutes": LONG / 60.0} | placement)
+    )
     ranks = RankPool(Forks([RUNTIME.device] * settings.learner_ranks), 60.0 * settings.timeout_minutes)
     return DistributedLearner(plan, settings, RUNTIME, log=notes.append, ranks=ranks)
 
@@ -129,7 +132,8 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
 
 
 def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
-    learner = opened(timeout_minutes=0.05)
+    learner = opened()
+    learner.ranks._seconds = 3.0  # from now on: they had as long as they needed to start
     os.kill(learner.ranks.transport.processes[0].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.05 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)

@@ -43,6 +43,7 @@ from rlcore.training.sft import SftLearner, run_sft_steps
 from tests import strategies
 from tests.ranks import Forks, on_ranks
 from tests.rlcore.loop.conftest import start
+from tests.waiting import LONG
 
 __all__ = ["start"]  # a fixture
 CPU = torch.device("cpu")
@@ -122,7 +123,7 @@ def test_ranks_take_the_steps_of_one_process(
 
 
 def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -> tuple[Any, Forks]:
-    placement = DistributedConfig(backend="processes", learner_ranks=2, timeout_minutes=5.0)
+    placement = DistributedConfig(backend="processes", learner_ranks=2, timeout_minutes=LONG / 60.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
     kind: Any = {SftConfig: DistributedSft, DpoConfig: DistributedDpo, RewardModelConfig: DistributedReward}[

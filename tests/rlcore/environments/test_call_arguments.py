@@ -18,6 +18,7 @@ from rlcore.environments.environment import import_environment, wrap_environment
 from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
+from tests.waiting import LONG
 
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="go"),), token_ids=(3,), reference="", task="")
 JSON = st.recursive(
@@ -58,7 +59,7 @@ class Board:
 
 def asked(parameters: object, arguments: Mapping[str, Any]) -> str:
     """Return the board's answer to a call, from schema to output."""
-    worlds = EnvironmentPool(wrap_environment(Board, {"schemas": {"move": declared(parameters)}}), timeout_seconds=30.0)
+    worlds = EnvironmentPool(wrap_environment(Board, {"schemas": {"move": declared(parameters)}}), timeout_seconds=LONG)
     worlds.reset({0: PROMPT}, {0: (0, 0)})
     (answer,) = worlds.answer({0: ParsedCall(tool="move", arguments=arguments)}).values()
     worlds.close()

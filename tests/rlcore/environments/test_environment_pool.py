@@ -6,7 +6,8 @@ import asyncio
 import random
 import sqlite3
 import sys
-import time
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOut
 from rlcore.environments.environment import wrap_environment
 from rlcore.environments.environment_pool import MAX_CHARACTERS, MIN_FAILURES, EnvironmentPool, episode_seeds
 from rlcore.types import Message, Prompt
+from tests.waiting import LONG, given_time
 
 
 def prompt(reference: str) -> Prompt:
@@ -33,6 +35,8 @@ class Counter:
     """Counts its calls; every way to go wrong is a tool."""
 
     ended: ClassVar[list[str]] = []
+    released: ClassVar[threading.Event]
+    met: ClassVar[set[str]]
 
     def reset(self, prompt: Prompt, rng: random.Random) -> str | None:
         if prompt.reference == "broken":
@@ -76,7 +80,7 @@ class Counter:
 
     def hang(self) -> str:
         """Waits."""
-        time.sleep(60.0)
+        self.released.wait()
         return "late"
 
     def circle(self) -> list[Any]:
@@ -89,20 +93,22 @@ class Counter:
         """Says too much."""
         return "x" * (2 * MAX_CHARACTERS)
 
-    async def wait(self, seconds: float) -> str:
-        """Waits for something else.
+    async def meet(self, count: int) -> str:
+        """Waits until so many are here.
 
         Args:
-            seconds: how long
+            count: how many
         """
-        await asyncio.sleep(seconds)
+        self.met.add(self.name)
+        while len(self.met) < count:
+            await asyncio.sleep(0.01)
         if self.name == "refused":
             raise CallError("not for you")
-        return f"waited for {self.name}"
+        return f"met {self.name}"
 
     async def block(self) -> str:
         """Never gives way."""
-        time.sleep(3.0)
+        self.released.wait()
         return "late"
 
     def get_reward(self) -> float | None:
@@ -116,7 +122,16 @@ class Counter:
 KIND = wrap_environment(Counter, {}, name="tests:Counter")
 
 
-def started(*references: str, timeout_seconds: float = 5.0, seed: int = 0) -> tuple[EnvironmentPool, dict[int, Any]]:
+@pytest.fixture(autouse=True)
+def _until_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A call that hangs is released when its test is over; who meets whom is known to each test alone."""
+    monkeypatch.setattr(Counter, "released", threading.Event(), raising=False)
+    monkeypatch.setattr(Counter, "met", set(), raising=False)
+    yield
+    Counter.released.set()
+
+
+def started(*references: str, timeout_seconds: float = LONG, seed: int = 0) -> tuple[EnvironmentPool, dict[int, Any]]:
     worlds = EnvironmentPool(KIND, timeout_seconds=timeout_seconds)
     prompts = {key: prompt(reference) for key, reference in enumerate(references)}
     return worlds, worlds.reset(prompts, {key: episode_seeds(seed, 0, key) for key in prompts})
@@ -158,9 +173,12 @@ def test_what_the_policy_did_wrong_it_is_told_and_what_the_environment_did_wrong
 
 
 def test_a_call_that_does_not_come_back_fails_its_rollout_and_no_other() -> None:
-    worlds, _ = started("a", "b", timeout_seconds=0.3)
-    found = worlds.answer({0: call("hang"), 1: call("step", by=1)})
-    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang timed out after 0.3 s" in found[0].reason
+    def played(seconds: float) -> dict[int, Any]:
+        worlds, _ = started("a", "b", timeout_seconds=seconds)
+        return worlds.answer({0: call("hang"), 1: call("step", by=1)})
+
+    found = given_time(played, lambda found: found.get(1) == ToolOutput(text="1"), seconds=0.3)
+    assert isinstance(found[0], ToolFailure) and "tests:Counter.hang timed out after " in found[0].reason
     assert found[1] == ToolOutput(text="1")
 
 
@@ -179,15 +197,19 @@ def test_after_more_failures_than_a_batch_may_lose_no_other_call_is_made(
 
 
 def test_outside_the_main_thread_an_environment_stays_in_one_thread_and_loses_it_with_a_call_that_hangs() -> None:
-    def play() -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
-        worlds, _ = started("a", "b", timeout_seconds=0.3)
+    def play(seconds: float) -> tuple[dict[int, Any], dict[int, Any], dict[int, Any]]:
+        worlds, _ = started("a", "b", timeout_seconds=seconds)
         stored = worlds.answer({0: call("store"), 1: call("store")})
         worlds.answer({0: call("hang")})
         after = worlds.answer({1: call("step", by=1)})
         return stored, after, worlds.answer({1: call("store")})
 
     with ThreadPoolExecutor(1) as threads:
-        stored, after, elsewhere = threads.submit(play).result()
+        stored, after, elsewhere = given_time(
+            lambda seconds: threads.submit(play, seconds).result(),
+            lambda found: found[1] == {1: ToolOutput(text="1")},
+            seconds=0.3,
+        )
     assert stored == {0: ToolOutput(text="1"), 1: ToolOutput(text="1")}
     assert after == {1: ToolOutput(text="1")}
     assert isinstance(elsewhere[1], ToolFailure) and "SQLite objects created in a thread" in elsewhere[1].reason
@@ -201,22 +223,28 @@ def test_a_tool_that_leaves_python_fails_its_rollout_and_no_text_of_the_policys_
 
 
 def test_async_methods_wait_at_the_same_time_each_with_its_own_deadline() -> None:
-    worlds, _ = started("a", "b", "refused", "d", timeout_seconds=1.5)
-    began = time.monotonic()
-    found = worlds.answer({key: call("wait", seconds=60.0 if key == 3 else 0.5) for key in range(4)})
-    assert time.monotonic() - began < 3.0  # 61.5 one after another, 1.5 at the same time
-    assert (found[0], found[1]) == (ToolOutput(text="waited for a"), ToolOutput(text="waited for b"))
+    def played(seconds: float) -> dict[int, Any]:
+        worlds, _ = started("a", "b", "refused", "d", timeout_seconds=seconds)
+        found = worlds.answer({key: call("meet", count=99 if key == 3 else 3) for key in range(4)})
+        worlds.close()
+        return found
+
+    found = given_time(played, lambda found: found.get(0) == ToolOutput(text="met a"), seconds=0.5)
+    assert (found[0], found[1]) == (ToolOutput(text="met a"), ToolOutput(text="met b"))
     assert found[2] == ToolOutput(text="error: not for you", is_error=True)
-    assert isinstance(found[3], ToolFailure) and "Counter.wait timed out after 1.5 s" in found[3].reason
-    worlds.close()
+    assert isinstance(found[3], ToolFailure) and "Counter.meet timed out after " in found[3].reason
 
 
 def test_an_async_method_that_never_gives_way_is_left_behind() -> None:
-    worlds, _ = started("a", timeout_seconds=0.2)
-    found = worlds.answer({0: call("block")})
-    assert isinstance(found[0], ToolFailure)
-    assert worlds.answer({0: call("wait", seconds=0.0)}) == {0: ToolOutput(text="waited for a")}
-    worlds.close()
+    def played(seconds: float) -> tuple[Any, Any]:
+        worlds, _ = started("a", timeout_seconds=seconds)
+        blocked, after = worlds.answer({0: call("block")}), worlds.answer({0: call("meet", count=1)})
+        worlds.close()
+        return blocked[0], after[0]
+
+    blocked, after = given_time(played, lambda found: found[1] == ToolOutput(text="met a"), seconds=0.2)
+    assert isinstance(blocked, ToolFailure) and "timed out" in blocked.reason
+    assert after == ToolOutput(text="met a")
 
 
 def test_an_environment_that_cannot_begin_fails_alone() -> None:

@@ -17,6 +17,7 @@ from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests.http_servers import free_port, until_it_listens
+from tests.waiting import LONG
 
 SERVER = str(Path(__file__).with_name("counting_server.py"))
 COMMAND = f"{sys.executable} {SERVER}"
@@ -35,7 +36,7 @@ def servers() -> list[int]:
 
 @pytest.fixture
 def worlds() -> Iterator[EnvironmentPool]:
-    made = EnvironmentPool(import_environment(NAME, {"command": COMMAND}), timeout_seconds=60.0)
+    made = EnvironmentPool(import_environment(NAME, {"command": COMMAND}), timeout_seconds=LONG)
     prompts = dict.fromkeys("ab", PROMPT)
     assert made.reset(prompts, dict.fromkeys("ab", (0, 0))) == {"a": "", "b": ""}
     yield made
@@ -82,7 +83,7 @@ def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
         try:
             until_it_listens(port)
             kind = import_environment(NAME, {"url": f"http://127.0.0.1:{port}/mcp"})
-            worlds = EnvironmentPool(kind, timeout_seconds=60.0)
+            worlds = EnvironmentPool(kind, timeout_seconds=LONG)
             assert worlds.reset({"a": PROMPT}, {"a": (0, 0)}) == {"a": ""}
             assert worlds.answer({"a": call("add", number=7)}) == {"a": ToolOutput(text="7")}
             worlds.close()

@@ -27,6 +27,7 @@ from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests.http_servers import free_port, until_it_listens
 from tests.rlcore.environments.openenv_replay import EXCHANGE
+from tests.waiting import LONG
 
 FOLDER = Path(__file__).parent
 PYTHON = os.environ.get("OPENENV_PYTHON", "")
@@ -71,7 +72,7 @@ def address(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
 @contextmanager
 def playing(url: str, *keys: str, **options: Any) -> Iterator[EnvironmentPool]:
     """Episodes that have begun."""
-    made = EnvironmentPool(import_environment(NAME, {"url": url, **options}), timeout_seconds=60.0)
+    made = EnvironmentPool(import_environment(NAME, {"url": url, **options}), timeout_seconds=LONG)
     found = made.reset(dict.fromkeys(keys, PROMPT), dict.fromkeys(keys, (0, 0)))
     assert not [each for each in found.values() if isinstance(each, ToolFailure)], found
     yield made
@@ -92,7 +93,7 @@ def test_an_action_is_a_tool_and_what_it_needs_is_described(address: Callable[[s
 
 
 def test_reset_is_told_the_seed_the_options_and_the_row(address: Callable[[str], str]) -> None:
-    worlds = EnvironmentPool(import_environment(NAME, {"url": address("action"), **OPTIONS}), timeout_seconds=60.0)
+    worlds = EnvironmentPool(import_environment(NAME, {"url": address("action"), **OPTIONS}), timeout_seconds=LONG)
     said = worlds.reset({"a": PROMPT, "b": PROMPT}, {"a": (0, 0), "b": (0, 1)})
     assert said == dict.fromkeys("ab", "level 2, odd: I think of a number.")
     # The number that the seed of the group stands for, in both of its episodes.
@@ -136,7 +137,7 @@ def test_tools_over_mcp_are_called_by_their_names(address: Callable[[str], str])
 
 def test_sessions_that_the_server_has_no_room_for_fail_and_say_so() -> None:
     with serving("action", real=True) as url:
-        worlds = EnvironmentPool(import_environment(NAME, {"url": url}), timeout_seconds=60.0)
+        worlds = EnvironmentPool(import_environment(NAME, {"url": url}), timeout_seconds=LONG)
         found = worlds.reset(dict.fromkeys("abc", PROMPT), dict.fromkeys("abc", (0, 0)))
         worlds.close()
     (failure,) = [each for each in found.values() if isinstance(each, ToolFailure)]
@@ -146,7 +147,7 @@ def test_sessions_that_the_server_has_no_room_for_fail_and_say_so() -> None:
 def test_a_server_that_goes_away_fails_the_episode() -> None:
     with ExitStack() as stack:
         url = stack.enter_context(serving("action", real=False))
-        worlds = EnvironmentPool(import_environment(NAME, {"url": url, **OPTIONS}), timeout_seconds=60.0)
+        worlds = EnvironmentPool(import_environment(NAME, {"url": url, **OPTIONS}), timeout_seconds=LONG)
         worlds.reset({"a": PROMPT}, {"a": (0, 0)})
     (said,) = worlds.answer({"a": call("step", number=1)}).values()
     assert isinstance(said, ToolFailure)

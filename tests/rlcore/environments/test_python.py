@@ -14,13 +14,19 @@ from rlcore.errors import ConfigError
 from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.pool import SandboxPool
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.waiting import LONG
 
 
 @pytest.fixture(scope="module")
-def tool() -> Iterator[PythonTool]:
+def boxes() -> Iterator[SandboxPool]:
     require_bubblewrap()
     with SandboxPool() as sandbox:
-        yield PythonTool(sandbox, timeout_seconds=2.0)
+        yield sandbox
+
+
+@pytest.fixture
+def tool(boxes: SandboxPool) -> PythonTool:
+    return PythonTool(boxes, timeout_seconds=LONG)
 
 
 def test_programs_are_answered_in_order_with_what_they_print(tool: PythonTool) -> None:
@@ -41,8 +47,8 @@ def test_a_program_that_raises_half_a_surrogate_pair_says_what_every_file_can_ho
     assert output.text.encode().decode().count("ud800") == 1
 
 
-def test_a_program_that_does_not_end_and_one_that_ends_itself_are_errors_of_the_policy(tool: PythonTool) -> None:
-    endless, gone = tool(["while True: pass", "import os; os._exit(0)"])
+def test_a_program_that_does_not_end_and_one_that_ends_itself_are_errors_of_the_policy(boxes: SandboxPool) -> None:
+    endless, gone = PythonTool(boxes, timeout_seconds=2.0)(["while True: pass", "import os; os._exit(0)"])
     assert endless == ToolOutput(text="error: the program's time was up", is_error=True)
     assert isinstance(gone, ToolOutput)
     assert gone.is_error

@@ -6,7 +6,6 @@ import os
 import signal
 import struct
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +19,7 @@ from rlcore.loop import LogRecorder
 from rlcore.loop.curves import TOOLS, CurveRecorder
 from tests.flows.conftest import environment
 from tests.flows.warm import run_warm
+from tests.waiting import until
 
 METRICS = {"reward/mean": 0.5, "completion/length": 18.0}
 
@@ -72,15 +72,13 @@ STEPS: dict[str, Callable[[Path], list[int]]] = {
 
 def steps_at_last(name: str, folder: Path, last: int) -> list[int]:
     """Steps of a tool's files. W&B's service may write the last block shortly after a run has ended."""
-    for _ in range(100):
-        if last in (found := STEPS[name](folder)):
-            break
-        time.sleep(0.1)
-    return sorted(found)
+    return sorted(until(lambda: found if last in (found := STEPS[name](folder)) else [], f"step {last}"))
 
 
 @pytest.fixture(autouse=True)
 def _local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SERVICE", "")  # W&B sets it, for processes that are started later; no test is one
+    monkeypatch.delenv("WANDB_SERVICE")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
 

@@ -18,6 +18,7 @@ from rlcore.errors import ConfigError, SamplingError
 from rlcore.loop.prefetch import Groups, RolloutPrefetcher, from_json, mean_staleness, to_json
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
 from tests import strategies
+from tests.waiting import LONG
 
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="3+4"),), token_ids=(3,), reference="7", task="t")
 
@@ -45,7 +46,7 @@ class Engine:
     def sample(self, iteration: int) -> Groups:
         self.asked.append(iteration)
         version = self.version
-        assert self.may_go.wait(10.0)
+        assert self.may_go.wait(LONG)
         return [[rollout(version=version)]]
 
 
@@ -74,7 +75,7 @@ def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
         waiter.join(0.2)
         assert waiter.is_alive()
         engine.may_go.set()
-        waiter.join(10.0)
+        waiter.join(LONG)
         assert not waiter.is_alive()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.types import Rollout
+from rlcore.types import Rollout, Score
 from tests.judge_server import Server, by_length, make_judge, serving
+from tests.waiting import LONG, given_time
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "hang up"])
@@ -38,20 +40,25 @@ def test_a_passing_fault_is_tried_again(
         ("null", "has no text"),
         ("huge", "larger than 1 MiB"),
         ("hang up", "is unreachable"),
-        ("drip", "no complete reply within 2 s"),
-        ("drip of headers", "no complete reply within 2 s"),
+        ("drip", "no complete reply within "),
+        ("drip of headers", "no complete reply within "),
     ],
 )
 def test_a_fault_that_stays_leaves_the_rollout_unscored_and_is_not_remembered(
     judged: tuple[Server, str], make_rollout: Callable[..., Rollout], fault: str, error: str
 ) -> None:
     state, url = judged
-    state.faults = [fault]
-    reward = make_judge(url, retries=0, timeout_seconds=2.0)
-    score = reward([make_rollout("four")])[0]
-    assert score.value is None
-    assert error in score.error
-    assert reward([make_rollout("four")])[0].value == 0.4
+    rollouts = [make_rollout("four")]
+
+    def asked_twice(seconds: float) -> tuple[Score, Score]:
+        state.faults = [fault]
+        reward = make_judge(url, retries=0, timeout_seconds=seconds)
+        return reward(rollouts)[0], reward(rollouts)[0]
+
+    first, second = given_time(asked_twice, lambda found: error in found[0].error and not found[1].error, seconds=2.0)
+    assert first.value is None
+    assert error in first.error
+    assert second.value == 0.4
 
 
 @pytest.mark.parametrize("fault", ["echo", "echo in the status line", "echo in the reply"])
@@ -84,14 +91,16 @@ def test_a_server_that_is_not_there_leaves_rollouts_unscored(make_rollout: Calla
 
 
 def test_no_more_requests_than_allowed_are_under_way(make_rollout: Callable[..., Rollout]) -> None:
-    def slowly(body: Mapping[str, Any]) -> str:
-        time.sleep(0.05)
+    meeting = threading.Barrier(3, timeout=LONG)
+
+    def together(body: Mapping[str, Any]) -> str:
+        meeting.wait()
         return by_length(body)
 
-    with serving(slowly) as (state, url):
+    with serving(together) as (state, url):
         scores = make_judge(url, max_concurrency=3)([make_rollout("x" * n) for n in range(9)])
     assert [score.value for score in scores] == [n / 10 for n in range(9)]
-    assert 1 < state.most_busy <= 3
+    assert state.most_busy == 3
 
 
 def test_a_server_that_asks_for_time_is_given_it(
@@ -101,11 +110,11 @@ def test_a_server_that_asks_for_time_is_given_it(
     waits = list[float]()
     monkeypatch.setattr(time, "sleep", waits.append)
     past = "Wed, 21 Oct 2015 07:28:00"
-    said = ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=60)), "soon", past, "999999", "-1"]
+    said = ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=250)), "soon", past, "999999", "-1"]
     for number, state.retry_after in enumerate(said):
         state.faults = ["429"]
         assert make_judge(url, retries=1)([make_rollout("x" * number)])[0].value == number / 10
-    bounds = [(7, 8), (50, 61), (0, 1), (0, 1), (300, 301), (0, 1)]
+    bounds = [(7, 8), (50, 251), (0, 1), (0, 1), (300, 301), (0, 1)]
     assert [low <= wait <= high for wait, (low, high) in zip(waits, bounds, strict=True)] == [True] * 6
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rlcore.rewards.code_tests import CodeOptions, CodeReward, find_program
 from rlcore.types import Prompt, Rollout
 from tests.quick import within_seconds
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.waiting import LONG, given_time
 
 ADD = {
     "style": "call",
@@ -37,7 +39,7 @@ SAMPLE = 12  # HumanEval tasks in the fast tests
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeReward]:
     require_bubblewrap()
-    made = CodeReward(CodeOptions(credit="share", timeout_seconds=2.0))
+    made = CodeReward(CodeOptions(credit="share", timeout_seconds=LONG))
     yield made
     made.close()
 
@@ -149,7 +151,8 @@ def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], sty
         turns = [f"{count}print(k % 2 == 1)", f"{count}print(k in (1, 3, 5))"]
         right = "print(int(input()) % 2 == 0)"
     task = {"style": style, "tests": by_style[style]} | ({} if style == "stdin" else {"entry_point": "f"})
-    with build_rewards([RewardTerm(kind="code", options={"credit": credit})], resources=RewardResources()) as reward:
+    options = {"credit": credit, "timeout_seconds": LONG}
+    with build_rewards([RewardTerm(kind="code", options=options)], resources=RewardResources()) as reward:
         scores = reward([make_rollout(fenced(code), json.dumps(task)) for code in [*turns, right]])
     assert [score.value for score in scores] == [0.0, 0.0, 1.0]
 
@@ -179,18 +182,23 @@ def test_finding_the_program_takes_linear_time(piece: str) -> None:
 
 def test_all_or_nothing_is_the_default(make_rollout: Callable[..., Rollout]) -> None:
     require_bubblewrap()
-    with build_rewards([RewardTerm(kind="code")], resources=RewardResources()) as reward:
+    options = {"timeout_seconds": LONG}
+    with build_rewards([RewardTerm(kind="code", options=options)], resources=RewardResources()) as reward:
         codes = ("def add(a, b): return a + b", "def add(a, b): return 4")
         scores = reward([make_rollout(fenced(code), json.dumps(ADD)) for code in codes])
     assert [score.value for score in scores] == [1.0, 0.0]
 
 
-def test_a_test_after_one_that_ran_out_of_time_still_counts(
-    reward: CodeReward, make_rollout: Callable[..., Rollout]
-) -> None:
+def test_a_test_after_one_that_ran_out_of_time_still_counts(make_rollout: Callable[..., Rollout]) -> None:
+    require_bubblewrap()
     task = ADD | {"tests": [*ADD["tests"], {"args": [5, 0], "output": 5}]}
     code = "def add(a, b):\n    while a == 1: pass\n    return a + b"
-    assert reward([make_rollout(fenced(code), json.dumps(task))])[0].value == 0.5
+
+    def score(seconds: float) -> float | None:
+        with closing(CodeReward(CodeOptions(credit="share", timeout_seconds=seconds))) as reward:
+            return reward([make_rollout(fenced(code), json.dumps(task))])[0].value
+
+    assert given_time(score, lambda value: value == 0.5, seconds=2.0) == 0.5
 
 
 @pytest.mark.parametrize("text", ["", "no code", "```python\n```", "```bash\nls\n```", fenced("x" * 100_001)])
@@ -272,10 +280,12 @@ def test_all_of_humaneval_judges_its_solutions_and_stubs_right(
 
 
 @pytest.mark.slow
-def test_most_mutants_of_humaneval_fail(reward: CodeReward, make_rollout: Any) -> None:
+def test_most_mutants_of_humaneval_fail(make_rollout: Any) -> None:
     """Some mutants are equivalent, and HumanEval has few tests for some tasks: it catches most, not all."""
     pairs = [(row, mutant) for row in humaneval() for mutant in mutants(solutions([row])[0])]
-    scores = values(reward, [row for row, _ in pairs], [mutant for _, mutant in pairs], make_rollout)
+    require_bubblewrap()
+    with closing(CodeReward(CodeOptions(credit="share", timeout_seconds=2.0))) as reward:  # some never end
+        scores = values(reward, [row for row, _ in pairs], [mutant for _, mutant in pairs], make_rollout)
     caught = sum(score == 0.0 for score in scores)
     assert None not in scores
     assert caught / len(pairs) > 0.8, f"{caught} of {len(pairs)} mutants fail"

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from rlcore.errors import RewardError
 from rlcore.rewards import grader_pool
 from rlcore.rewards.grader_pool import GraderPool
+from tests.waiting import LONG, until, until_ended
 
 ROOT = Path(__file__).parents[3]
 ENDLESS = {"pattern": "(a|a)*b", "text": "a" * 60}  # 2^60 ways to fail, in one C function
@@ -39,11 +39,14 @@ def processes(pool: GraderPool) -> list[int]:
     return [*workers, psutil.Process(workers[0]).ppid()]
 
 
-def wait_until_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(psutil.pid_exists(pid) for pid in pids):
-        time.sleep(0.02)
-    return [pid for pid in pids if psutil.pid_exists(pid)]
+def until_busy(pids: list[int]) -> None:
+    """Return when each process computes."""
+
+    def used(pid: int) -> float:
+        return float(psutil.Process(pid).cpu_times().user)
+
+    before = {pid: used(pid) for pid in pids}
+    until(lambda: all(used(pid) >= before[pid] + 0.1 for pid in pids), "work")
 
 
 def test_outcomes_come_in_the_order_of_the_requests(pool: GraderPool) -> None:
@@ -93,15 +96,20 @@ def test_equal_requests_are_graded_once(pool: GraderPool) -> None:
     assert len(before & {worker.pid for worker in pool._workers}) == 1
 
 
-def test_a_worker_that_dies_costs_one_answer(pool: GraderPool) -> None:
-    pool.grade_all([same("x")])
-    workers = [worker.pid for worker in pool._workers]
-    timers = [threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)) for pid in workers]
-    for timer in timers:
-        timer.start()
-    outcomes = pool.grade_all([ENDLESS, ENDLESS | {"text": "a" * 61}, same("x")])
-    for timer in timers:
-        timer.join()
+def test_a_worker_that_dies_costs_one_answer() -> None:
+    with GraderPool("format", timeout_seconds=LONG, num_workers=2) as pool:
+        pool.grade_all([same("x")])
+        workers = [worker.pid for worker in pool._workers]
+
+        def kill() -> None:
+            until_busy(workers)
+            for pid in workers:
+                os.kill(pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        outcomes = pool.grade_all([ENDLESS, ENDLESS | {"text": "a" * 61}, same("x")])
+        killer.join()
     assert ["died" in outcome.error for outcome in outcomes] == [True, True, False]
     assert not any(outcome.is_of_answer for outcome in outcomes)
     assert outcomes[2].value is True
@@ -110,7 +118,7 @@ def test_a_worker_that_dies_costs_one_answer(pool: GraderPool) -> None:
 def test_a_worker_that_died_while_idle_costs_one_answer(pool: GraderPool) -> None:
     pool.grade_all([same("x")])
     os.kill(pool._workers[0].pid, signal.SIGKILL)
-    time.sleep(0.1)
+    until_ended([pool._workers[0].pid])
     outcomes = pool.grade_all([same(name) for name in "wxyz"])
     assert sorted(outcome.error for outcome in outcomes)[-2:] == ["", "the grader died on this answer"]
     assert [outcome.value for outcome in outcomes].count(True) == 3
@@ -125,7 +133,7 @@ def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_ane
         assert [outcome.value for outcome in lost] == [None, None]
         assert pool.grade_all([same("y")])[0].value is True
     # Nobody was left to kill the worker: its own limit of CPU time does.
-    assert wait_until_gone([worker, parent]) == []
+    until_ended([worker, parent])
 
 
 def test_closing_leaves_no_process_and_so_does_dropping_the_pool() -> None:
@@ -133,18 +141,18 @@ def test_closing_leaves_no_process_and_so_does_dropping_the_pool() -> None:
     pool.grade_all([ENDLESS, same("x")])
     pids = processes(pool)
     pool.close()
-    assert wait_until_gone(pids) == []
+    until_ended(pids)
     pool.grade_all([same("x")])
     pids = processes(pool)
     del pool
-    assert wait_until_gone(pids) == []
+    until_ended(pids)
 
 
 def test_killing_the_caller_ends_every_process() -> None:
     """SIGKILL runs no handler: the closed control socket is what tells them. One worker is inside a C function."""
     program = (
         "from rlcore.rewards.grader_pool import GraderPool\n"
-        "pool = GraderPool('format', timeout_seconds=60.0, num_workers=2)\n"
+        "pool = GraderPool('format', timeout_seconds=600.0, num_workers=1)\n"
         "pool.grade_all([{'pattern': 'x', 'text': 'x'}])\n"
         "print(*(worker.pid for worker in pool._workers), flush=True)\n"
         "pool.grade_all([{'pattern': '(a|a)*b', 'text': 'a' * 60}])\n"
@@ -152,13 +160,13 @@ def test_killing_the_caller_ends_every_process() -> None:
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert caller.stdout is not None
     workers = [int(pid) for pid in caller.stdout.readline().split()]
-    time.sleep(0.3)
+    until_busy(workers)
     pids = [child.pid for child in psutil.Process(caller.pid).children(recursive=True)]
     assert set(workers) < set(pids)
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    assert wait_until_gone(pids) == []
+    until_ended(pids)
 
 
 def test_threads_take_turns(pool: GraderPool) -> None:

@@ -22,6 +22,7 @@ from rlcore.rewards.pair_judge import FunctionPairJudge, RewardModelPairJudge, j
 from rlcore.rewards.pairs import Pair
 from rlcore.types import Message
 from tests.judge_server import Server, serving
+from tests.waiting import LONG, given_time
 
 ASKED = (Message(role="user", content="What is 3 + 4?"),)
 
@@ -61,7 +62,7 @@ def judged() -> Iterator[tuple[Server, str]]:
 
 
 def endpoint(url: str, **options: Any) -> EndpointPairJudge:
-    return EndpointPairJudge(PairJudgeOptions(**{"base_url": url, "model": "m", "timeout_seconds": 5.0, **options}))
+    return EndpointPairJudge(PairJudgeOptions(**{"base_url": url, "model": "m", "timeout_seconds": LONG, **options}))
 
 
 def function(judge: Callable[..., Any], minutes: float = 1.0) -> FunctionPairJudge:
@@ -108,9 +109,13 @@ def test_an_endpoint_that_fails_or_is_too_slow_leaves_the_order_unjudged(
     judged: tuple[Server, str], fault: str, error: str
 ) -> None:
     state, url = judged
-    state.faults = [fault]
-    judge = endpoint(url, retries=0, timeout_seconds=2.0, max_concurrency=1)
-    (both,) = judge_both_orders(judge, [pair("seven", "7")])
+
+    def asked(seconds: float) -> Any:
+        state.faults = [fault]
+        judge = endpoint(url, retries=0, timeout_seconds=seconds, max_concurrency=1)
+        return judge_both_orders(judge, [pair("seven", "7")])[0]
+
+    both = given_time(asked, lambda both: error in both.forward.error and not both.backward.error, seconds=2.0)
     assert (both.forward.value, both.backward.value) == (None, 1.0)
     assert error in both.forward.error
 

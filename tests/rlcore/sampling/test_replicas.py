@@ -29,6 +29,7 @@ from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests import strategies
+from tests.waiting import LONG
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ class BrokenSampler(NativeSampler):
 class MeetingSampler(NativeSampler):
     """Sampler that waits for the others before it samples."""
 
-    meeting = threading.Barrier(2, timeout=20.0)
+    meeting = threading.Barrier(2, timeout=LONG)
 
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None

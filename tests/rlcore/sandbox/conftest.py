@@ -9,7 +9,9 @@ from functools import cache
 import pytest
 
 from rlcore.errors import SandboxError
+from rlcore.sandbox.base import DEFAULT_LIMITS
 from rlcore.sandbox.pool import SandboxPool
+from tests.waiting import LONG
 
 
 @cache
@@ -29,6 +31,15 @@ def require_bubblewrap() -> None:
     """Skip a test where there is no isolation."""
     if missing_isolation():
         pytest.skip(missing_isolation())
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> Iterator[None]:
+    """By default, programs have processor time as elsewhere, and any time that a busy machine makes of it."""
+    before = DEFAULT_LIMITS.wall_seconds
+    object.__setattr__(DEFAULT_LIMITS, "wall_seconds", LONG)
+    yield
+    object.__setattr__(DEFAULT_LIMITS, "wall_seconds", before)
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,10 @@ import pytest
 from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.attacks import ESCAPES, FAKES, IDIOMS
+from tests.waiting import LONG
 
 LIMITS = ResourceLimits(wall_seconds=0.5, cpu_seconds=2)  # no attack has to be given time
-PATIENT = ResourceLimits(wall_seconds=10.0)
+PATIENT = ResourceLimits(wall_seconds=LONG)
 CALLS = {
     "style": "call",
     "entry_point": "square",

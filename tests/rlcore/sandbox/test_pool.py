@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,12 +17,14 @@ import pytest
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox import pool as pools
-from rlcore.sandbox.base import ResourceLimits, RunStatus, Sandbox
+from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunStatus, Sandbox
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.rlcore.sandbox.test_attacks import supervisors
+from tests.waiting import LONG, until, until_ended
 
 SHORT = ResourceLimits(wall_seconds=1.0)
+BRIEF = ResourceLimits(wall_seconds=LONG, cpu_seconds=2)
 ROOT = Path(__file__).parents[3]
 
 
@@ -55,7 +56,8 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: RunStatus, stdout: str) -> None:
-    outcome = sandbox.run(code, stdin="hello\nworld", limits=SHORT)
+    limits = SHORT if verdict is RunStatus.TIMEOUT else DEFAULT_LIMITS
+    outcome = sandbox.run(code, stdin="hello\nworld", limits=limits)
     assert (outcome.status, outcome.stdout) == (verdict, stdout)
 
 
@@ -90,7 +92,7 @@ def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) ->
 
 
 def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> None:
-    limits = ResourceLimits(wall_seconds=30.0, cpu_seconds=1)
+    limits = ResourceLimits(wall_seconds=LONG, cpu_seconds=1)
     outcome = sandbox.run("while True: pass", limits=limits)
     assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "the CPU time limit was exceeded")
     stubborn = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
@@ -104,7 +106,7 @@ def test_an_exception_is_named_with_its_line(sandbox: Sandbox) -> None:
 def test_the_tests_of_a_program_are_judged_one_by_one(sandbox: SandboxPool) -> None:
     code = "def f(x):\n    if x == 1: raise KeyError(x)\n    while x == 2: pass\n    return {3: print}.get(x, x)"
     tests = [{"args": [x], "output": x} for x in range(4)] + [{"args": [4], "output": 5}]
-    job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code, limits=SHORT)
+    job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code, limits=BRIEF)
     verdicts = [RunStatus.PASS, RunStatus.ERROR, RunStatus.TIMEOUT, RunStatus.PROTOCOL, RunStatus.FAIL]
     assert [one.status for one in sandbox.check(job)] == verdicts
 
@@ -273,22 +275,16 @@ def test_boxes_end_when_their_caller_is_killed() -> None:
     program = (
         "from rlcore.sandbox.pool import SandboxPool\nfrom rlcore.sandbox.base import ResourceLimits\n"
         "pool = SandboxPool(num_workers=1)\npool.run('pass')\nprint('ready', flush=True)\n"
-        "pool.run('import time; marker_of_this_test = 1; time.sleep(60)', limits=ResourceLimits(wall_seconds=60.0))"
+        "pool.run('import time; time.sleep(600)', limits=ResourceLimits(wall_seconds=600.0))"
     )
     caller = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE)
     assert caller.stdout is not None
     assert caller.stdout.readline() == b"ready\n"
-    time.sleep(0.5)
-    while not (found := boxes_below(caller.pid)):  # they come late on a busy machine
-        assert caller.poll() is None
-        time.sleep(0.05)
+    found = until(lambda: boxes_below(caller.pid), "a box")
     caller.kill()
     caller.wait()
     caller.stdout.close()
-    deadline = time.monotonic() + 20.0
-    while any(Path(f"/proc/{pid}").exists() for pid in found) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert [pid for pid in found if Path(f"/proc/{pid}").exists()] == []
+    until_ended(found)
 
 
 def boxes_below(pid: int) -> list[int]:

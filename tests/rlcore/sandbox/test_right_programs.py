@@ -9,10 +9,11 @@ import pytest
 
 from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
+from tests.waiting import LONG
 
 PAGE = Path(__file__).parents[3] / "docs" / "reward-limits.md"
 TITLE = "## Right programs that count as wrong"
-PATIENT = ResourceLimits(wall_seconds=30.0)
+PATIENT = ResourceLimits(wall_seconds=LONG)
 ONE = "def f(x):\n    "
 # By the first words of the row: programs of a function f, or scripts, that would answer 1 to an input of 1.
 FUNCTIONS: dict[str, tuple[str, ...]] = {

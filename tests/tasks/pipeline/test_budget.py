@@ -151,7 +151,7 @@ with budget.metered(Home(Path(sys.argv[1])), test.config()) as meter:
     meter.add(budget.Spent(tokens=7.0))
     time.sleep(1.0)
     print("counted", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -20,6 +20,7 @@ from rlcore.tasks.store.settings import Home
 from tests.http_servers import free_port
 from tests.tasks.pipeline.test_stages import open_run
 from tests.toys import no_sections
+from tests.waiting import LONG
 
 CONFIG = open_preset("tiny", ["stages.grpo.algorithm=dapo"])
 GRPO = {"preset": "tiny", "stage": "grpo", "recipe": "dapo"}
@@ -28,7 +29,7 @@ Page = dict[tuple[str, str], float]
 
 def read(port: int) -> Page:
     """The page: value by gauge and stage, as Prometheus's own parser reads it."""
-    with urllib.request.build_opener().open(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.build_opener().open(f"http://127.0.0.1:{port}/metrics", timeout=LONG) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     samples = [sample for family in families for sample in family.samples]
     return {(sample.name, sample.labels.get("stage", "")): sample.value for sample in samples}
@@ -88,7 +89,7 @@ def test_each_gauge_carries_its_labels_and_the_glossarys_formula(port: int) -> N
     with exported(CONFIG, "grpo") as show:
         assert show is not None
         show({"reward/term/math": 1.0}, 1)
-        with urllib.request.build_opener().open(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.build_opener().open(f"http://127.0.0.1:{port}/metrics", timeout=LONG) as answer:
             families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
     family = families["rlcore_reward_term_math"]
     assert (family.type, family.samples[0].labels) == ("gauge", GRPO)

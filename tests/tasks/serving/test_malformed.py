@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.tasks.serving.conftest import TOKEN, Running
+from tests.waiting import LONG
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "1"}]
@@ -21,7 +22,7 @@ JSON = "application/json"
 
 def exchange(port: int, sent: bytes) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the answer to these bytes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as connection:
         with contextlib.suppress(OSError):  # it was refused before it was whole
             connection.sendall(sent)
         answer = b""

@@ -20,6 +20,7 @@ from rlcore.tasks.serving.engine import Job, Piece
 from rlcore.tasks.serving.native import NativeEngine
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import SHAPE
+from tests.waiting import LONG
 
 JOB = Job(prompt_ids=(40, 41, 42), max_tokens=300, num_samples=1, temperature=1.0, seed=5)
 
@@ -96,7 +97,7 @@ def test_a_job_that_nobody_waits_for_gives_way_to_the_next(long_winded: Path) ->
     def count(*_: object) -> None:
         steps[0] += 1
         if steps[0] == 5:  # the engine waits here until its client has gone
-            left.wait(60)
+            left.wait(LONG)
 
     engine._model.register_forward_hook(count)
 
@@ -133,7 +134,7 @@ def test_jobs_that_wait_are_decoded_together_and_each_says_what_it_says_alone(lo
     def count(*_: object) -> None:
         steps[0] += 1
         if steps[0] == 1:  # a first job is computed until all others wait
-            begun.wait(60)
+            begun.wait(LONG)
 
     engine._model.register_forward_hook(count)
 

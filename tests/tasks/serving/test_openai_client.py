@@ -13,11 +13,12 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers
 from tests.tasks.serving.conftest import TOKEN, Running
+from tests.waiting import LONG
 
 
 @pytest.fixture(scope="module")
 def client(running: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{running.url}/v1", api_key=TOKEN, max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key=TOKEN, max_retries=0, timeout=LONG) as made:
         yield made
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from rlcore.errors import SamplingError
 from rlcore.openai_api.server import listen
 from rlcore.tasks.serving.engine import Job, Piece, TokenLogprob
 from rlcore.tasks.serving.vllm import VllmEngine
+from tests.waiting import LONG, until
 
 KEY = "of-the-engine"
 JOB = Job(
@@ -77,12 +77,11 @@ def stub() -> Iterator[Stub]:
     with listen("127.0.0.1", 0) as at:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
-        while not server.started:
-            time.sleep(0.01)
+        until(lambda: server.started, "the server")
         made.url = f"http://127.0.0.1:{at.getsockname()[1]}"
         yield made
         server.should_exit = True
-        thread.join(30)
+        thread.join(LONG)
 
 
 def ask(url: str) -> tuple[list[Piece] | SamplingError, bool]:

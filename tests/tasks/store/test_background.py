@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.tasks.store.background import MAX_WAITING, BackgroundWriter
+from tests.waiting import LONG
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_the_caller_goes_on_while_a_job_works_and_waits_when_too_many_do(writer:
         assert one_more.is_alive()
     finally:
         may_go.set()
-    one_more.join(5.0)
+    one_more.join(LONG)
     assert not one_more.is_alive()
     writer.wait()
 

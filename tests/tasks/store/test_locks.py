@@ -19,7 +19,7 @@ from pathlib import Path
 from rlcore.tasks.store.locks import file_lock
 with file_lock(Path(sys.argv[1])):
     print("held", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 FORK = """
 import os, signal, sys, time
@@ -29,7 +29,7 @@ with file_lock(Path(sys.argv[1])):
     worker = os.fork()
     if worker == 0:
         os.close(1)
-        time.sleep(60)
+        time.sleep(600)
     print(worker, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """

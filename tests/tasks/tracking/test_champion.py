@@ -29,6 +29,7 @@ from rlcore.tasks.tracking.registry import (
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import ANNA, promote, register_versions, roll_back
+from tests.waiting import LONG
 
 
 @pytest.fixture
@@ -137,7 +138,7 @@ def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=60)[0].strip() for process in processes]
+    answers = [process.communicate(timeout=LONG)[0].strip() for process in processes]
     assert sorted(answer.partition(":")[0] for answer in answers) == ["promoted", "refused"]
     winner = challengers[answers.index("promoted")]
     assert aliases(tracker) == {CHAMPION: winner.version, PREVIOUS: 1}

@@ -19,6 +19,7 @@ from rlcore.distributed.cluster.scorers import open_scorers
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components
+from tests.waiting import LONG
 
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
 TERMS = (RewardTerm(kind="tests.rlcore.distributed.cluster.scoring:even"),)
@@ -35,7 +36,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings: Any) -> DistributedConfig:
-    given = {"timeout_minutes": 2.0} | settings
+    given = {"timeout_minutes": LONG / 60.0} | settings
     return DistributedConfig(
         backend="ray",
         learner_ranks=ranks,

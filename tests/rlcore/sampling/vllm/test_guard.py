@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rlcore.sampling.vllm import guard as guard_script
+from tests.waiting import LONG, until, until_ended
 
 # An "engine" with a child that has left the process group, as a daemon does; both write their numbers and wait.
 ENGINE = """
@@ -35,17 +35,9 @@ def guarded(folder: Path, numbers: Path) -> list[str]:
     return [str(folder), sys.executable, "-c", ENGINE, str(numbers)]
 
 
-def processes_of(numbers: Path) -> list[psutil.Process]:
-    deadline = time.monotonic() + 30
-    while not numbers.exists():
-        assert time.monotonic() < deadline, "the engine did not start"
-        time.sleep(0.05)
-    return [psutil.Process(int(number)) for number in numbers.read_text().split()]
-
-
-def are_gone(processes: list[psutil.Process]) -> bool:
-    _, alive = psutil.wait_procs(processes, timeout=20)
-    return not alive
+def processes_of(numbers: Path) -> list[int]:
+    until(numbers.exists, "the engine")
+    return [int(number) for number in numbers.read_text().split()]
 
 
 def start_guard(folder: Path, numbers: Path) -> subprocess.Popen[bytes]:
@@ -61,11 +53,8 @@ def test_the_engine_and_its_folders_go_with_a_parent_that_is_killed(tmp_path: Pa
     processes = processes_of(numbers)
     parent.send_signal(last)
     parent.wait()
-    assert are_gone(processes)
-    deadline = time.monotonic() + 10
-    while folder.exists():
-        assert time.monotonic() < deadline, "the weight files were left behind"
-        time.sleep(0.05)
+    until_ended(processes)
+    until(lambda: not folder.exists(), "the end of the weight files")
 
 
 def test_the_engine_goes_when_the_guard_is_asked_and_the_folder_stays_for_the_parent(tmp_path: Path) -> None:
@@ -74,8 +63,8 @@ def test_the_engine_goes_when_the_guard_is_asked_and_the_folder_stays_for_the_pa
     guard = start_guard(folder, numbers)
     processes = processes_of(numbers)
     guard.terminate()
-    assert guard.wait(20) == 143
-    assert are_gone(processes)
+    assert guard.wait(LONG) == 143
+    until_ended(processes)
     assert folder.exists()
 
 
@@ -101,13 +90,13 @@ time.sleep(600)
         assert path.exists()
         (first,) = psutil.Process(running.pid).children()
         first.kill()
-        running.wait(30)
+        running.wait(LONG)
     assert not path.exists()
 
 
 def test_what_an_engine_leaves_behind_goes_with_it(tmp_path: Path) -> None:
     guard = start_guard(tmp_path, tmp_path / "numbers")
     engine, child = processes_of(tmp_path / "numbers")
-    engine.kill()
-    assert guard.wait(30) == -signal.SIGKILL % 256
-    assert are_gone([child])
+    os.kill(engine, signal.SIGKILL)
+    assert guard.wait(LONG) == -signal.SIGKILL % 256
+    until_ended([child])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ from rlcore.config import EngineConfig, GpuConfig, TimeoutConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.sampling.vllm.client import Address, address_of
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
+from tests.waiting import LONG, until
 
 
 def test_an_engine_that_ends_as_it_starts_says_its_last_lines(checkpoint: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_first_error_of_a_long_log_is_said_with_its_last_lines(checkpoint: P
             model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
         )
     )
-    process._guard.wait(30)
+    process._guard.wait(LONG)
     lines = [line.strip() for line in process.log_tail().splitlines()]
     process.stop()
     assert lines == [says[1], *says[-15:]]
@@ -107,10 +107,7 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
     )
     before = set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
     process = ServerProcess(spec)
-    deadline = time.monotonic() + 30.0
-    while not list(process.folder.glob("vllm_dist_*")):
-        assert time.monotonic() < deadline, "it was made elsewhere"
-        time.sleep(0.05)
+    until(lambda: list(process.folder.glob("vllm_dist_*")), "its file")
     for child in psutil.Process(process._guard.pid).children(recursive=True):
         child.kill()
     process.stop()

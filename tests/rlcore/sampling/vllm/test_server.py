@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,7 +26,9 @@ from rlcore.sampling.vllm.server import MAX_ATTEMPTS, VllmSampler, open_vllm
 from rlcore.sampling.vllm.server_load import EngineWatch, parse_page
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.waiting import LONG, until
 
+HASTY = 5.0  # seconds for a request, where one hangs
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=2)
 
 
@@ -94,10 +95,14 @@ class Routes(BaseHTTPRequestHandler):
             kind.seen.append(payload)
             kind.track_stage += 1
             kind.most = max(kind.most, kind.track_stage)
-        time.sleep(1.5 if self._hit("hang") else 0.02)
+        if self._hit("meet"):
+            until(lambda: kind.most == 3, "three requests at a time")
+        if hangs := self._hit("hang"):
+            self.connection.settimeout(LONG)
+            self.connection.recv(1)  # until the client leaves
         with kind.lock:  # before the answer, upon which the client may send the next
             kind.track_stage -= 1
-        if self._hit("break off"):
+        if hangs or self._hit("break off"):
             self.close_connection = True
             return
         if self._hit("overload"):
@@ -147,13 +152,19 @@ def routes() -> Iterator[tuple[type[Routes], str]]:
 
 @pytest.fixture
 def sampler(
-    routes: tuple[type[Routes], str], checkpoint: Path, tokenizer: ChatTokenizer, tmp_path: Path
+    request: pytest.FixtureRequest,
+    routes: tuple[type[Routes], str],
+    checkpoint: Path,
+    tokenizer: ChatTokenizer,
+    tmp_path: Path,
 ) -> Iterator[VllmSampler]:
+    """A sampler that waits as long as it must; by its parameter, so many seconds for each request."""
     (tmp_path / "exchange").mkdir()
+    seconds = getattr(request, "param", LONG)
     spec = ServerSpec(
         model=checkpoint,
         weight_dir=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=1.0)),
+        config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=seconds)),
         dtype="float32",
         max_model_len=128,
         max_concurrent=3,
@@ -167,7 +178,11 @@ def flat(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout | FailedRo
     return [item for group in groups for item in group]
 
 
-@pytest.mark.parametrize("trouble", ["hang", "break off", "overload", "abort"])
+@pytest.mark.parametrize(
+    ("trouble", "sampler"),
+    [("hang", HASTY), ("break off", LONG), ("overload", LONG), ("abort", LONG)],
+    indirect=["sampler"],
+)
 def test_what_fails_is_asked_for_again_and_comes_out_the_same(
     trouble: str, routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
 ) -> None:
@@ -195,6 +210,7 @@ def test_a_request_carries_token_ids_its_own_seed_and_our_stop_tokens(
 def test_no_more_requests_are_under_way_than_allowed(
     routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
 ) -> None:
+    routes[0].trouble["meet"] = 3
     sampler.sample(prompts * 4, PARAMS, seed=1)
     assert routes[0].most == 3
 
@@ -289,11 +305,12 @@ def test_a_long_completion_may_take_longer() -> None:
     assert TimeoutConfig(request_seconds=5.0).for_request(1000) == 5.0
 
 
+@pytest.mark.parametrize("sampler", [HASTY], indirect=True)
 def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_call_to_call(
     routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
 ) -> None:
     kind, _ = routes
-    kind.trouble["hang"] = 1  # past the deadline of a second: long enough to be looked at, and asked for again
+    kind.trouble["hang"] = 1  # past its deadline: long enough to be looked at, and asked for again
     sampler.sample(prompts, PARAMS, seed=1)
     figures = sampler.take_metrics()
     check_names(figures)
@@ -304,7 +321,7 @@ def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_c
     assert figures["engine/preemptions"] == 0.0  # 3 before and 3 after
     assert figures["engine/prefix_cache_hit_rate"] == 0.0
     made = 4 * (len(prompts) * PARAMS.num_samples)
-    assert 0.0 < figures["engine/tokens_per_second"] <= (made + 4) / 1.0
+    assert 0.0 < figures["engine/tokens_per_second"] <= (made + 4) / HASTY
     assert sampler.take_metrics() == {"engine/retries": 0.0}
 
 

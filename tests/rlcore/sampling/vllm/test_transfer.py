@@ -19,6 +19,7 @@ from rlcore.sampling.vllm.process import ServerSpec, command, environment
 from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, open_transfer, rendezvous_host
 from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, stored_tensors, write_weights
 from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, join_store, own_address
+from tests.waiting import LONG
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 LOOPBACK = Address("127.0.0.1", 1)
@@ -62,7 +63,7 @@ class Server(EngineControl):
 
 def each(count: int, work: Callable[[int], Any]) -> list[Any]:
     waiting = [in_background(lambda number=number: work(number)) for number in range(count)]  # type: ignore[misc]
-    return [future.result(60.0) for future in waiting]
+    return [future.result(LONG) for future in waiting]
 
 
 @pytest.fixture
@@ -253,4 +254,4 @@ def test_what_fails_in_the_background_is_raised_where_it_is_asked_for() -> None:
         raise RuntimeError(threading.current_thread().name)
 
     with pytest.raises(RuntimeError, match="weights"):
-        in_background(fail).result(10.0)
+        in_background(fail).result(LONG)
