@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from tests.architecture.source_files import ROOT, modules, nodes
 
 PACKAGES = ("rlcore/", "tasks/", "flows/", "data_contracts/", "examples/")
-MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 300
+MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 500
 
 
 def long_functions(code: Iterable[ast.AST]) -> Iterator[str]:

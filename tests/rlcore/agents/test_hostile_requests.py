@@ -183,7 +183,7 @@ def opened(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> Iterator[tuple[Ga
 
 
 def exchanged(gateway: Gateway, request: bytes) -> bytes:
-    """What the gateway sends back; the client ends its side, so that a request without end is one."""
+    """Reply of the gateway to the bytes of a request."""
     port = urlsplit(gateway.url).port
     with socket.create_connection(("127.0.0.1", port), timeout=300) as connection:
 

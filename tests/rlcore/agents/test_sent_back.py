@@ -1,4 +1,4 @@
-"""What the gateway hands out it takes back: any sampled text, sent back verbatim, continues its own answer."""
+"""Sampled texts that are sent back: any sampled text, sent back verbatim, continues its own answer."""
 
 from __future__ import annotations
 
