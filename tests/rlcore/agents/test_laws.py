@@ -117,7 +117,7 @@ class Agent:
         messages.append(json.loads(json.dumps(reply["choices"][chosen % n]["message"])))
 
     def _check_seen(self, reply: Mapping[str, Any], made: Sequence[Rollout]) -> None:
-        """Compare the text that the agent sees, at once and as a stream, with that of the trained tokens, without the stop string."""
+        """Compare the text that the agent sees, at once and as a stream, with the trained tokens up to the stop."""
         streamed = ["" for _ in made]
         for _, event in chat_events(reply, include_usage=False):
             for choice in event["choices"] if isinstance(event, Mapping) else ():
