@@ -27,6 +27,7 @@ SOUND = [
     rollout(completion_ids=(7, 4, 2), loss_mask=(True, False, True)),
     rollout(completion_ids=(2, 2, 2), loss_mask=(True, False, True)),  # an EOS inside tool output is not trained on
     rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, True)),
+    rollout(completion_ids=(3, 2, 4), loss_mask=(True, False, True), num_sampled=2),  # an agent's stop strings
     rollout(finish_reason="length", completion_ids=(3, 4, 2)),  # a call for which there was no turn left
 ]
 
@@ -49,11 +50,15 @@ def test_whole_rollouts_pass() -> None:
             rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, False)),
             "ends with tokens that are not the policy's",
         ),
+        (
+            rollout(completion_ids=(3, 2, 4), loss_mask=(True, False, True), num_sampled=3),
+            "2 tokens are trained on, and 3",
+        ),
         (rollout(completion_ids=(), loss_mask=(), sampler_logprobs=()), "no token is trained on"),
     ],
 )
 def test_a_broken_rollout_is_found_among_whole_ones(broken: Rollout, message: str) -> None:
-    with pytest.raises(CanaryError, match=rf"(?s)1 of 8 rollouts.*{message}"):
+    with pytest.raises(CanaryError, match=rf"(?s)1 of 9 rollouts.*{message}"):
         mask_canary([*SOUND, broken], EOS)
 
 
@@ -75,7 +80,7 @@ def test_every_sample_of_an_episode_is_checked(branch: Rollout, message: str) ->
     if not message:
         mask_canary([*SOUND, episode], EOS)
         return
-    with pytest.raises(CanaryError, match=rf"(?s)1 of 8 rollouts.*{message}"):
+    with pytest.raises(CanaryError, match=rf"(?s)1 of 9 rollouts.*{message}"):
         mask_canary([*SOUND, episode], EOS)
 
 
