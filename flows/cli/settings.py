@@ -6,7 +6,7 @@ import difflib
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -77,35 +77,4 @@ def migrate_preset(
     sys.stdout.write(
         "\n".join([*changes, f"{file}: {len(changes)} changes" if changes else f"{file}: up to date"]) + "\n"
     )
-    return 0
-
-
-def from_trl(
-    config: Annotated[Path, Parameter(help="A YAML or JSON file, as trl grpo --config takes it.")],
-    /,
-    *,
-    trainer: Annotated[
-        Literal["", "grpo", "dpo", "sft", "reward"],
-        Parameter(help="TRL's trainer; default: the one that has the file's keys.", show_default=False),
-    ] = "",
-    to: Annotated[Path | None, Parameter(help="File of the preset; default: CONFIG with .toml.")] = None,
-) -> int:
-    """Write a preset that trains as a TRL configuration does.
-
-    Keys without effect on the weights are left out. If the loss of others would change the training, all are named and
-    nothing is written.
-
-    ```
-    rlcore from-trl grpo.yaml
-    rlcore plan grpo.toml
-    ```
-    """
-    from rlcore.tasks.presets.from_trl import from_trl as preset_from
-
-    target = to or config.with_suffix(".toml")
-    if target.exists():
-        raise ConfigError("the file exists", where=str(target), fix="remove it, or name another with --to")
-    text = preset_from(config, trainer)
-    target.write_text(text, encoding="utf-8")
-    sys.stdout.write(f"{target}\nnext: rlcore plan {target}\n")
     return 0

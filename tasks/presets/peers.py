@@ -1,6 +1,6 @@
 """Keys of TRL and verl, and the key of a preset that means the same: the table ``peers.toml``.
 
-It serves "did you mean", ``rlcore from-trl`` and docs/coming-from.md.
+It serves "did you mean" and docs/coming-from.md.
 """
 
 from __future__ import annotations
@@ -38,14 +38,6 @@ class PeerKey:
     note: str = ""
     defaults: Mapping[str, Any]
     only: tuple[Any, ...] | None = None
-    computed: bool = False
-    ignored: bool = False
-    differs: bool = False
-
-    @property
-    def is_copied(self) -> bool:
-        """True if the value is that of our key."""
-        return bool(self.ours) and not (self.computed or self.ignored)
 
     def key(self, stage: str, kind: str, dataset: str) -> str:
         """Return our key in a preset with these names."""
@@ -59,22 +51,12 @@ class PeerKey:
         return ".".join(places.get(part, part) for part in self.ours.split("."))
 
 
+@cache
 def peer_keys() -> tuple[PeerKey, ...]:
     """Return the table."""
-    return _table()[0]
-
-
-def without_effect() -> tuple[str, ...]:
-    """Return patterns of TRL's other keys, which do not change the weights."""
-    return _table()[1]
-
-
-@cache
-def _table() -> tuple[tuple[PeerKey, ...], tuple[str, ...]]:
     text = resources.files("rlcore.tasks.presets").joinpath("peers.toml").read_text(encoding="utf-8")
     document = tomllib.loads(text)
-    rows = tuple(_read(peer, row) for peer in PEERS for row in document[peer])
-    return rows, tuple(document["trl_without_effect"])
+    return tuple(_read(peer, row) for peer in PEERS for row in document[peer])
 
 
 def _read(peer: str, row: dict[str, Any]) -> PeerKey:
