@@ -127,6 +127,7 @@ def test_databases_on_a_network_disk_are_refused_and_servers_are_the_way_out(
     mounted = [SimpleNamespace(mountpoint="/", fstype="ext4"), SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4")]
     monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounted)
     monkeypatch.setenv("RLCORE_ENGINE", "inline")
+    monkeypatch.setenv("RLCORE_HOME", "")
     for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(StorageError, match=r"network file system \(nfs4\), where the databases of mlflow break"):
