@@ -67,6 +67,8 @@ def _finding(found: Finding | None, *, is_planned: bool) -> str:
     each = found.difference
     interval = f"[{each.low:+.3f}, {each.high:+.3f}]" if math.isfinite(each.low) else "no interval"
     seeds = f"{each.seeds} seed{'s' if each.seeds > 1 else ''}"
+    if found.verdict and math.isfinite(each.plain_low):
+        seeds += f" (alone [{each.plain_low:+.3f}, {each.plain_high:+.3f}])"
     return f"{each.mean:+.3f} {interval}, {seeds}, " + (f"**{found.verdict}**" if found.verdict else "not judged")
 
 

@@ -1,12 +1,13 @@
 """Design effect of rows that come in documents: the number of rows that are as informative as one independent row.
 
-Questions on one page have words, lengths and a script in common. If they are adjacent in a file, neighboring values of
-a column are more often alike than distant ones.
+Questions on one page have words, lengths and a script in common. A column may name the page of each row. Without one,
+pages are visible only if their rows are adjacent: neighboring values are then more often alike than distant ones.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,34 @@ _MAX_EFFECT = 64.0  # largest effect: drift must stay visible in a file whose or
 _BEYOND_AVERAGE = 1.6  # bins of few documents vary more than the average bin; measured in the tests
 _DEVIATIONS = 4.0  # standard errors above 1 before an overdispersion counts
 _DECIMALS = 4
+_MOST_BINS = 1_024  # names beyond them share bins
+_BEYOND_MEAN = 1.3  # as above, for named groups
+
+
+def group_effect(places: Places, weights: Floats, groups: Places, *, is_ordered: bool) -> float:
+    """Return the number of values that are as informative as one independent one: bins [N], weights [N], groups [N].
+
+    It is the variance of the fractions p of bins between groups, which need not be adjacent, over that of independent
+    values: Σ a V / Σ a p (1 - p) / n, with a = 1 / p, the mean effect of Rao & Scott 1984. Of an ordered column, the
+    fractions below each bin count too, with a = 1, and the larger effect. One group is as informative as one value.
+    """
+    bins, names = (np.unique(each, return_inverse=True)[1] for each in (places % _MOST_BINS, groups))
+    num_groups, num_bins = int(names.max(initial=-1)) + 1, int(bins.max(initial=-1)) + 1
+    total = float(weights.sum())
+    if num_groups <= 1 or num_bins <= 1:
+        return max(1.0, total) if num_groups == 1 else 1.0
+    counts = np.bincount(names * num_bins + bins, weights, minlength=num_groups * num_bins).reshape(num_groups, -1)
+    sizes = counts.sum(axis=1, keepdims=True)
+
+    def effect(sums: NDArray[Any], by_size: float) -> float:
+        p = sums.sum(axis=0) / total
+        between = ((sums - p * sizes) ** 2).sum(axis=0) * num_groups / (num_groups - 1) / total
+        weight = p**-by_size
+        return float((weight * between).sum() / max(float((weight * p * (1.0 - p)).sum()), 1e-12))
+
+    below = effect(np.cumsum(counts, axis=1)[:, :-1], 0.0) if is_ordered else 1.0
+    each = 1.0 + _BEYOND_MEAN * (effect(counts, 1.0) - 1.0)
+    return round(min(max(1.0, each, below), total), _DECIMALS)
 
 
 def design_effect(places: Places, weights: Floats) -> float:

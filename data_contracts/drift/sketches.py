@@ -11,8 +11,8 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +20,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.drift.documents import design_effect
+from rlcore.data_contracts.drift.documents import design_effect, group_effect
 from rlcore.data_contracts.memo import BoundedMemo
 from rlcore.data_contracts.text import normalised_chunks, words_of
 
 Sketch = Mapping[str, Any]
 Floats = NDArray[np.float64]
+Effect = Callable[..., float]
+"""Design effect of bins [N] with weights [N]; ``is_ordered``: of a histogram."""
 
+GROUP = "group"
+"""Column with the document of each row, if the dataset names one."""
 MAX_CATEGORIES = 50
 NUM_BUCKETS = 1_024  # a power of two, so that drift can merge them
 MAX_CHARACTERS = 2_000  # characters of a prompt that are examined for its script and words
@@ -53,14 +57,15 @@ def sketch(frame: pd.DataFrame) -> dict[str, Sketch]:
 
     A histogram has ``edges``, ``counts``, ``mean`` and ``max``. Names have the ``counts`` of the 50 most frequent, and
     ``others`` in total; if there are others, ``buckets`` has the counts of all names by :func:`bucket_of`. Both have
-    ``design_effect``.
+    ``design_effect``: by the column ``group``, or else by the order of the rows.
     """
-    weights = _weights(frame)
-    prompts = frame.drop_duplicates("prompt_hash") if "prompt_hash" in frame.columns else frame
-    answers = {name: _histogram(frame[name], TOKEN_EDGES, weights) for name in frame.columns if _is_answer_length(name)}
-    numbers = {name: _histogram(frame[name], edges, weights) for name, edges in _EDGES.items() if name in frame.columns}
-    names = {name: _categories(frame[name].tolist(), weights) for name in _NAMES if name in frame.columns}
-    return {**_prompt_sketches(prompts), **answers, **numbers, **names, **_pair_sketches(frame, weights)}
+    weights, effect, own = _weights(frame), _effect(frame), set(frame.columns)
+    prompts = frame.drop_duplicates("prompt_hash") if "prompt_hash" in own else frame
+    edges: dict[str, Sequence[float]] = {name: TOKEN_EDGES for name in frame.columns if _is_answer_length(name)}
+    edges |= {name: each for name, each in _EDGES.items() if name in own}
+    numbers = {name: _histogram(frame[name], each, weights, effect) for name, each in edges.items()}
+    names = {name: _categories(frame[name].tolist(), weights, effect) for name in _NAMES if name in own}
+    return {**_prompt_sketches(prompts, _effect(prompts)), **numbers, **names, **_pair_sketches(frame, weights, effect)}
 
 
 def script_of(text: str) -> str:
@@ -92,55 +97,62 @@ def _weights(frame: pd.DataFrame) -> Floats:
     return 1.0 / sizes.to_numpy(dtype=np.float64)
 
 
-def _prompt_sketches(prompts: pd.DataFrame) -> dict[str, Sketch]:
+def _effect(frame: pd.DataFrame) -> Effect:
+    """Return the design effect of a frame's columns."""
+    if GROUP not in frame.columns:
+        return lambda places, weights, *, is_ordered: design_effect(places, weights)
+    return partial(group_effect, groups=np.unique(frame[GROUP], return_inverse=True)[1])
+
+
+def _prompt_sketches(prompts: pd.DataFrame, effect: Effect) -> dict[str, Sketch]:
     found: dict[str, Sketch] = {}
     once = np.ones(len(prompts))
     if "prompt_tokens" in prompts.columns:
-        found["prompt_tokens"] = _histogram(prompts["prompt_tokens"], TOKEN_EDGES, once)
+        found["prompt_tokens"] = _histogram(prompts["prompt_tokens"], TOKEN_EDGES, once, effect)
     if "reference" in prompts.columns:
-        found["reference_characters"] = _histogram(prompts["reference"].map(len), TOKEN_EDGES, once)
+        found["reference_characters"] = _histogram(prompts["reference"].map(len), TOKEN_EDGES, once, effect)
     if "messages" not in prompts.columns:
         return found
     messages: list[Messages] = prompts["messages"].tolist()
     texts = ["\n".join(turn["content"] for turn in turns if turn["role"] != "system") for turns in messages]
-    found["turns"] = _categories([str(len(turns)) for turns in messages], once)
-    found["script"] = _categories([script_of(text[:MAX_CHARACTERS]) for text in texts], once)
-    found["word"] = _categories([word_of(text[:MAX_CHARACTERS]) for text in texts], once)
+    found["turns"] = _categories([str(len(turns)) for turns in messages], once, effect)
+    found["script"] = _categories([script_of(text[:MAX_CHARACTERS]) for text in texts], once, effect)
+    found["word"] = _categories([word_of(text[:MAX_CHARACTERS]) for text in texts], once, effect)
     if "prompt_tokens" in prompts.columns:
         characters = pd.Series([sum(len(turn["content"]) for turn in turns) for turns in messages], dtype=float)
         ratios = characters / prompts["prompt_tokens"].clip(lower=1).reset_index(drop=True)
-        found["characters_per_token"] = _histogram(ratios, RATIO_EDGES, once)
+        found["characters_per_token"] = _histogram(ratios, RATIO_EDGES, once, effect)
     return found
 
 
-def _pair_sketches(frame: pd.DataFrame, weights: Floats) -> dict[str, Sketch]:
+def _pair_sketches(frame: pd.DataFrame, weights: Floats, effect: Effect) -> dict[str, Sketch]:
     if not {"chosen_tokens", "rejected_tokens"} <= set(frame.columns):
         return {}
     gap = (frame["chosen_tokens"] - frame["rejected_tokens"]).to_numpy()
     sides = np.select([gap > 0, gap < 0], ["longer", "shorter"], "as long").tolist()
-    return {"chosen_is": _categories(sides, weights)}
+    return {"chosen_is": _categories(sides, weights, effect)}
 
 
 def _is_answer_length(name: str) -> bool:
     return name.endswith("_tokens") and name != "prompt_tokens"
 
 
-def _histogram(values: pd.Series, edges: Sequence[float], weights: Floats) -> Sketch:
+def _histogram(values: pd.Series, edges: Sequence[float], weights: Floats, effect: Effect) -> Sketch:
     numbers = values.to_numpy(dtype=np.float64)
     places = np.searchsorted(edges, numbers, side="left")
     counts = _counts(places, weights, len(edges) + 1)
-    summary = {"mean": 0.0, "max": 0.0, "design_effect": design_effect(places, weights)}
+    summary = {"mean": 0.0, "max": 0.0, "design_effect": effect(places, weights, is_ordered=True)}
     if len(numbers):
         summary |= {"mean": float(np.average(numbers, weights=weights)), "max": float(numbers.max())}
     return {"kind": "histogram", "edges": list(edges), "counts": counts, **summary}
 
 
-def _categories(values: Sequence[object], weights: Floats) -> Sketch:
+def _categories(values: Sequence[object], weights: Floats, effect: Effect) -> Sketch:
     names, places = np.unique([str(value) for value in values], return_inverse=True)
     counts = dict(zip(names.tolist(), _counts(places, weights, len(names)), strict=True))
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    effect = design_effect(places, weights)
-    sketched = {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": 0, "design_effect": effect}
+    sketched = {"kind": "categories", "counts": dict(ranked[:MAX_CATEGORIES]), "others": 0}
+    sketched["design_effect"] = effect(places, weights, is_ordered=False)
     if len(ranked) <= MAX_CATEGORIES:
         return sketched
     others = round(sum(count for _, count in ranked[MAX_CATEGORIES:]), _DECIMALS)

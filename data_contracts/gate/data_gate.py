@@ -46,6 +46,7 @@ class GateLimits:
     of other datasets that must not be trained on. ``seed``: selects the training prompts if there are more.
     ``is_exact``: texts are compared by every character. ``keeps_apart``: near duplicates of evaluation prompts are not
     trained on either. ``shared_words``: the n-grams that training rows must not share with such prompts.
+    ``group_column``: names the document of each row, for the drift of its columns; empty if rows are independent.
     """
 
     num_train: int
@@ -57,6 +58,7 @@ class GateLimits:
     is_exact: bool = False
     keeps_apart: bool = True
     shared_words: SharedWords = field(default_factory=SharedWords)
+    group_column: str = ""
 
     def terms(self, screen: RowFilter | None) -> RowCheckConfig:
         """Return the settings of the checks of single rows."""
@@ -116,7 +118,8 @@ def check(
     counts = _counts(scanned, resolved)
     is_refused = bool(fatal) or _has_too_many(counts, state, limits)
     is_refused |= any(rule.severity == "error" and not outcome.ok for rule, outcome in outcomes)
-    kept = KeptRows(state, _overlap(stream, state, evaluated, limits), meter=meter)
+    overlap = _overlap(stream, state, evaluated, limits)
+    kept = KeptRows(state, overlap, meter=meter, group_column=limits.group_column)
     details = _read_again(stream, resolved, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
     if stream.source.state() != source_state:
         raise source_changed_error(stream.source.name)

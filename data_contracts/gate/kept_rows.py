@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from rlcore.data_contracts.drift.sketches import Sketch, sketch
+from rlcore.data_contracts.drift.sketches import GROUP, Sketch, sketch
+from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.ledger import EVAL, SPLITS, TRAIN, Mask, Rows
 from rlcore.data_contracts.gate.lookup import Found
 from rlcore.data_contracts.gate.overlap import Overlap, texts_of
@@ -23,8 +25,8 @@ MAX_SKETCHED = 8_192  # rows of whole prompts: chance moves PSI and KS by less t
 class KeptRows:
     """Collector of kept rows in order, with their sides: digest, sketches and overlap."""
 
-    def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter) -> None:
-        self._state, self._overlap, self._meter = state, overlap, meter
+    def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter, group_column: str = "") -> None:
+        self._state, self._overlap, self._meter, self._group_column = state, overlap, meter, group_column
         self._written = [*state.contract.columns, *state.contract.carried]
         self._digest = hashlib.sha256()
         self._is_sketched = sketched_rows(state)
@@ -79,7 +81,20 @@ class KeptRows:
         names = ["prompt_tokens", *(f"{name}_tokens" for name in answers)]
         sketched[names] = lengths.astype(int)
         sketched["prompt_hash"] = state.prompts[places[chosen]]
+        if self._group_column:
+            sketched[GROUP] = [_group(row, self._group_column) for row in own]
         self._sketched.append(sketched)
+
+
+def _group(row: dict[str, Any], column: str) -> str:
+    """Return the document of a row, which a column of the contract or of the source names."""
+    value = row[column] if column in row else json.loads(row.get("columns") or "{}").get(column)
+    if value is None:
+        raise ContractError(
+            f"group_column = {column!r}: a row has no such value",
+            fix=f"name a column that every row has: {', '.join(sorted(row))}, or one of the source of prompts",
+        )
+    return str(value)
 
 
 def sketched_rows(state: DatasetState) -> Mask:

@@ -49,11 +49,13 @@ class JudgeBounds:
 
     ``min_agreement``: for the lower end of the interval of its agreement. ``max_position_bias``: fraction of results
     that depend on the order. ``max_length_bias``: how much more often than humans it prefers the longer completion.
+    ``max_dependence``: of its agreement with a reward model of the policy, beyond that of independent errors.
     """
 
     min_agreement: Fraction = 0.55
     max_position_bias: Fraction = 0.5
     max_length_bias: Fraction = 0.15
+    max_dependence: Fraction = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)

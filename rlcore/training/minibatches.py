@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 def split_by_group(
     samples: Sequence[TrainingSample], count: int, *, seed: int, epoch: int
 ) -> list[list[TrainingSample]]:
-    """Shuffle the groups into ``count`` minibatches; the episodes of a group, with all samples, stay together.
-
-    A prompt that an iteration has twice counts as one group: the prompt of a group's first sample names it.
-    """
-    names: dict[int, tuple[int, ...]] = {}
-    groups: dict[tuple[int, ...], list[TrainingSample]] = {}
+    """Shuffle the groups into ``count`` minibatches; the episodes of a group, with all samples, stay together."""
+    groups: dict[int, list[TrainingSample]] = {}
     for sample in samples:
-        groups.setdefault(names.setdefault(sample.group, sample.prompt_ids), []).append(sample)
+        groups.setdefault(sample.group, []).append(sample)
     members = list(groups.values())
     order = shuffled(len(members), seed, "minibatches", epoch)
     dealt: list[list[TrainingSample]] = [[] for _ in range(min(count, len(members)))]

@@ -7,6 +7,8 @@ from typing import Any
 
 from rlcore.config import RlConfig
 from rlcore.tasks.kinds.facts import StageConfig
+from rlcore.tasks.kinds.win_rate.settings import WinRateStage
+from rlcore.tasks.kinds.win_rate.stage import DISJOINT, shared_pairs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts
@@ -39,6 +41,11 @@ def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
         if config.model.source != "scratch":
             found += _pretrained_rate(path, stage)
         found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
+        if isinstance(stage, WinRateStage):
+            found += [
+                f"warning: {path}.judge: {reason}; its win rate is not trusted, and promotes nothing; {DISJOINT}"
+                for reason in shared_pairs(config, stage)
+            ]
     return found
 
 

@@ -175,7 +175,8 @@ def _layouts(work: IterationShape, gpu: Gpu, count: int, least: int) -> Iterator
         rollouts = rollout_seconds(work, gpu, 1, 1, free=max(0.0, gpu.memory - held))
         yield _layout(work, gpu, 1, 1, held=held, rollouts=rollouts, engines=1, shared=True)
     widths = [1 << power for power in range(_NODE.bit_length()) if least <= 1 << power <= max(least, _NODE)]
-    for ranks in (1, 2, 4, *range(_NODE, count, _NODE)):
+    several = () if work.rl.update.lora.rank else (2, 4, *range(_NODE, count, _NODE))  # ranks merge LoRA: refused
+    for ranks in (1, *several):
         for width in widths:
             if engines := max(0, count - ranks) // width:
                 held, rollouts = rank_bytes(work, ranks), rollout_seconds(work, gpu, engines, width)

@@ -8,14 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rlcore.config import ModelConfig, to_dict
-from rlcore.errors import ModelError
+from rlcore.config import EngineConfig, HardwareConfig, ModelConfig, to_dict
+from rlcore.errors import ConfigError, ModelError
 from rlcore.extras import install_command
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.source_files import find_package_file
+from rlcore.sampling.vllm.process import ADAPTER_RANKS
 from rlcore.tasks.pipeline.findings import Finding
+from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import rl_of
 from rlcore.tasks.store.nested import flatten
 
 _POINTER = b"version https://git-lfs"  # with which a file begins that stands for another
@@ -89,6 +92,49 @@ def target_errors(config: RunConfig, stages: Collection[str], size: ModelSize | 
                     f"stages.{name}.{place}.targets: the model has no linear layer {', '.join(unknown)} that LoRA can "
                     f"change; choose among {', '.join(sorted(size.adaptable)) or 'none: set rank = 0'}"
                 )
+
+
+def adapter_errors(config: RunConfig, stages: Collection[str]) -> Iterator[str]:
+    """Yield the LoRA stages whose engine would compute in half precision with merged weights.
+
+    There a small step of the adapter rounds back to the base, and the engine would sample from the start.
+    """
+    for name in stages:
+        rl = rl_of(config.stages[name])
+        if rl is None or not rl.update.lora.rank:
+            continue
+        engine = config.engine_of(rl.sampling)
+        dtype = _precision(config.hardware) if engine.dtype == "auto" else engine.dtype
+        fixes = list(_to_send_adapter(engine, rl.update.lora.rank, config.distributed.backend))
+        if fixes and dtype != "float32":
+            yield (
+                f"stages.{name}.update.lora.rank = {rl.update.lora.rank}: the engine would get merged weights in "
+                f"{'half precision' if dtype == 'auto' else dtype}, whose rounding loses small steps of LoRA; to send "
+                f"the adapter itself, set {' and '.join(fixes)}; or set hardware.dtype = 'float32' and engine.dtype = "
+                "'auto'"
+            )
+
+
+def _to_send_adapter(engine: EngineConfig, rank: int, backend: str) -> Iterator[str]:
+    """Yield the settings to change so that the engine gets LoRA as such; none if it does, or if it is native."""
+    if engine.kind == "native":  # float32 for a LoRA
+        return
+    if engine.kind == "vllm_inprocess":
+        yield "engine.kind = 'vllm'"
+    if engine.urls:
+        yield "engine.urls = []"
+    if rank > ADAPTER_RANKS[-1]:
+        yield f"update.lora.rank to at most {ADAPTER_RANKS[-1]}"
+    if backend != "local":  # ranks export merged weights
+        yield "distributed.backend = 'local'"
+
+
+def _precision(hardware: HardwareConfig) -> str:
+    try:
+        precision: str = known_machine(hardware).facts["precision"]
+    except ConfigError:  # reported as an error of hardware.device: the preset is for another machine
+        return hardware.dtype
+    return precision
 
 
 def _at(settings: Any, place: str) -> Any:

@@ -19,7 +19,13 @@ from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.memory_plan import memory_lines
-from rlcore.tasks.pipeline.model_checks import extras_errors, source_errors, target_errors, tokenizer_finding
+from rlcore.tasks.pipeline.model_checks import (
+    adapter_errors,
+    extras_errors,
+    source_errors,
+    target_errors,
+    tokenizer_finding,
+)
 from rlcore.tasks.pipeline.model_facts import model_facts
 from rlcore.tasks.pipeline.preset_checks import (
     PreflightContext,
@@ -82,6 +88,7 @@ def _preflight(
         *source_errors(config.model),
         *extras_errors(config, stages, is_imported=IMPORT in known),
         *target_errors(config, stages, model.size),
+        *adapter_errors(config, stages),
         *collect_error("hardware.device", lambda: known_machine(config.hardware)),
         *budget_errors(config, home),
         *chain(*(stage_errors(context, name) for name in stages)),

@@ -15,6 +15,8 @@ from rlcore.config import to_dict
 from rlcore.data_contracts.errors import ContractError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import build
+from rlcore.tasks.kinds.win_rate.settings import WinRateStage
+from rlcore.tasks.kinds.win_rate.stage import DISJOINT, shared_pairs
 from rlcore.tasks.pipeline.model_facts import code_state
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.evaluation import NO_ACCURACY
@@ -44,9 +46,12 @@ def reference_errors(config: RunConfig, stages: Collection[str], data: Collectio
 
 
 def promotion_reference_errors(config: RunConfig) -> Iterator[str]:
-    """Yield promotions by accuracy if accuracy cannot be measured."""
+    """Yield promotions by accuracy if accuracy cannot be measured, or by a judge that knows the reward's pairs."""
     names = evaluated_data(config)
     if config.promotion and config.promotion.win_rate:
+        own = config.stage(config.promotion.win_rate, WinRateStage)
+        for reason in shared_pairs(config, replace(own, policy=config.promotion.challenger)):
+            yield f"promotion.win_rate = {config.promotion.win_rate!r}: {reason}; {DISJOINT}"
         return
     if names and len(_ungraded(config, names)) == len(names):
         yield (

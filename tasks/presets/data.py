@@ -65,10 +65,13 @@ class MappingConfig:
     ``columns``: from each part of a row to the source's columns, ``prompt = "problem"``, ``reference =
     "extra_info.answer"``, ``prompt = "{question}\\n{choices}"``, ``task = "=math"``; docs/layouts.md has the language.
     All columns of a row of prompts besides the question reach rewards (``rollout.row``), except ``drop_columns``.
+    ``group_column``: column with the document of each row, such as ``source`` of pairs or another column of prompts.
+    Drift then counts documents, because rows of one are not independent.
     """
 
     columns: Mapping[str, Scalar] = field(default_factory=dict)
     drop_columns: tuple[str, ...] = ()
+    group_column: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

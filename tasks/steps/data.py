@@ -93,6 +93,7 @@ def prepare_dataset(
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
         shared_words=SharedWords(size=config.comparison.ngram_size, action=config.comparison.ngram_overlap),
+        group_column=config.mapping.group_column,
     )
     with contract_errors():
         stream, contract = open_stream(kind, config, seed=seed, denied=use.denied)

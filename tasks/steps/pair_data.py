@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
@@ -24,19 +27,25 @@ class PairData:
 
 
 def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
-    """Read the pairs of all datasets of the stage.
+    """Read the pairs of all datasets of the stage; of training pairs the half that a stage may name.
 
     Raises:
         DataError: there are no training pairs, or none held out.
     """
     data: Mapping[str, DatasetConfig] = {name: context.config.data[name] for name in context.config.stage.data}
+    half = getattr(context.config.stage, "half", "all")
     rows: dict[str, list[PairRow]] = {"train": [], "eval": []}
     pairs: dict[str, list[TokenPair]] = {"train": [], "eval": []}
     for name, config in data.items():
         for split in rows:
             found = read_pairs(context.inputs[prepare_stage_name(name)] / f"{split}.parquet")
+            if split == "train":
+                found = [row for row in found if half in ("all", half_of(row))]
             rows[split] += found
-            pairs[split] += tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
+            pairs[split] += [  # two datasets may use one id for different sets
+                replace(pair, set_id=f"{name}/{pair.set_id}")
+                for pair in tokenize_pairs(found, tokenizer, max_tokens=config.max_tokens)
+            ]
     for split, number in (("train", "num_train"), ("eval", "num_eval")):
         if not rows[split]:
             raise DataError(
@@ -45,6 +54,12 @@ def read_pair_data(context: StageContext, tokenizer: ChatTokenizer) -> PairData:
                 fix="add pairs with more different prompts: all pairs of a prompt are on the same side of the split",
             )
     return PairData(rows=rows["train"], train=pairs["train"], held_out=pairs["eval"])
+
+
+def half_of(row: PairRow) -> Literal["first", "second"]:
+    """Return the half of all prompts that a pair's belongs to, by a hash of its messages."""
+    messages = json.dumps([[message.role, message.content] for message in row.messages])
+    return "second" if hashlib.sha256(messages.encode()).digest()[0] % 2 else "first"
 
 
 def read_gold_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[TokenPair]:

@@ -15,7 +15,8 @@ class RewardModelStage:
     """Reward-model training. ``data``: datasets of preference pairs.
 
     ``gold_pairs``: datasets of pairs with known labels. They are not trained on, and the model must rank them
-    correctly.
+    correctly. ``half``: train on the pairs of one half of the prompts, with a seed of its own. A judge of a policy
+    needs the half that its reward model does not train on.
     """
 
     produces: ClassVar[Product] = "reward_model"
@@ -26,4 +27,5 @@ class RewardModelStage:
     init_from: str
     data: tuple[str, ...]
     gold_pairs: tuple[str, ...] = ()
+    half: Literal["all", "first", "second"] = "all"
     settings: RewardModelConfig = field(metadata=INLINE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from rlcore.distributed.distributed_supervised import DistributedReward
 from rlcore.errors import TrainingError
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
+from rlcore.seeding import derive_seed
 from rlcore.tasks.kinds.reward_model.figures import (
     HeldOut,
     held_out_figures,
@@ -41,7 +43,9 @@ NUM_PROBES = 4  # completions that a slow path scores again
 
 def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     """Train a Bradley-Terry model from the stage ``start``; fail below the preset's held-out accuracy."""
-    checkpoint = context.inputs[start] / MODEL
+    checkpoint, half = context.inputs[start] / MODEL, context.config.stage.half
+    if half != "all":  # neither head nor order of its twin on the other half
+        context = replace(context, seed=derive_seed(context.seed, "half", half))
     config: RewardModelConfig = context.config.stage.settings
     tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
     data, gold_pairs = read_pair_data(context, tokenizer), read_gold_pairs(context, tokenizer)

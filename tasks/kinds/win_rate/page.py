@@ -70,6 +70,11 @@ def render(summary: Mapping[str, Any], *, confidence: float) -> str:
             "",
             *(f"- {'passed' if check['passed'] else 'FAILED'}: {check['sentence']}" for check in audit["checks"]),
         ]
+        lines += [
+            f"- agreement with the reward model {plain(name)}: {_interval(each['agreement'])}; beyond independent "
+            f"errors (0: independent, 1: equal): {_interval(each['excess'])}"
+            for name, each in summary["dependence"].items()
+        ]
         if audit["beyond_length"]["low"] <= 0:
             lines.append("- note: the judge is not shown to know more of these pairs than the lengths of the answers")
     cost = f", cost {summary['cost']:.4f}" if summary["cost"] else ""

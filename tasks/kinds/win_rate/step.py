@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,18 @@ import pandas as pd
 
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.config import WinRateConfig
+from rlcore.config.win_rate import JudgeConfig
 from rlcore.errors import ConfigError
-from rlcore.evaluation.win_rate import JudgeAudit, PairResults, WinRate, audit_judge, win_rate
+from rlcore.evaluation.conditions import check_max
+from rlcore.evaluation.win_rate import (
+    Dependence,
+    JudgeAudit,
+    PairResults,
+    WinRate,
+    audit_judge,
+    dependence,
+    win_rate,
+)
 from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
@@ -29,10 +39,14 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
 
-def run_win_rate(context: StageContext, *, policy: str, reference: str) -> StageResult:
+def run_win_rate(
+    context: StageContext, *, policy: str, reference: str, rewards: Sequence[str], shared: Sequence[str]
+) -> StageResult:
     """Measure how often a judge prefers answers of the stage ``policy`` to those of ``reference``.
 
-    The artifact has all results (``verdicts.parquet``, ``audit.parquet``) and the summary (``win_rate.json``).
+    ``rewards``: stages of the policy's reward models, with which a judge's agreement is measured. ``shared``: reasons
+    why the judge is not independent of them. The artifact has all results (``verdicts.parquet``, ``audit.parquet``) and
+    the summary (``win_rate.json``).
     Raises:
         ConfigError: the checkpoints have different tokenizers.
         RewardError: too many pairs are unjudged.
@@ -46,13 +60,20 @@ def run_win_rate(context: StageContext, *, policy: str, reference: str) -> Stage
         other = answer(context, reference, prompts, tokenizer, runtime, side="reference")
         judge = _judge(context, config, runtime)
         table = judge_pairs(context, judge, answer_pairs(prompts, own, other), name="verdicts")
-        audited = judge_pairs(context, judge, human_pairs(context, tokenizer), name="audit")
+        asked = human_pairs(context, tokenizer)
+        audited = judge_pairs(context, judge, asked, name="audit")
+        others = {
+            name: judge_pairs(context, _judge(context, _judged_by(config, name), runtime), asked, name=f"audit_{name}")
+            for name in rewards
+            if asked
+        }
     found = win_rate(pair_results_of(table), seed=context.seed, confidence=context.config.confidence)
     audit = _audit(context, audited, config)
+    found_with = {name: _dependence(context, audited, table) for name, table in others.items()}
     write_table(table, context.folder / "verdicts.parquet")
     if len(audited):
         write_table(audited, context.folder / "audit.parquet")
-    return write_summary(context, found, audit, table, audited)
+    return write_summary(context, found, audit, (table, audited), shared=shared, dependences=found_with)
 
 
 def answer_pairs(
@@ -87,12 +108,25 @@ def pair_results_of(table: pd.DataFrame) -> PairResults:
 
 
 def write_summary(
-    context: StageContext, found: WinRate, audit: JudgeAudit | None, table: pd.DataFrame, audited: pd.DataFrame
+    context: StageContext,
+    found: WinRate,
+    audit: JudgeAudit | None,
+    tables: tuple[pd.DataFrame, pd.DataFrame],
+    *,
+    shared: Sequence[str],
+    dependences: Mapping[str, Dependence],
 ) -> StageResult:
-    """Write ``win_rate.json``, log the win rate, and return the stage's result."""
+    """Write ``win_rate.json``, log the win rate, and return the stage's result. ``tables``: verdicts and audit."""
     stage: WinRateStage = context.config.stage
+    table, audited = tables
     both = pd.concat([table, audited], ignore_index=True)
-    reasons = ["the judge was not audited: name human_pairs"] if audit is None else []
+    reasons = [*shared, *(["the judge was not audited: name human_pairs"] if audit is None else [])]
+    limit = stage.settings.bounds.max_dependence
+    for name, each in dependences.items():
+        agreed = f"agreement beyond independent errors of the judge with the reward model {name}"
+        check = check_max(agreed, each.excess.mean, limit)
+        reasons += [] if check.passed else [check.sentence]
+        context.log(f"judge_agreement={each.agreement.mean:.3f} dependence={each.excess.mean:.3f} reward={name}")
     reasons += [check.sentence for check in audit.checks if not check.passed] if audit else []
     document: dict[str, Any] = {
         "policy": stage.policy,
@@ -100,6 +134,7 @@ def write_summary(
         "judge": judge_name(stage),
         "found": dataclasses.asdict(found),
         "audit": dataclasses.asdict(audit) if audit else None,
+        "dependence": {name: dataclasses.asdict(each) for name, each in dependences.items()},
         "distrust": reasons,
         "unjudged": dict(reasons_of(table)),
         "prompts": len(table),
@@ -148,6 +183,10 @@ def metrics_of(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, flo
     metrics |= _bounds("judge/order_flip_rate", audit["order_dependent"])
     for name in ("agreement", "length_bias", "beyond_length"):
         metrics |= _bounds(f"judge/{name}", audit[name])
+    if document["dependence"]:
+        worst = max(document["dependence"].values(), key=lambda each: float(each["excess"]["mean"]))
+        metrics |= _bounds("judge/reward_agreement", worst["agreement"])
+        metrics |= _bounds("judge/reward_dependence", worst["excess"])
     metrics |= {f"judge/agreement_when_{name}": part["mean"] for name, part in audit["agreement_when"].items()}
     return metrics | {"judge/first_position_rate": audit["first"], "judge/pairs": float(len(audited))}
 
@@ -181,9 +220,23 @@ def _judge(context: StageContext, config: WinRateConfig, runtime: Runtime) -> Pa
     return make_pair_judge(config.judge, where=f"stages.{context.stage}.judge", score_tokens=scorers)
 
 
+def _judged_by(config: WinRateConfig, reward: str) -> WinRateConfig:
+    """Return the settings with the reward model of a stage as judge."""
+    return dataclasses.replace(config, judge=JudgeConfig(kind="reward_model", stage=reward))
+
+
+def _dependence(context: StageContext, audited: pd.DataFrame, others: pd.DataFrame) -> Dependence:
+    own, other = pair_results_of(audited), pair_results_of(others)
+    return dependence(own, other, _prompts(audited), seed=context.seed, confidence=context.config.confidence)
+
+
+def _prompts(table: pd.DataFrame) -> np.ndarray:
+    """Return the number of each pair's prompt."""
+    return np.unique(table["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
+
+
 def _audit(context: StageContext, table: pd.DataFrame, config: WinRateConfig) -> JudgeAudit | None:
     if table.empty:
         return None
-    prompts = np.unique(table["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
-    confidence = context.config.confidence
-    return audit_judge(pair_results_of(table), prompts, config.bounds, seed=context.seed, confidence=confidence)
+    results, confidence = pair_results_of(table), context.config.confidence
+    return audit_judge(results, _prompts(table), config.bounds, seed=context.seed, confidence=confidence)

@@ -344,6 +344,16 @@ def test_the_digest_follows_the_kept_rows_alone() -> None:
     assert first == hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
+def test_a_column_names_the_documents_that_drift_counts_and_every_row_has_it() -> None:
+    rows = [pair(n, source=f"page {n % 2}") for n in range(8)]
+    named, unnamed = gate_rows(rows, group_column="source").report, gate_rows(rows).report
+    assert named.digest == unnamed.digest
+    effects = [each.sketches["source"]["design_effect"] for each in (named, unnamed)]
+    assert effects == [8.0, 1.0]  # two documents, each with a name of its own
+    with pytest.raises(ContractError, match="group_column = 'page': a row has no such value"):
+        gate_rows(rows, group_column="page")
+
+
 def test_a_report_is_json_and_refuses_wrong_sums() -> None:
     report = gate_rows([pair(n) for n in range(8)]).report
     document = json.loads(json.dumps(report.to_json()))

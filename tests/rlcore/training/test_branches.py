@@ -213,11 +213,12 @@ def test_a_minibatch_holds_whole_groups_although_the_prompts_of_their_samples_di
     assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
 
 
-def test_a_prompt_that_an_iteration_has_twice_is_one_group_of_a_minibatch() -> None:
-    pair = [strategies.scored_rollout(1.0), strategies.scored_rollout(0.0)]
-    other = [strategies.scored_rollout(value, prompt_ids=(7,)) for value in (1.0, 0.0)]
-    dealt = split_by_group(build([pair, other, pair]).samples, 3, seed=0, epoch=0)
-    assert sorted(sorted({sample.group for sample in each}) for each in dealt) == [[0, 2], [1]]
+def test_groups_whose_first_prompts_are_equal_are_dealt_as_several() -> None:
+    # Agents begin every episode alike, and an iteration may have a prompt twice.
+    groups = [[strategies.scored_rollout(value) for value in (1.0, 0.0)] for _ in range(4)]
+    dealt = split_by_group(build(groups).samples, 2, seed=0, epoch=0)
+    assert [len({sample.group for sample in each}) for each in dealt] == [2, 2]
+    assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
 
 
 def test_the_digest_of_a_sample_covers_its_episode_and_group() -> None:

@@ -105,6 +105,11 @@ def test_a_run_ahead_takes_the_longer_part_and_on_one_card_they_take_turns() -> 
     assert several.ranks + several.engines * several.width <= 8
 
 
+def test_a_lora_has_one_learner_because_several_ranks_would_merge_it() -> None:
+    both = [best_layout(work(update=UpdateConfig(lora=LoraConfig(rank=rank))), GPUS["h100"], 8) for rank in (0, 8)]
+    assert [each.ranks for each in both if not isinstance(each, str)] == [4, 1]
+
+
 def test_what_does_not_fit_is_told_why() -> None:
     large = replace(SIZE, num_parameters=10**11)
     assert "does not fit: an engine needs 8 of them for the weights alone" in layout_line(work(large), "h100", 4)

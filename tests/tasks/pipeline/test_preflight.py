@@ -147,6 +147,12 @@ def test_a_fault_that_can_be_known_is_named_with_its_full_key_before_work(overri
     assert found.startswith(fault)
 
 
+def test_lora_that_an_engine_would_round_away_is_refused_by_the_plan() -> None:
+    engine = "stages.grpo.sampling.engine={kind='vllm',urls=['http://127.0.0.1:1'],dtype='bfloat16'}"
+    (found,) = faults(engine, "stages.grpo.update.lora.rank=8")
+    assert found.startswith("stages.grpo.update.lora.rank = 8: the engine would get merged weights in bfloat16")
+
+
 def test_all_faults_are_named_at_once_by_plan_and_run() -> None:
     overrides = (
         *MICRO,

@@ -11,7 +11,7 @@ from rlcore.tasks.kinds.reward_model.step import _require_accuracy, run_reward_m
 
 
 def test_a_start_that_is_not_the_sealed_one_is_not_trained_on(tmp_path: Path) -> None:
-    config = SimpleNamespace(stage=SimpleNamespace(settings=None))
+    config = SimpleNamespace(stage=SimpleNamespace(settings=None, half="all"))
     context: Any = SimpleNamespace(inputs={"sft": tmp_path}, config=config)
     with pytest.raises(StorageError, match="digests of the model are unreadable"):
         run_reward_model(context, start="sft")
