@@ -18,6 +18,7 @@ import torch
 from scipy.stats import beta
 
 from benchmarks.faults.around import AROUND
+from benchmarks.faults.controls import CONTROLS, OVERLAP
 from benchmarks.faults.draws import DRAWS
 from benchmarks.faults.engine import ENGINE
 from benchmarks.faults.experience import EXPERIENCE
@@ -32,8 +33,8 @@ from benchmarks.faults.supervised import SOUND, SUPERVISED
 from benchmarks.faults.tensors import TENSORS
 from rlcore.hardware.machine import PRECISIONS
 
-IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS | HANDOVER | RATIOS | TENSORS | DRAWS | LATER
-OUTSIDE = AROUND | SUPERVISED
+IN_RUNS = EXPERIENCE | ENGINE | LOSSES | STEPS | HANDOVER | RATIOS | TENSORS | DRAWS | LATER | CONTROLS
+OUTSIDE = AROUND | SUPERVISED | OVERLAP
 UNDETECTED = {
     "the engine draws ends 1.6 times as often": "an end is nearly sure or nearly impossible here, so few draws change",
     "later: gradients of the step before are kept": "a step clears its own, so there are none; it needs a failed one",

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.engine import drawing, likelier, loading, top_k, top_p
+from benchmarks.faults.engine import drawing, likelier, loading, same_draws, top_k, top_p
 from benchmarks.faults.experience import Scores, scores
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, replaced
 from benchmarks.faults.models import scratch
 from rlcore.sampling import native
 from rlcore.text.tokenization import ChatTokenizer
@@ -71,17 +71,6 @@ def ends(by: float) -> Any:
     return lifted
 
 
-def paired_draws(patch: Patches) -> None:
-    """Give each pair of completions of a group the same random numbers."""
-    import dataclasses
-
-    def uniforms(block: Any, num_tokens: int, *, seed: int) -> torch.Tensor:
-        halves = [dataclasses.replace(request, sample_index=request.sample_index // 2) for request in block]
-        return old(halves, num_tokens, seed=seed)
-
-    old = patch.set(native, "_uniforms", uniforms)
-
-
 def without(word: str) -> Inject:
     """Keep the first values of some tensors in the engine."""
     first: dict[str, torch.Tensor] = {}
@@ -132,7 +121,10 @@ DRAWS: dict[str, tuple[str, Inject]] = {
     "the engine draws each first token greedily": ("grpo", greedy_at_first),
     "the engine draws ends 1.6 times as often": ("grpo", drawing(ends(0.5))),
     "the engine draws a digit half as often": ("grpo", drawing(likelier("1", -0.7))),
-    "two completions of a group have the same random numbers each": ("grpo", paired_draws),
+    "two completions of a group have the same random numbers each": (
+        "grpo",
+        replaced(native, "_uniforms", lambda *given, **more: same_draws(*given, **more, sharing=2)),
+    ),
     "the engine's norms are not loaded": ("grpo", without("norm")),
     "the engine's embeddings are not loaded": ("grpo, an untied head", without("embed_tokens")),
     "the engine's head is not loaded": ("grpo, an untied head", without("lm_head")),

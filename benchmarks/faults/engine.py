@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, replaced
 from benchmarks.faults.models import scratch
 from rlcore.sampling import native
 from rlcore.sampling.native import NativeSampler
@@ -18,14 +18,11 @@ from rlcore.text.tokenization import ChatTokenizer
 def drawing(sharpen: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
     """Sample from other logits than the reported logprobs."""
 
-    def inject(patch: Patches) -> None:
-        def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
-            tokens, _ = old(sharpen(logits / temperature), uniforms, temperature=1.0)
-            return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    def draw(old: Any, logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+        tokens, _ = old(sharpen(logits / temperature), uniforms, temperature=1.0)
+        return tokens, (logits / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-        old = patch.set(native, "sample_tokens", draw)
-
-    return inject
+    return replaced(native, "sample_tokens", draw)
 
 
 def top_k(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -64,30 +61,24 @@ def likelier(text: str, by: float) -> Callable[[torch.Tensor], torch.Tensor]:
 def reporting(change: Callable[[torch.Tensor, float], torch.Tensor]) -> Inject:
     """Sample correctly, and report other logprobs."""
 
-    def inject(patch: Patches) -> None:
-        def draw(logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
-            tokens, _ = old(logits, uniforms, temperature=temperature)
-            return tokens, change(logits, temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+    def draw(old: Any, logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+        tokens, _ = old(logits, uniforms, temperature=temperature)
+        return tokens, change(logits, temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
 
-        old = patch.set(native, "sample_tokens", draw)
-
-    return inject
+    return replaced(native, "sample_tokens", draw)
 
 
 def loading(change: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor] | None]) -> Inject:
     """Change the received weights; None: ignore them, except for the version."""
 
-    def inject(patch: Patches) -> None:
-        def load(self: NativeSampler, state: Any, *, policy_version: int) -> None:
-            found = change({name: state[name] for name in state}, policy_version)
-            if found is None:
-                self.policy_version = policy_version
-            else:
-                old(self, found, policy_version=policy_version)
+    def load(old: Any, self: NativeSampler, state: Any, *, policy_version: int) -> None:
+        found = change({name: state[name] for name in state}, policy_version)
+        if found is None:
+            self.policy_version = policy_version
+        else:
+            old(self, found, policy_version=policy_version)
 
-        old = patch.set(NativeSampler, "load_weights", load)
-
-    return inject
+    return replaced(NativeSampler, "load_weights", load)
 
 
 def half_of_it(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
@@ -99,27 +90,11 @@ def half_of_it(state: dict[str, torch.Tensor], version: int) -> dict[str, torch.
 _FIRST: dict[str, dict[str, torch.Tensor]] = {}
 
 
-def prompts_moved_on(patch: Patches) -> None:
-    """Complete the next prompt instead of each prompt."""
-
-    def decode(model: Any, prompts: Any, *rest: Any, **more: Any) -> Any:
-        return old(model, [*prompts[4:], *prompts[:4]], *rest, **more)
-
-    old = patch.set(native, "decode", decode)
-
-
-def same_draws(patch: Patches) -> None:
-    """Use the same random numbers for all completions of a group."""
-
-    def uniforms(block: Any, num_tokens: int, *, seed: int) -> torch.Tensor:
-        return old([dataclasses.replace(request, sample_index=0) for request in block], num_tokens, seed=seed)
-
-    old = patch.set(native, "_uniforms", uniforms)
-
-
-def same_seed(patch: Patches) -> None:
-    """Use the same random numbers in all iterations."""
-    old = patch.set(native, "_uniforms", lambda block, num_tokens, *, seed: old(block, num_tokens, seed=7))
+def same_draws(old: Any, block: Any, num_tokens: int, *, seed: int, sharing: int = 1000) -> torch.Tensor:
+    """Use the same random numbers for ``sharing`` completions of a group."""
+    shared = [dataclasses.replace(request, sample_index=request.sample_index // sharing) for request in block]
+    found: torch.Tensor = old(shared, num_tokens, seed=seed)
+    return found
 
 
 ENGINE: dict[str, tuple[str, Inject]] = {
@@ -146,7 +121,17 @@ ENGINE: dict[str, tuple[str, Inject]] = {
         "grpo",
         loading(lambda state, version: {name: 1.01 * value for name, value in state.items()}),
     ),
-    "the engine completes each prompt's neighbour": ("grpo", prompts_moved_on),
-    "a group's completions have the same random numbers": ("grpo", same_draws),
-    "every iteration has the same random numbers": ("grpo", same_seed),
+    "the engine completes each prompt's neighbour": (
+        "grpo",
+        replaced(
+            native,
+            "decode",
+            lambda old, model, prompts, *rest, **more: old(model, [*prompts[4:], *prompts[:4]], *rest, **more),
+        ),
+    ),
+    "a group's completions have the same random numbers": ("grpo", replaced(native, "_uniforms", same_draws)),
+    "every iteration has the same random numbers": (
+        "grpo",
+        replaced(native, "_uniforms", lambda old, *given, seed: old(*given, seed=7)),
+    ),
 }

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, replaced
 from benchmarks.faults.models import SUMS, start
 from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop import update as update_module
@@ -83,28 +83,22 @@ def moved_on(them: list[Any]) -> list[Any]:
     return [them[-1], *them[:-1]]
 
 
-def without_gate(patch: Patches) -> None:
+def without_gate(old: Any, self: WeightedReward, row: Any) -> Score:
     """Compute the total with wrong weights."""
-
-    def total(self: WeightedReward, row: Any) -> Score:
-        made = old(self, row)
-        parts = sum(part.weight * made.terms.get(part.reward.name, 0.0) * 1.5 for part in self.terms)
-        return dataclasses.replace(made, value=parts)
-
-    old = patch.set(WeightedReward, "_total", total)
+    made = old(self, row)
+    return dataclasses.replace(
+        made, value=sum(part.weight * made.terms.get(part.reward.name, 0.0) * 1.5 for part in self.terms)
+    )
 
 
 def samples(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
     """Change the training samples of an iteration."""
 
-    def inject(patch: Patches) -> None:
-        def build(*arguments: Any, **settings: Any) -> Any:
-            made = old(*arguments, **settings)
-            return dataclasses.replace(made, samples=tuple(change(list(made.samples))))
+    def build(old: Any, *arguments: Any, **settings: Any) -> Any:
+        made = old(*arguments, **settings)
+        return dataclasses.replace(made, samples=tuple(change(list(made.samples))))
 
-        old = patch.set(update_module, "build_experience", build)
-
-    return inject
+    return replaced(update_module, "build_experience", build)
 
 
 def each(**turns: Callable[[Any], Any]) -> Callable[[list[TrainingSample]], Samples]:
@@ -138,14 +132,7 @@ def mask_at(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def rollouts(change: Callable[[list[Rollout]], Sequence[Rollout]]) -> Inject:
     """Change the rollouts that the engine returns."""
-
-    def inject(patch: Patches) -> None:
-        def made(self: Any, block: Any, decoded: Any) -> Iterator[Rollout]:
-            yield from change(list(old(self, block, decoded)))
-
-        old = patch.set(NativeSampler, "_rollouts", made)
-
-    return inject
+    return replaced(NativeSampler, "_rollouts", lambda old, *given: iter(change(list(old(*given)))))
 
 
 def mapped(change: Callable[[Rollout], Rollout]) -> Callable[[list[Rollout]], list[Rollout]]:
@@ -190,7 +177,7 @@ EXPERIENCE: dict[str, tuple[str, Inject]] = {
     "a constant reward": ("grpo", scores(whole(lambda _: 0.5))),
     "rewards are halved": ("grpo", scores(valued(lambda value: 0.5 * value))),
     "rewards off by a tenth": ("ppo", scores(valued(lambda value: value + 0.1))),
-    "the mix forgets weights": ("grpo", without_gate),
+    "the mix forgets weights": ("grpo", replaced(WeightedReward, "_total", without_gate)),
     "the verifier calls right wrong, from the start": (
         "grpo",
         term(MathReward, whole(lambda value: 1.0 - value)),  # type: ignore[arg-type]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from benchmarks.faults.experience import Samples, each, of_the_one_before
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, replaced
 from rlcore.distributed import rank_pool
 from rlcore.loop import rollouts as rollouts_module
 from rlcore.loop.prompt_schedule import PromptSchedule
@@ -25,23 +25,16 @@ Groups = list[list[Any]]
 def engine_groups(change: Callable[[Groups], Groups]) -> Inject:
     """Change the groups of the engine, if it samples several completions per group."""
 
-    def inject(patch: Patches) -> None:
-        def sample(self: Any, prompts: Any, params: Any, **more: Any) -> Groups:
-            made = old(self, prompts, params, **more)
-            return change(made) if params.num_samples > 1 else made
+    def sample(old: Any, self: Any, prompts: Any, params: Any, **more: Any) -> Groups:
+        made = old(self, prompts, params, **more)
+        return change(made) if params.num_samples > 1 else made
 
-        old = patch.set(NativeSampler, "sample", sample)
-
-    return inject
+    return replaced(NativeSampler, "sample", sample)
 
 
 def scored_groups(change: Callable[[Groups], Groups]) -> Inject:
     """Change the groups after scoring."""
-
-    def inject(patch: Patches) -> None:
-        old = patch.set(rollouts_module, "score_groups", lambda *given: change(old(*given)))
-
-    return inject
+    return replaced(rollouts_module, "score_groups", lambda old, *given: change(old(*given)))
 
 
 def turned_over(groups: Groups) -> Groups:
@@ -54,22 +47,9 @@ def one_moved_on(groups: Groups) -> Groups:
     return [[*group[:-1], groups[place - 1][-1]] for place, group in enumerate(groups)]
 
 
-def group_numbers_moved_on(patch: Patches) -> None:
-    """Compute advantages within groups that begin one completion later."""
-
-    def lay_out(rewards: Any, group: Sequence[int], *rest: Any) -> Any:
-        return old(rewards, [group[-1], *group[:-1]], *rest)
-
-    old = patch.set(experience, "lay_out_episodes", lay_out)
-
-
 def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
     """Change the prompts of an iteration, given the schedule, its number, and the correct prompts."""
-
-    def inject(patch: Patches) -> None:
-        old = patch.set(PromptSchedule, "prompts_for", lambda self, number: choose(self, number, old(self, number)))
-
-    return inject
+    return replaced(PromptSchedule, "prompts_for", lambda old, self, number: choose(self, number, old(self, number)))
 
 
 def at_most_half(them: Any, number: int, right: list[Any]) -> list[Any]:
@@ -86,32 +66,19 @@ def as_in_the_file(them: Any, number: int, right: list[Any]) -> list[Any]:
 
 def learner_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
     """Change the samples after the audit has checked them, on the learner's side."""
-
-    def inject(patch: Patches) -> None:
-        def update(self: LocalLearner, samples: Any, **more: Any) -> Any:
-            return old(self, tuple(change(list(samples))), **more)
-
-        old = patch.set(LocalLearner, "update", update)
-
-    return inject
+    return replaced(
+        LocalLearner, "update", lambda old, self, samples, **more: old(self, tuple(change(list(samples))), **more)
+    )
 
 
 def update_gets(change: Callable[[list[TrainingSample]], Samples]) -> Inject:
     """Change the samples at the start of an update."""
-
-    def inject(patch: Patches) -> None:
-        old = patch.set(Learner, "update", lambda self, samples, *, seed: old(self, change(list(samples)), seed=seed))
-
-    return inject
+    return replaced(Learner, "update", lambda old, self, samples, **more: old(self, change(list(samples)), **more))
 
 
 def minibatches(change: Callable[[list[Any]], list[Any]]) -> Inject:
     """Change the minibatches of the samples."""
-
-    def inject(patch: Patches) -> None:
-        old = patch.set(learner, "split_by_group", lambda *given, **more: change(old(*given, **more)))
-
-    return inject
+    return replaced(learner, "split_by_group", lambda old, *given, **more: change(old(*given, **more)))
 
 
 def tokens_of_the_one_before(them: list[TrainingSample]) -> Samples:
@@ -139,11 +106,6 @@ class Late:
     def __call__(self, them: list[TrainingSample]) -> Samples:
         given, self.kept = self.kept or them, them
         return given
-
-
-def late(patch: Patches) -> None:
-    """Delay the samples of each update by one."""
-    learner_gets(Late())(patch)
 
 
 def wire(change: Callable[[list[TrainingSample]], Samples], *, of_the_second: bool = False) -> Inject:
@@ -181,7 +143,14 @@ HANDOVER: dict[str, tuple[str, Inject]] = {
     "groups are mixed over prompts, by the engine": ("grpo", engine_groups(turned_over)),
     "groups are mixed over prompts, when they are scored": ("grpo", scored_groups(turned_over)),
     "one completion of each group stands in the next": ("grpo", scored_groups(one_moved_on)),
-    "groups are numbered one completion late": ("grpo", group_numbers_moved_on),
+    "groups are numbered one completion late": (
+        "grpo",
+        replaced(
+            experience,
+            "lay_out_episodes",
+            lambda old, rewards, group, *rest: old(rewards, [group[-1], *group[:-1]], *rest),
+        ),
+    ),
     "groups are half as large": ("grpo", engine_groups(lambda groups: [group[: len(group) // 2] for group in groups])),
     "a group is lost after it was scored": ("grpo", scored_groups(lambda groups: groups[:-1])),
     "a group has its first completion twice": (
@@ -195,7 +164,7 @@ HANDOVER: dict[str, tuple[str, Inject]] = {
     "the learner gets advantages moved on by one sample": ("grpo", learner_gets(of_the_one_before("advantages"))),
     "the learner gets masks without the last token": ("grpo", learner_gets(each(loss_mask=last_masked))),
     "the learner gets half of the samples": ("grpo", learner_gets(lambda them: them[::2])),
-    "the learner gets the samples of the update before": ("grpo", late),
+    "the learner gets the samples of the update before": ("grpo", lambda patch: learner_gets(Late())(patch)),
     "an update begins with tokens of another sample": ("grpo", update_gets(tokens_of_the_one_before)),
     "an update begins with advantages of the other sign": ("grpo", update_gets(each(advantages=torch.neg))),
     "an update begins with references of zero": (

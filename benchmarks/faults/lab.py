@@ -12,7 +12,9 @@ from typing import Any
 import torch
 
 from benchmarks.faults.models import MAX_NEW_TOKENS, new_folder, prompts, start
+from rlcore.agents.sampler import AgentSampler
 from rlcore.config import (
+    AgentConfig,
     AuditConfig,
     CheckpointConfig,
     CriticConfig,
@@ -36,6 +38,7 @@ from rlcore.errors import RlcoreError
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, HeldOut, train
 from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
 
@@ -109,6 +112,15 @@ Inject = Callable[[Patches], None]
 Play = Callable[[Patches], Verdict]
 
 
+def replaced(owner: Any, name: str, change: Callable[..., Any]) -> Inject:
+    """Replace a function by ``change(right function, *arguments)``."""
+
+    def inject(patch: Patches) -> None:
+        old = patch.set(owner, name, lambda *given, **more: change(old, *given, **more))
+
+    return inject
+
+
 def stopped_by(work: Callable[[], object], steps: int = 0) -> Verdict:
     """Return the result of work without iterations."""
     try:
@@ -130,6 +142,8 @@ BASE: Mapping[str, Any] = {
 }
 CALCULATOR, ADAPTER, TWO_RANKS = "grpo, a calculator", "grpo, an adapter", "grpo, two ranks"
 UNTIED = "grpo, an untied head"
+EVALUATED, REPLACES, STOPS = "grpo, evaluated", "dapo, which replaces groups", "dapo, which stops early"
+AGENT = "grpo, an agent"
 LEARNS = "grpo, which learns to be brief"  # its reward rises from about -0.4 to 0 when nothing is wrong
 _TWICE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
 SCENES: Mapping[str, Mapping[str, Any]] = {
@@ -166,6 +180,30 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo, weights decay": {"update": UpdateConfig(optim=OptimConfig(weight_decay=0.1))},
     "grpo, entropy in the loss": {"update": UpdateConfig(entropy_coefficient=0.02)},
     "grpo, the KL adapts": {"kl": KlConfig(coefficient=0.1, target=0.05, horizon=200)},
+    "grpo, the KL in the reward adapts": {"kl": KlConfig(coefficient=0.1, apply_to="reward", target=0.05, horizon=200)},
+    "ppo_penalty": {
+        "algorithm": "ppo_penalty",
+        "learning_rate": 1e-3,
+        "critic": CriticConfig(learning_rate=1e-3),
+        "update": _TWICE,
+    },
+    STOPS: {
+        "algorithm": "dapo",
+        "learning_rate": 2e-3,
+        "update": UpdateConfig(num_epochs=4, num_minibatches=2, early_stop_kl=0.005),
+    },
+    "grpo, stops at the reference": {
+        "learning_rate": 1e-3,
+        "kl": KlConfig(coefficient=0.01),
+        "update": UpdateConfig(num_epochs=3, num_minibatches=2, early_stop_ref_kl=0.01),
+    },
+    REPLACES: {
+        "algorithm": "dapo",
+        "rewards": TERMS[:1],
+        "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, dynamic_sampling_rounds=2),
+    },
+    EVALUATED: {"eval_every": 1, "num_iterations": 8},
+    AGENT: {"num_iterations": 8},
     "dapo, 2 epochs": {"algorithm": "dapo", "learning_rate": 1e-3, "update": _TWICE},
     "gspo, 2 epochs": {"algorithm": "gspo", "update": _TWICE},
     "ppo, values beyond the end": {
@@ -181,6 +219,14 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         "rewards": (RewardTerm(kind="length", options={"limit": 20, "buffer": 18}),),
     },
 }
+_CALL = """
+import json, os, urllib.request
+task = json.loads(os.environ["RLCORE_TASK"])
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+body = json.dumps({"messages": task["messages"]}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+"""
 _EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_tool_output_tokens=16)
 
 
@@ -208,7 +254,7 @@ def components_of(
         if scene == TWO_RANKS
         else make_learner(plan, make_policy(plan, runtime), runtime),
         engine=engine,
-        sampler=EpisodeSampler(engine, tokenizer, [CalculatorTool()], _EPISODES) if scene == CALCULATOR else engine,
+        sampler=_player(scene, engine, tokenizer),
         engine_dtype=dtype,
         tokenizer=tokenizer,
         reward=build_rewards(config.rewards, resources=RewardResources()),
@@ -221,6 +267,12 @@ def components_of(
     # The rules on curves are off: groups of four and sixteen rollouts are too few for them.
     health = HealthConfig(action="off", audit=AuditConfig(max_time_fraction=share, rollouts=4))
     return dataclasses.replace(components, held_out=held_out, health=health)
+
+
+def _player(scene: str, engine: NativeSampler, tokenizer: ChatTokenizer) -> Sampler:
+    if scene == AGENT:
+        return AgentSampler(engine, tokenizer, AgentConfig(command=("python", "-c", _CALL)))
+    return EpisodeSampler(engine, tokenizer, [CalculatorTool()], _EPISODES) if scene == CALCULATOR else engine
 
 
 def played(make: Callable[[], Components]) -> Verdict:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.faults.experience import scores, valued
-from benchmarks.faults.lab import LEARNS, Inject, Patches
+from benchmarks.faults.lab import LEARNS, Inject, Patches, replaced
 from benchmarks.faults.losses import inputs, surrogate, weights_of_tokens
 from benchmarks.faults.steps import gradients, groups, stepping
 from rlcore.algorithms import advantages as advantages_module
@@ -37,27 +37,6 @@ def every_second_step(patch: Patches) -> None:
     old = patch.set(learner, "take_step", take)
 
 
-def states_moved(patch: Patches) -> None:
-    """Read the states of the next token in the loss."""
-    old = patch.set(
-        losses,
-        "completion_states",
-        lambda model, batch: old(model, dataclasses.replace(batch, predictors=batch.predictors + 1)),
-    )
-
-
-def head_alone(patch: Patches) -> None:
-    """Stop the gradient before the backbone."""
-    old = patch.set(losses, "completion_states", lambda *given: old(*given).detach().requires_grad_())
-
-
-def best_alone(patch: Patches) -> None:
-    """Drop samples with a negative advantage from the gradient."""
-    old = patch.set(
-        StepLosses, "has_gradient", lambda self, sample: old(self, sample) and float(sample.advantages.sum()) >= 0.0
-    )
-
-
 def reference_of_yesterday(patch: Patches) -> None:
     """Use the policy of the previous update as reference policy."""
 
@@ -78,33 +57,6 @@ def remembered_by_text(patch: Patches) -> None:
         return [known.setdefault(one.text, score) for one, score in zip(rollouts, found, strict=True)]
 
     old = patch.set(MathReward, "__call__", call)
-
-
-def shorter(patch: Patches) -> None:
-    """End completions at half of the limit."""
-
-    def sample(self: Any, prompts: Any, params: Any, **more: Any) -> Any:
-        return old(self, prompts, dataclasses.replace(params, max_new_tokens=params.max_new_tokens // 2), **more)
-
-    old = patch.set(NativeSampler, "sample", sample)
-
-
-def another_temperature(patch: Patches) -> None:
-    """Sample and report at 0.98 of the requested temperature."""
-    old = patch.set(
-        native,
-        "sample_tokens",
-        lambda logits, uniforms, *, temperature: old(logits, uniforms, temperature=0.98 * temperature),
-    )
-
-
-def doubled_start(patch: Patches) -> None:
-    """Repeat the first token of a prompt for the engine."""
-    old = patch.set(
-        native,
-        "decode",
-        lambda model, prompts, *rest, **more: old(model, [(ids[0], *ids) for ids in prompts], *rest, **more),
-    )
 
 
 def averaged(patch: Patches) -> None:
@@ -147,32 +99,64 @@ def first_baseline(patch: Patches) -> None:
     old = patch.set(advantages_module, "_by_group", relative)
 
 
-def values_of_reference(patch: Patches) -> None:
-    """Halve the critic's values."""
-    old = patch.set(scoring_models, "score_values", lambda *given, **more: [0.5 * each for each in old(*given, **more)])
-
-
-def gradient_accumulates(patch: Patches) -> None:
-    """Do not clear the gradients of the previous update."""
-    patch.set(learner, "zero_grad", lambda *models: None)
-
-
 LATER: dict[str, tuple[str, Inject]] = {
     "later: every second step is left out": (LEARNS, every_second_step),
-    "later: the loss reads the state of the token after": ("grpo", states_moved),
-    "later: the gradient ends before the backbone": ("grpo, an untied head", head_alone),
-    "later: samples with a negative advantage are left out": (LEARNS, best_alone),
+    "later: the loss reads the state of the token after": (
+        "grpo",
+        replaced(
+            losses,
+            "completion_states",
+            lambda old, model, batch: old(model, dataclasses.replace(batch, predictors=batch.predictors + 1)),
+        ),
+    ),
+    "later: the gradient ends before the backbone": (
+        "grpo, an untied head",
+        replaced(losses, "completion_states", lambda old, *given: old(*given).detach().requires_grad_()),
+    ),
+    "later: samples with a negative advantage are left out": (
+        LEARNS,
+        replaced(
+            StepLosses, "has_gradient", lambda old, self, one: old(self, one) and float(one.advantages.sum()) >= 0.0
+        ),
+    ),
     "later: the reference is the policy of the update before": ("grpo, KL in the loss", reference_of_yesterday),
     "later: the verifier remembers texts, and not prompts": ("grpo", remembered_by_text),
-    "later: completions end at half of the limit": ("grpo", shorter),
-    "later: the engine draws and reports at 0.98 of the temperature": ("grpo", another_temperature),
-    "later: the engine sees a prompt's first token twice": ("grpo", doubled_start),
+    "later: completions end at half of the limit": (
+        "grpo",
+        replaced(
+            NativeSampler,
+            "sample",
+            lambda old, self, prompts, params, **more: old(
+                self, prompts, dataclasses.replace(params, max_new_tokens=params.max_new_tokens // 2), **more
+            ),
+        ),
+    ),
+    "later: the engine draws and reports at 0.98 of the temperature": (
+        "grpo",
+        replaced(native, "sample_tokens", lambda old, *given, temperature: old(*given, temperature=0.98 * temperature)),
+    ),
+    "later: the engine sees a prompt's first token twice": (
+        "grpo",
+        replaced(
+            native,
+            "decode",
+            lambda old, model, prompts, *rest, **more: old(model, [(ids[0], *ids) for ids in prompts], *rest, **more),
+        ),
+    ),
     "later: weights are averaged after each update": (LEARNS, averaged),
     "later: a hundredth of noise in every gradient": (LEARNS, gradients(noisy)),
     "later: checkpoints empty the optimizer": (LEARNS, forgets_at_checkpoints),
     "later: a group's baseline is its first completion": (LEARNS, first_baseline),
-    "later: values are halved": ("ppo", values_of_reference),
-    "later: gradients of the step before are kept": ("grpo, 2 epochs", gradient_accumulates),
+    "later: values are halved": (
+        "ppo",
+        replaced(
+            scoring_models, "score_values", lambda old, *given, **more: [0.5 * each for each in old(*given, **more)]
+        ),
+    ),
+    "later: gradients of the step before are kept": (
+        "grpo, 2 epochs",
+        replaced(learner, "zero_grad", lambda old, *models: None),
+    ),
     "later: rewards above 0.5 count 0.5": ("grpo", scores(valued(lambda value: min(value, 0.5)))),
     "later: rewards have a hundredth of noise": (
         LEARNS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, replaced
 from rlcore.algorithms import kl as kl_module
 from rlcore.algorithms import objective
 from rlcore.distributed import build
@@ -21,14 +21,10 @@ from rlcore.training.learner import Learner
 def inputs(**turns: Callable[[Any], Any]) -> Inject:
     """Change the inputs of the policy's loss."""
 
-    def inject(patch: Patches) -> None:
-        def made(given: Any, *rest: Any) -> Any:
-            return old(dataclasses.replace(given, **{n: turn(getattr(given, n)) for n, turn in turns.items()}), *rest)
+    def made(old: Any, given: Any, *rest: Any) -> Any:
+        return old(dataclasses.replace(given, **{n: turn(getattr(given, n)) for n, turn in turns.items()}), *rest)
 
-        old = objective.policy_loss
-        patch.set(losses, "policy_loss", made)
-
-    return inject
+    return replaced(losses, "policy_loss", made)
 
 
 def coefficients(**values: Any) -> Inject:
@@ -43,11 +39,7 @@ def coefficients(**values: Any) -> Inject:
 
 def weights_of_tokens(change: Callable[[torch.Tensor], torch.Tensor]) -> Inject:
     """Change the weight of each token."""
-
-    def inject(patch: Patches) -> None:
-        old = patch.set(learner, "token_weights", lambda *given: [change(each) for each in old(*given)])
-
-    return inject
+    return replaced(learner, "token_weights", lambda old, *given: [change(each) for each in old(*given)])
 
 
 def temperature_ignored(patch: Patches) -> None:
@@ -77,27 +69,6 @@ def reference_learns(patch: Patches) -> None:
     old = patch.set(build, "_critic_and_reference", others)
 
 
-def critic_idle(patch: Patches) -> None:
-    """Remove the gradient of the critic's loss."""
-    old = patch.set(losses, "critic_loss", lambda *given: 0.0 * old(*given))
-
-
-def critic_wrong(patch: Patches) -> None:
-    """Shift the values of the critic's loss by one token."""
-
-    def loss(columns: Any, predicted: torch.Tensor, *rest: Any) -> torch.Tensor:
-        return old(columns, predicted.roll(1), *rest)
-
-    old = patch.set(losses, "critic_loss", loss)
-
-
-def values_shifted(patch: Patches) -> None:
-    """Shift each value by one token."""
-    old = patch.set(
-        scoring_models, "score_values", lambda *given, **more: [each.roll(1) for each in old(*given, **more)]
-    )
-
-
 def kl_turned(patch: Patches) -> None:
     """Negate the KL loss."""
     losses_of = dict(kl_module.KL_LOSSES)
@@ -106,31 +77,11 @@ def kl_turned(patch: Patches) -> None:
 
 def surrogate(change: Callable[[Any, torch.Tensor], Any]) -> Inject:
     """Change the surrogate of each token."""
-
-    def inject(patch: Patches) -> None:
-        def call(
-            self: losses.PolicyTerms, places: slice, logprobs: torch.Tensor, entropy: torch.Tensor
-        ) -> torch.Tensor:
-            return change(old(self, places, logprobs, entropy), logprobs)
-
-        old = patch.set(losses.PolicyTerms, "__call__", call)
-
-    return inject
-
-
-def microbatches_lost(patch: Patches) -> None:
-    """Drop all but the first micro-batch."""
-    old = patch.set(learner, "pack_for", lambda *given, **more: old(*given, **more)[:1])
-
-
-def columns_moved(patch: Patches) -> None:
-    """Use the fields of the previous sequences in a micro-batch."""
-
-    def get(self: minibatches.Columns, name: str) -> torch.Tensor:
-        found = old(self, name)
-        return found.roll(1) if name == "advantages" else found
-
-    old = patch.set(minibatches.Columns, "get", get)
+    return replaced(
+        losses.PolicyTerms,
+        "__call__",
+        lambda old, self, at, logprobs, *rest: change(old(self, at, logprobs, *rest), logprobs),
+    )
 
 
 LOSSES: dict[str, tuple[str, Inject]] = {
@@ -138,7 +89,14 @@ LOSSES: dict[str, tuple[str, Inject]] = {
     "the loss is halved": ("grpo", surrogate(lambda loss, _: 0.5 * loss)),
     "the loss forgets advantages": ("grpo", inputs(advantages=torch.ones_like)),
     "advantages negated within the loss": ("grpo", inputs(advantages=lambda value: -value)),
-    "advantages of the sequences before, within the loss": ("grpo", columns_moved),
+    "advantages of the sequences before, within the loss": (
+        "grpo",
+        replaced(
+            minibatches.Columns,
+            "get",
+            lambda old, self, name: old(self, name).roll(1) if name == "advantages" else old(self, name),
+        ),
+    ),
     "the loss forgets the mask": ("grpo, a calculator", inputs(loss_mask=torch.ones_like)),
     "the loss has a bonus for entropy that nobody asked for": ("grpo", coefficients(entropy=0.05)),
     "the KL is left out of the loss": ("grpo, KL in the loss", coefficients(kl=0.0)),
@@ -149,11 +107,22 @@ LOSSES: dict[str, tuple[str, Inject]] = {
         "grpo",
         weights_of_tokens(lambda weights: torch.where(weights > 0, 0.01, 0.0)),
     ),
-    "micro-batches after the first are lost": ("grpo, small micro-batches", microbatches_lost),
+    "micro-batches after the first are lost": (
+        "grpo, small micro-batches",
+        replaced(learner, "pack_for", lambda old, *given, **more: old(*given, **more)[:1]),
+    ),
     "completions in a row see each other": ("grpo", visible_neighbours),
     "the trainer scores at temperature 1": ("grpo, temperature 0.7", temperature_ignored),
     "the reference learns along": ("grpo, KL in the loss", reference_learns),
-    "the critic learns nothing": ("ppo", critic_idle),
-    "the critic learns another token's values": ("ppo", critic_wrong),
-    "the critic's values are those of the token before": ("ppo", values_shifted),
+    "the critic learns nothing": ("ppo", replaced(losses, "critic_loss", lambda old, *given: 0.0 * old(*given))),
+    "the critic learns another token's values": (
+        "ppo",
+        replaced(losses, "critic_loss", lambda old, columns, values, *rest: old(columns, values.roll(1), *rest)),
+    ),
+    "the critic's values are those of the token before": (
+        "ppo",
+        replaced(
+            scoring_models, "score_values", lambda old, *given, **more: [each.roll(1) for each in old(*given, **more)]
+        ),
+    ),
 }

@@ -7,24 +7,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, replaced
 from rlcore.training import learner
-from rlcore.training import optim as optim_module
 from rlcore.training.learner import Learner
 
 
 def gradients(change: Callable[[list[torch.nn.Parameter]], None]) -> Inject:
     """Change the gradient between the loss and the step."""
 
-    def inject(patch: Patches) -> None:
-        def clip(parameters: Any, **settings: Any) -> float:
-            listed = list(parameters)
-            change([parameter for parameter in listed if parameter.grad is not None])
-            return float(old(listed, **settings))
+    def clip(old: Any, parameters: Any, **settings: Any) -> float:
+        listed = list(parameters)
+        change([parameter for parameter in listed if parameter.grad is not None])
+        return float(old(listed, **settings))
 
-        old = patch.set(learner, "clip_gradient", clip)
-
-    return inject
+    return replaced(learner, "clip_gradient", clip)
 
 
 def negated(them: list[torch.nn.Parameter]) -> None:
@@ -44,29 +40,14 @@ def first_half_zeroed(them: list[torch.nn.Parameter]) -> None:
     zeroed(them[: len(them) // 2])
 
 
-def not_clipped(patch: Patches) -> None:
-    """Report norms without clipping."""
-    old = patch.set(
-        learner,
-        "clip_gradient",
-        lambda parameters, *, max_grad_norm, scale=1.0: old(parameters, max_grad_norm=1e9, scale=scale),
-    )
-
-
 def stepping(change: Callable[[torch.optim.Optimizer], None], *, after: bool = False) -> Inject:
     """Change an optimizer before, or weights after, each of its steps."""
 
-    def inject(patch: Patches) -> None:
-        def take(optimizer: torch.optim.Optimizer) -> None:
-            if not after:
-                change(optimizer)
-            old(optimizer)
-            if after:
-                change(optimizer)
+    def take(old: Any, optimizer: torch.optim.Optimizer) -> None:
+        for work in (old, change) if after else (change, old):
+            work(optimizer)
 
-        old = patch.set(learner, "take_step", take)
-
-    return inject
+    return replaced(learner, "take_step", take)
 
 
 def groups(**values: Any) -> Callable[[torch.optim.Optimizer], None]:
@@ -110,33 +91,14 @@ def last_layer_alone(patch: Patches) -> None:
     old = patch.set(learner, "make_optimizer", make)
 
 
-def stuck_schedule(patch: Patches) -> None:
-    """Advance the schedule by forty steps."""
-    patch.set(
-        learner, "set_schedule_step", lambda scheduler, step: optim_module.set_schedule_step(scheduler, step + 40)
-    )
-
-
-def twice(patch: Patches) -> None:
-    """Do each update twice."""
-
-    def update(self: Learner, samples: Any, *, seed: int) -> Any:
-        old(self, samples, seed=seed)
-        return old(self, samples, seed=seed)
-
-    old = patch.set(Learner, "update", update)
-
-
-def no_update(patch: Patches) -> None:
-    """Increase the version without training."""
-    patch.set(Learner, "_step", lambda self, samples, totals: totals)
-
-
 STEPS: dict[str, tuple[str, Inject]] = {
     "the gradient is negated": ("grpo", gradients(negated)),
     "the gradient is zero": ("grpo", gradients(zeroed)),
     "the first half of the weights gets no gradient": ("grpo", gradients(first_half_zeroed)),
-    "the gradient is not clipped": ("grpo", not_clipped),
+    "the gradient is not clipped": (
+        "grpo",
+        replaced(learner, "clip_gradient", lambda old, *given, **more: old(*given, **more | {"max_grad_norm": 1e9})),
+    ),
     "the optimizer climbs": ("grpo", stepping(groups(maximize=True))),
     "the learning rate is ten times as high": ("grpo", stepping(groups(lr=1e-2))),
     "the learning rate is zero": ("grpo", stepping(groups(lr=0.0))),
@@ -144,7 +106,13 @@ STEPS: dict[str, tuple[str, Inject]] = {
     "the optimizer forgets its moments": ("grpo", stepping(forgets_moments)),
     "weights are disturbed after each step": ("grpo", stepping(disturbed, after=True)),
     "only the last layer learns": ("grpo", last_layer_alone),
-    "the schedule stands further on": ("grpo, 2 epochs", stuck_schedule),
-    "each update is done twice": ("grpo", twice),
-    "updates are counted and not done": ("grpo", no_update),
+    "the schedule stands further on": (
+        "grpo, 2 epochs",
+        replaced(learner, "set_schedule_step", lambda old, scheduler, step: old(scheduler, step + 40)),
+    ),
+    "each update is done twice": (
+        "grpo",
+        replaced(Learner, "update", lambda old, *given, **more: (old(*given, **more), old(*given, **more))[1]),
+    ),
+    "updates are counted and not done": ("grpo", replaced(Learner, "_step", lambda old, self, samples, totals: totals)),
 }

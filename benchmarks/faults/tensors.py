@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.faults.lab import Inject, Patches
+from benchmarks.faults.lab import Inject, Patches, replaced
 from benchmarks.faults.steps import gradients, groups, stepping
 from rlcore.training import learner, local_learner
 from rlcore.training import optim as optim_module
@@ -25,27 +25,18 @@ def named(self: Learner, word: str) -> list[torch.nn.Parameter]:
 def around_steps(change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> Inject:
     """Change weights after each step, given their values before it."""
 
-    def inject(patch: Patches) -> None:
-        def take(self: Learner, totals: Any) -> None:
-            before = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
-            old(self, totals)
-            with torch.no_grad():
-                change(self, before)
+    def take(old: Any, self: Learner, totals: Any) -> None:
+        before = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
+        old(self, totals)
+        with torch.no_grad():
+            change(self, before)
 
-        old = patch.set(Learner, "_take_steps", take)
-
-    return inject
+    return replaced(Learner, "_take_steps", take)
 
 
 def still(word: str) -> Inject:
     """Restore tensors of a name after each step."""
-
-    def back(self: Learner, before: dict[str, torch.Tensor]) -> None:
-        for name, parameter in self.policy.named_parameters():
-            if word in name:
-                parameter.copy_(before[name])
-
-    return around_steps(back)
+    return slower(word, 0.0)
 
 
 def slower(word: str, factor: float) -> Inject:
@@ -94,38 +85,15 @@ def doubled(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = 2.0 * group["lr"]
 
 
-def vectors_decay(patch: Patches) -> None:
-    """Decay all tensors as matrices."""
+def optimizer_with(settings: Callable[[Any], dict[str, Any]]) -> Inject:
+    """Make optimizers with other settings of all tensors, given the right ones."""
 
-    def make(pairs: Any, config: Any) -> Any:
+    def make(old: Any, pairs: Any, config: Any) -> Any:
         made = old(pairs, config)
-        for group in made.param_groups:
-            group["weight_decay"] = config.weight_decay
+        groups(**settings(config))(made)
         return made
 
-    old = patch.set(learner, "make_optimizer", make)
-
-
-def other_betas(patch: Patches) -> None:
-    """Use the first beta for second moments."""
-
-    def make(pairs: Any, config: Any) -> Any:
-        made = old(pairs, config)
-        for group in made.param_groups:
-            group["betas"] = (config.beta1, config.beta1)
-        return made
-
-    old = patch.set(learner, "make_optimizer", make)
-
-
-def schedule_stands(patch: Patches) -> None:
-    """Keep the learning rate of the first step."""
-    patch.set(learner, "set_schedule_step", lambda scheduler, step: None)
-
-
-def schedule_by_update(patch: Patches) -> None:
-    """Advance the schedule once per update instead of once per step."""
-    old = patch.set(learner, "set_schedule_step", lambda scheduler, step: old(scheduler, step - step % 4))
+    return replaced(learner, "make_optimizer", make)
 
 
 def halved(them: list[torch.nn.Parameter]) -> None:
@@ -218,10 +186,16 @@ TENSORS: dict[str, tuple[str, Inject]] = {
     "one matrix shrinks beside each step": ("grpo", around_steps(pulled_back)),
     "the rate is doubled after the first step": (TWICE, later_steps(doubled)),
     "nothing moves after the first step": (TWICE, later_steps(groups(lr=0.0))),
-    "vectors decay as matrices do": ("grpo, weights decay", vectors_decay),
-    "second moments forget too fast": ("grpo", other_betas),
-    "the schedule stands still": (TWICE, schedule_stands),
-    "the schedule moves once an update": (TWICE, schedule_by_update),
+    "vectors decay as matrices do": (
+        "grpo, weights decay",
+        optimizer_with(lambda config: {"weight_decay": config.weight_decay}),
+    ),
+    "second moments forget too fast": ("grpo", optimizer_with(lambda config: {"betas": (config.beta1, config.beta1)})),
+    "the schedule stands still": (TWICE, replaced(learner, "set_schedule_step", lambda old, *given: None)),
+    "the schedule moves once an update": (
+        TWICE,
+        replaced(learner, "set_schedule_step", lambda old, scheduler, step: old(scheduler, step - step % 4)),
+    ),
     "the gradient of one tensor is halved": ("grpo", gradients(halved)),
     "the moments of one tensor are forgotten": ("grpo", stepping(forgets_one)),
     "a gradient is divided by the number of micro-batches": ("grpo, small micro-batches", divided),

@@ -72,6 +72,32 @@ def check_context(positions: int, prompts: Sequence[Prompt], max_new_tokens: int
         )
 
 
+def require_disjoint(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
+    """Check that no held-out prompt is trained on: by its tokens, or by its words, whatever their case and spaces.
+
+    Raises:
+        ConfigError: Names such a prompt.
+    """
+    tokens, words = ({make(prompt) for prompt in held_out} for make in (_tokens_of, _words_of))
+    both = [prompt for prompt in prompts if _tokens_of(prompt) in tokens or _words_of(prompt) in words]
+    if both:
+        raise ConfigError(
+            f"{len(both)} of {len(prompts)} training prompts are held-out prompts too, for example "
+            f"{both[0].prompt_id!r}: {' '.join(each.content for each in both[0].messages)[:120]!r}",
+            where="held_out",
+            fix="remove them from prompts or from held_out.prompts: an evaluation on trained prompts proves nothing",
+        )
+
+
+def _tokens_of(prompt: Prompt) -> tuple[int, ...]:
+    return prompt.token_ids
+
+
+def _words_of(prompt: Prompt) -> tuple[tuple[str, str], ...] | str:
+    """Return a prompt's messages as words, or its id if it has only tokens."""
+    return tuple((each.role, " ".join(each.content.casefold().split())) for each in prompt.messages) or prompt.prompt_id
+
+
 def _prompt_errors(prompts: Sequence[Prompt]) -> Iterator[str]:
     if not prompts:
         yield "prompts: there are none; make some with rlcore.chat_prompts(tokenizer, {question: reference answer})"

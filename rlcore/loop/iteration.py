@@ -12,6 +12,7 @@ from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import known_answers_canary, terms_canary
 from rlcore.checks.causes import unchanged
 from rlcore.checks.health import HealthMonitor
+from rlcore.checks.settings import require_disjoint
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.checkpoints import Checkpoints
 from rlcore.loop.components import Components
@@ -69,6 +70,8 @@ def open_run(components: Components, recorder: Recorder) -> Iterator[Run]:
     config, began, check_seconds = components.config, time.perf_counter(), dict[str, float]()
     if config.eval_every and components.held_out is None:
         raise ConfigError("eval_every > 0 needs held-out problems", where="eval_every", fix="set it to 0, or add some")
+    if components.held_out is not None:
+        require_disjoint(components.prompts, components.held_out.prompts)
     with ExitStack() as stack:
         checkpoints = stack.enter_context(
             closing(Checkpoints(components.folder, components.learner, identity=components.identity))
@@ -149,9 +152,9 @@ def _iterate(run: Run) -> None:
     metrics["seconds/processor"] = time.process_time() - began
     if components.held_out and _is_evaluated(run, iteration):
         with timed(seconds, "evaluate"):
-            length = components.config.sampling.max_new_tokens
+            length, log, check = components.config.sampling.max_new_tokens, run.recorder.log, run.audit.check_evaluation
             metrics |= evaluate_held_out(
-                components.sampler, components.held_out, max_new_tokens=length, log=run.recorder.log
+                components.sampler, components.held_out, max_new_tokens=length, log=log, check=check
             )
     metrics |= _cost_metrics(sampled, seconds) | take_metrics(components.engine)
     _record(run, iteration, metrics, sampled)

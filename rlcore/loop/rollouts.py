@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -21,7 +21,7 @@ from rlcore.rewards.base import check_error_rate, score_each, score_groups
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import is_trainable, reward_of
-from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, ScoredRollout, is_correct
+from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, Score, ScoredRollout, is_correct
 
 
 def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> SampledGroups[list[ScoredRollout]]:
@@ -46,7 +46,7 @@ def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> Sampl
 
     def draw(prompts: Sequence[Prompt], *purpose: int) -> list[list[ScoredRollout]]:
         with timed(seconds, "rollout"):
-            groups = _collect(run, prompts, seed=derive_seed(components.seed, "rollouts", *purpose))
+            groups = _collect(run, prompts, *purpose)
         with timed(seconds, "score"):
             return _score(run, iteration, groups)
 
@@ -118,13 +118,16 @@ def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> lis
     return scored
 
 
+Check = Callable[[Sequence[Sequence[Rollout | FailedRollout]], Sequence[Score], Mapping[str, float]], None]
+
+
 def evaluate_held_out(
-    sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, log: Callable[[str], None]
+    sampler: Sampler, held_out: HeldOut, *, max_new_tokens: int, log: Callable[[str], None], check: Check | None = None
 ) -> dict[str, float]:
     """Return greedy accuracy on the held-out problems with its interval as ``eval/...``, in total and per dataset.
 
     A problem that could not be sampled or graded counts as wrong, and in ``eval/failed``. Datasets whose verifier gives
-    scores have their mean as ``eval/score/...``.
+    scores have their mean as ``eval/score/...``. ``check`` gets answers, scores and metrics.
 
     Raises:
         SamplingError: The engine is broken.
@@ -138,7 +141,7 @@ def evaluate_held_out(
     limits, sets = held_out.correct_from, [prompt.dataset for prompt in held_out.prompts]
     correct = [is_correct(score, limits.get(name, CORRECT_FROM)) for score, name in zip(scores, sets, strict=True)]
     interval = accuracy(correct, confidence=held_out.confidence)
-    return {
+    metrics = {
         "eval/accuracy": interval.mean,
         "eval/accuracy_low": interval.low,
         "eval/accuracy_high": interval.high,
@@ -146,17 +149,24 @@ def evaluate_held_out(
         **dataset_accuracy(sets, correct),
         **dataset_scores(sets, [score.value for score in scores], limits),
     }
+    if check:
+        check(groups, scores, metrics)
+    return metrics
 
 
 def _sample_iteration(run: Run, iteration: int) -> list[list[Rollout]]:
     """Sample the groups of an iteration."""
-    seed = derive_seed(run.components.seed, "rollouts", iteration)
-    return _collect(run, run.prompt_schedule.prompts_for(iteration), seed=seed)
+    return _collect(run, run.prompt_schedule.prompts_for(iteration), iteration)
 
 
-def _collect(run: Run, prompts: Sequence[Prompt], *, seed: int) -> list[list[Rollout]]:
-    """Sample a group of completions per prompt, and drop those that the engine could not produce."""
+def _collect(run: Run, prompts: Sequence[Prompt], *purpose: int) -> list[list[Rollout]]:
+    """Sample a group of completions per prompt, and drop those that the engine could not produce.
+
+    ``purpose``: iteration, and round of dynamic sampling.
+    """
     components = run.components
+    seed = derive_seed(components.seed, "rollouts", *purpose)
+    run.audit.check_seed(seed, *purpose)
     groups = components.sampler.sample(prompts, _params(components), seed=seed)
     require_groups(groups, prompts, components.config.group_size)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]

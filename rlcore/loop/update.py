@@ -52,12 +52,9 @@ def update_policy(
     with counted(run.check_seconds, "canaries"):
         is_agents = any(item.rollout.num_sampled is not None for group in sampled.groups for item in group)
         sample_canary(experience.samples, components.tokenizer.eos_ids, is_agents=is_agents)
-    audited = None
     if audit:
         scheduled = run.prompt_schedule.prompts_for(iteration)
-        audited = audit.check_before_update(
-            sampled.groups, experience, iteration, scheduled=scheduled, replaced=sampled.replaced
-        )
+        audit.check_before_update(sampled.groups, experience, iteration, scheduled=scheduled, replaced=sampled.replaced)
     try:
         stats, memory = measured_update(run, experience.samples, seed=derive_seed(components.seed, "update", iteration))
     except NonFiniteError as error:
@@ -69,7 +66,7 @@ def update_policy(
     agreement = verify_rollouts(run, [item.rollout for group in sampled.groups for item in group], stats)
     kl = mean_kl(experience, stats.metrics)
     if audit:
-        audit.check_after_update(audited, stats, experience.samples, iteration, mean_kl=kl)
+        audit.check_after_update(stats, experience.samples, iteration, mean_kl=kl)
     if not stats.skipped:  # the KL of skipped steps is unknown
         learner.observe_kl(kl, experience.num_episodes)
     # KL in the reward is measured with the rewards, KL in the loss with the loss.

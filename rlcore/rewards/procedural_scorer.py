@@ -26,6 +26,7 @@ _EXPRESSION = re.compile(
 )
 _FOUR_OPERATIONS = re.compile(r"(?!.*(?:\*\s*\*|/\s*/))[-+*/() 0-9]+")
 _COMPLEX = re.compile(r"[-+0-9.eij() ]+", re.IGNORECASE)  # excludes "nan", which is close to everything
+_ONE_NUMBER = re.compile(r"[^0-9]*[0-9]+(?:\.[0-9]+)?[^0-9]*")  # the scorer reads the first of several
 _LIST = re.compile(r"[0-9A-Z_\-,'\"\[\]\s]*")
 _NUMBERS = re.compile(r"[-+0-9.,'\"\[\]\s]*")
 _BITS = re.compile(r"(?:0x[0-9a-fA-F]+|[0-9]+|<<|>>|[-+*() ])+")
@@ -81,7 +82,7 @@ OWN_CHECKS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
     "game_of_life_halting": _same_truth,
     "coin_flip": _same_probability,
 }
-_OTHER_ANSWERS = {"complex_arithmetic": _COMPLEX}
+_OTHER_ANSWERS = {"complex_arithmetic": _COMPLEX, "gsm_symbolic": _ONE_NUMBER}
 
 
 def warm_up() -> None:

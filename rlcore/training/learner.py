@@ -110,16 +110,15 @@ class Learner:
         require_finite(samples)
         require_same(samples, self.ranks)
         totals, update, self._has_moved, self._skipped = StatAccumulator(), self.config.update, False, []
-        arrived: list[str] = []
+        arrived = list[list[str]]()
         for epoch in range(update.num_epochs):
             totals.begin_epoch()
-            trained = list[str]()
+            arrived.append([])
             for index, minibatch in enumerate(split_by_group(samples, update.num_minibatches, seed=seed, epoch=epoch)):
-                self.step_of_update = epoch * update.num_minibatches + index
+                self.step_of_update, self._accumulated = epoch * update.num_minibatches + index, []
                 self._seek_schedules(self.step_of_update)
                 totals = self._step(minibatch, totals)
-                trained += self._accumulated
-            arrived.append(digest_of_digests(trained))
+                arrived[-1].append(digest_of_digests(self._accumulated))
             if totals.exceeded_kl(update):
                 break
         if not (measured := totals.num_tokens / (epoch + 1)):  # no sample has a gradient, or only the critic is trained
@@ -135,17 +134,18 @@ class Learner:
             moved=self._has_moved,
             metrics=after_skips(metrics, len(self._skipped)),
             skipped=tuple(self._skipped),
-            arrived=tuple(map(tuple, self.ranks.gather(arrived))),
+            arrived=tuple(tuple(map(tuple, epochs)) for epochs in self.ranks.gather(arrived)),
+            epoch_kl=totals.epoch_kl,
             first_tokens=totals.first_tokens,
         )
 
     def trial(
         self, samples: Sequence[TrainingSample], *, tokens: int | None = None, moved: bool = False
     ) -> dict[str, float]:
-        """Return the losses of a step on ``samples`` by name; leave its gradient on the parameters, take no step."""
+        """Return losses and KL of a step on ``samples`` by name; leave its gradient on the parameters, take no step."""
         self._has_moved = moved
         found = self._accumulate(samples, StatAccumulator(), tokens or self.tokens_per_microbatch)
-        return {name: value for name, value in found.means().items() if name.startswith("loss/")}
+        return {name: value for name, value in found.means().items() if name.startswith(("loss/", "kl/"))}
 
     def _rates(self) -> dict[str, float]:
         metrics = {

@@ -16,6 +16,7 @@ from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
+from rlcore.checks.audit.learner_state import kl_sums
 from rlcore.config import CriticConfig, RlConfig
 from rlcore.distributed.ranks import Ranks
 from rlcore.distributed.sharded import device_of, run_forward
@@ -68,7 +69,7 @@ class StepLosses:
             columns=columns,
             totals=totals,
             starts_at_one=self.starts_at_one,
-            tracks_reference=self.config.update.early_stop_ref_kl > 0.0,
+            tracks_kl=bool(self.config.update.early_stop_kl or self.config.update.early_stop_ref_kl),
         )
 
     def has_gradient(self, sample: TrainingSample) -> bool:
@@ -167,7 +168,7 @@ class PolicyTerms:
 
     Attributes:
         starts_at_one: No step was taken since sampling, so the pass's log-probabilities are the old ones.
-        tracks_reference: Measure the KL to the reference policy even if it is in no loss.
+        tracks_kl: Measure the KL to the reference policy even if it is in no loss, and the KL by the audit's formula.
     """
 
     algorithm: Algorithm
@@ -175,7 +176,7 @@ class PolicyTerms:
     columns: Columns
     totals: StatAccumulator
     starts_at_one: bool
-    tracks_reference: bool
+    tracks_kl: bool
 
     @property
     def by_token(self) -> bool:
@@ -194,11 +195,12 @@ class PolicyTerms:
             return self.columns.get(name)[positions].to(logprobs.device)
 
         mask, ref_logprobs = column("loss_mask"), column("ref_logprobs")
+        old_logprobs = logprobs.detach() if self.starts_at_one else column("old_logprobs")
         output = policy_loss(
             LossInputs(
                 policy_logprobs=logprobs,
                 entropy=entropy,
-                old_logprobs=logprobs.detach() if self.starts_at_one else column("old_logprobs"),
+                old_logprobs=old_logprobs,
                 sampler_logprobs=column("sampler_logprobs"),
                 ref_logprobs=ref_logprobs,
                 advantages=column("advantages"),
@@ -212,9 +214,12 @@ class PolicyTerms:
         self.totals.add(output)
         if self.starts_at_one:
             self._keep_first_tokens(positions, logprobs.detach(), entropy.detach())
-        if self.tracks_reference:
+        if self.tracks_kl:
             # kl/ref of the loss is absent if KL is in the reward, and the reward's kl/ref is of the old policy.
-            self.totals.add_ref_kl(k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum())
+            self.totals.add_ref_kl(
+                k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum(),
+                kl_sums(logprobs.detach(), old_logprobs, ref_logprobs, mask),
+            )
         return output.loss
 
     def _keep_first_tokens(self, positions: slice, logprobs: Tensor, entropy: Tensor) -> None:

@@ -33,7 +33,9 @@ class UpdateStats:
     Attributes:
         moved: True if any policy weight changed.
         skipped: Error of each skipped step.
-        arrived: By rank and epoch, a digest of the trained samples; see :mod:`rlcore.training.sample_digests`.
+        arrived: By rank, epoch and minibatch, a digest of the trained samples; see
+            :mod:`rlcore.training.sample_digests`.
+        epoch_kl: By epoch, the sums of :func:`rlcore.checks.audit.learner_state.kl_sums`, if a limit on KL is set.
         first_tokens: Those of the passes before the first step: the engine's number and log-probability, the learner's
             log-probability, and the entropy.
     """
@@ -42,7 +44,8 @@ class UpdateStats:
     moved: bool
     metrics: Mapping[str, float]
     skipped: tuple[str, ...] = ()
-    arrived: tuple[tuple[str, ...], ...] = ()
+    arrived: tuple[tuple[tuple[str, ...], ...], ...] = ()
+    epoch_kl: tuple[tuple[float, ...], ...] = ()
     first_tokens: Float[Tensor, "tokens 4"] = field(default_factory=lambda: torch.empty(0, 4), compare=False)
 
 
@@ -61,6 +64,7 @@ class StatAccumulator:
         self._num_tokens: Number = 0.0
         self._epoch_ref_kl: Number = 0.0
         self._epoch_start: tuple[dict[str, Number], Number] = ({}, 0.0)
+        self._audited_kl: list[list[Number]] = [[0.0, 0.0, 0.0]]  # before the first epoch, then of each
 
     def rank_fraction(self, ranks: Ranks) -> StatAccumulator:
         """Return a copy for one rank to continue; earlier counts stay with the first rank."""
@@ -68,14 +72,17 @@ class StatAccumulator:
             return copy.deepcopy(self)
         own = StatAccumulator()
         own._steps, own._epoch_start = copy.deepcopy(self._steps), copy.deepcopy(self._epoch_start)
+        own._audited_kl = [[0.0, 0.0, 0.0] for _ in self._audited_kl]
         return own
 
     def merged(self, ranks: Ranks) -> StatAccumulator:
         """Return the counts of all ranks, on every rank."""
         if ranks.size == 1:
             return self
-        own = (self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl, self.first_tokens)
-        sums, maxima, losses, num_tokens, ref_kl, first_tokens = zip(*ranks.gather(own), strict=True)
+        audited = [list(map(float, each)) for each in self._audited_kl]
+        own = (self._sums, self._maxima, self._losses, self._num_tokens, self._epoch_ref_kl, self.first_tokens, audited)
+        sums, maxima, losses, num_tokens, ref_kl, first_tokens, epochs = zip(*ranks.gather(own), strict=True)
+        self._audited_kl = [list(map(sum, zip(*each, strict=True))) for each in zip(*epochs, strict=True)]
         self._first_tokens = list(first_tokens)
         self._sums, self._losses = _summed(sums), _summed(losses)
         self._num_tokens, self._epoch_ref_kl = float(sum(map(float, num_tokens))), float(sum(map(float, ref_kl)))
@@ -110,9 +117,15 @@ class StatAccumulator:
         """Kept tokens, on the CPU."""
         return torch.cat([torch.empty(0, 4), *(rows.float().cpu() for rows in self._first_tokens)])
 
-    def add_ref_kl(self, total: Float[Tensor, ""]) -> None:
-        """Add the KL to the reference policy of one micro-batch, summed over its tokens."""
+    def add_ref_kl(self, total: Float[Tensor, ""], audited: Sequence[Float[Tensor, ""]]) -> None:
+        """Add the KL to the reference policy of one micro-batch, summed over its tokens, and the audit's own sums."""
         self._epoch_ref_kl = self._epoch_ref_kl + total.double()
+        self._audited_kl[-1:] = [[one + other for one, other in zip(self._audited_kl[-1], audited, strict=True)]]
+
+    @property
+    def epoch_kl(self) -> tuple[tuple[float, ...], ...]:
+        """Sums of the audit for each epoch."""
+        return tuple(tuple(map(float, each)) for each in self._audited_kl[1:])
 
     @property
     def num_tokens(self) -> int:
@@ -122,6 +135,7 @@ class StatAccumulator:
     def begin_epoch(self) -> None:
         """Restart :meth:`epoch_mean` and :meth:`epoch_ref_kl`."""
         self._epoch_ref_kl = 0.0
+        self._audited_kl.append([0.0, 0.0, 0.0])
         self._epoch_start = (dict(self._sums), self._num_tokens)
 
     def epoch_mean(self, name: str) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
+from rlcore.errors import CanaryError
 from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.steps.rows import PromptRow, read_prompts
 from rlcore.text.tokenization import ChatTokenizer
@@ -45,9 +47,34 @@ def read_prompt_sets(
     """Read the prompts of a split, at most ``limit`` per dataset; with several, ids begin with the dataset's name."""
     found: list[Prompt] = []
     for name in names:
-        rows = read_prompts(context.inputs[prepare_stage_name(name)] / f"{split}.parquet")[:limit]
-        found += tokenize_prompts(rows, tokenizer, dataset=name, is_one_of_several=len(names) > 1)
+        path = context.inputs[prepare_stage_name(name)] / f"{split}.parquet"
+        rows = read_prompts(path)[:limit]
+        made = tokenize_prompts(rows, tokenizer, dataset=name, is_one_of_several=len(names) > 1)
+        _require_own_rows(made, path, scope=f"{name}/" if len(names) > 1 else "")
+        found += made
     return found
+
+
+def _require_own_rows(prompts: Sequence[Prompt], path: Path, *, scope: str) -> None:
+    """Check that each prompt has the messages and the reference answer of the snapshot's row of its id.
+
+    Raises:
+        CanaryError: Names a prompt of which they belong to another row.
+    """
+    import pyarrow.parquet as pq
+
+    columns = pq.read_table(path, columns=["prompt_id", "messages", "reference"]).to_pylist()
+    rows = {scope + row["prompt_id"]: row for row in columns}
+    for prompt in prompts:
+        row = rows[prompt.prompt_id]
+        said = [(message["role"], message["content"]) for message in row["messages"]]
+        if prompt.reference != row["reference"] or [(each.role, each.content) for each in prompt.messages] != said:
+            raise CanaryError(
+                f"prompt {prompt.prompt_id!r} has the reference answer {prompt.reference[:80]!r} or the messages of "
+                f"another row; its own reference is {row['reference'][:80]!r}",
+                where=str(path),
+                fix="check the code that reads rows: answers would be graded against those of other prompts",
+            )
 
 
 def id_in_dataset(prompt: Prompt, *, is_one_of_several: bool) -> str:

@@ -37,10 +37,29 @@ def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
     assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
 
 
-def test_a_fault_in_a_run_is_stopped_by_what_the_audit_found() -> None:
-    verdict = play("random rewards")
-    assert verdict.caught == "stopped"
-    assert "the reward 'math': expected " in verdict.message, verdict
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("random rewards", "the reward 'math': expected "),
+        ("the KL coefficient follows the KL per token", "the KL to the reference policy: expected "),
+        ("the penalty follows the KL per completion", "the KL after the update, which the penalty follows: expected "),
+        ("an update never stops early", "the epochs of the update, by the KL of epoch 2"),
+        ("groups with a mean below 0.5 are replaced", "the groups of dynamic sampling, by their rewards"),
+        ("adapters have the scale of rank-stabilised LoRA", "has the scale 16; alpha / rank is 8"),
+        ("every epoch has the minibatches of the first", "in 2 minibatches by this epoch's shuffle"),
+        ("every iteration has the seed of the first", "the seed of the rollouts"),
+        ("the engine draws from streams of another seed", "not those of the seed's random numbers"),
+        ("references are those of the next prompt", "the reference of prompt '0+8': expected '8', found '12'"),
+        ("problems of an evaluation are partly right", "eval/accuracy by 0 right answers of 20"),
+        ("an evaluation samples", "tokens of a held-out answer are not the likeliest"),
+        ("an agent's calls have the same random numbers", "not those of the seed's random numbers"),
+        ("the verifier accepts answers that contain the reference", "wrong answer '<answer>7 or 8</answer>' for '7'"),
+        ("held-out prompts are trained on", "1 of 80 training prompts are held-out prompts too"),
+    ],
+)
+def test_a_fault_in_a_run_is_stopped_by_what_the_audit_found(fault: str, said: str) -> None:
+    verdict = play(fault)
+    assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
 
 
 def test_sound_pairs_are_left_alone() -> None:

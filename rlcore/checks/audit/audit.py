@@ -7,45 +7,33 @@ of the run's time, it also checks text, rewards, log-probabilities, values, loss
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from rlcore.checks.audit import comparison, learner_state
-from rlcore.checks.audit.advantage_tracking import AdvantageTracker
+from rlcore.checks.audit import comparison, learner_state, prompt_checks
 from rlcore.checks.audit.budget import TimeBudget
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.draws import DrawAudit, IndexedRollouts
+from rlcore.checks.audit.draws import CompletionIndex, DrawAudit
 from rlcore.checks.audit.episode_checks import choose_episodes, is_agents, samples_of
+from rlcore.checks.audit.evaluation_checks import Answers, EvaluationAudit
 from rlcore.checks.audit.integrity import digest_of_prompts
-from rlcore.checks.audit.prompt_checks import expected_prompts, group_errors, prompt_errors
 from rlcore.checks.audit.reference_impl import trainable
 from rlcore.checks.audit.reward_terms import RewardAudit, known_prompts
 from rlcore.checks.canaries import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience
-from rlcore.training.sample_digests import digest_of
+from rlcore.training.sample_digests import digest
 from rlcore.training.update_stats import UpdateStats
-from rlcore.types import Prompt, ScoredRollout, TrainingSample
+from rlcore.types import Prompt, Rollout, Score, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
     from rlcore.loop.components import Components
 
 _OPTIMIZER = "check the optimizer, and code that sets requires_grad or weights"
 Groups = Sequence[Sequence[ScoredRollout]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class AuditedBatch:
-    """Audited samples, as rollouts and for training, with the policy's log-probabilities before the update."""
-
-    items: tuple[ScoredRollout, ...]
-    samples: tuple[TrainingSample, ...]
-    logprobs: Tensor
 
 
 class Audit:
@@ -58,9 +46,13 @@ class Audit:
         self._known = known_prompts(components.reward, components.prompts)
         first = components.prompts[:2]
         self._renders = bool(first) and all(self._rendered(p) == p.token_ids for p in first)
-        self._draws, self._tracker, self._logged = DrawAudit(components), AdvantageTracker(), set[str]()
+        self._draws, self._logged = DrawAudit(components), set[str]()
+        self._rows = {prompt.prompt_id: prompt for prompt in components.prompts}
+        self._evaluations = EvaluationAudit(components, log) if components.held_out else None
         self._ref_logprobs: list[float] = []  # at the start of the run
-        self._num_missing, self._samples_digest = 0, ""  # failed rollouts that may be missing
+        self._num_missing, self._digests = 0, list[tuple[int, str]]()  # failed rollouts that may be missing; samples
+        self._iteration = 0
+        self._audited: tuple[Rollout, ...] = ()  # samples of this iteration, if it is audited
         self._coefficient: float | None = None  # of an adaptive KL
         self._penalty = learner_state.first_penalty(components.config)  # None: unknown
         self._prompts = digest_of_prompts(components.prompts) if self.is_on else ""
@@ -74,13 +66,11 @@ class Audit:
         """Return results and cost of the audit. They are not part of the run's history."""
         if not self.is_on:
             return {}
-        metrics = {
+        return {
             "audit/rollouts": float(self.num_audited),
             "audit/time_fraction": self._budget.fraction,
             "audit/sampler_log10_evidence": self._draws.evidence,
         }
-        stats = self._tracker.stats
-        return metrics | ({"audit/advantage_correlation": stats.mean} if stats else {})
 
     @property
     def seconds(self) -> float:
@@ -91,7 +81,6 @@ class Audit:
         """Return the JSON state for a checkpoint."""
         return {
             "sampling": self._draws.state(),
-            "advantage_correlations": self._tracker.values,
             "ref_logprobs": self._ref_logprobs,
             "prompts": self._prompts,
             "num_missing": self._num_missing,
@@ -101,7 +90,6 @@ class Audit:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state; raise CheckpointError if the prompts have changed since."""
-        self._tracker = AdvantageTracker()
         self._draws.restore(state.get("sampling", {}))
         self._num_missing, self._coefficient = state.get("num_missing", 0), state.get("coefficient")
         if state:
@@ -109,7 +97,6 @@ class Audit:
             if not state["prompts"]:  # the audit was off until now
                 self._coefficient = self._components.learner.kl_coefficient
                 self._penalty = None
-            self._tracker.values = list(state["advantage_correlations"])
             self._ref_logprobs = list(state["ref_logprobs"])
             if self._prompts and state["prompts"] not in ("", self._prompts):
                 raise CheckpointError(
@@ -121,6 +108,13 @@ class Audit:
         """Allow ``count`` more rollouts to be missing, because they failed."""
         self._num_missing += count
 
+    def check_seed(self, seed: int, *purpose: int) -> None:
+        """Check the seed of rollouts; ``purpose``: iteration, and round of dynamic sampling."""
+        if self.is_on and seed != (right := learner_state.rollout_seed(self._components.seed, *purpose)):
+            summary, fix = "the seed of the rollouts", "every iteration, and round of dynamic sampling, has its own"
+            wrong = Discrepancy(summary=summary, expected=str(right), actual=str(seed), fix=fix)
+            self._report([wrong], purpose[0])
+
     def check_before_update(
         self,
         groups: Groups,
@@ -129,8 +123,8 @@ class Audit:
         *,
         scheduled: Sequence[Prompt],
         replaced: Groups,
-    ) -> AuditedBatch | None:
-        """Audit an iteration before its update. Return what :meth:`check_after_update` needs, or None.
+    ) -> None:
+        """Audit an iteration before its update.
 
         ``scheduled``: prompts of the iteration, before dynamic sampling; ``replaced``: groups that it replaced.
 
@@ -138,99 +132,117 @@ class Audit:
             CanaryError: A discrepancy to the slow path, with the expected and the actual value.
         """
         if not self.is_on:
-            return None
+            return
         self._budget.begin()
+        self._iteration = iteration
         with self._budget.counted():
             components, config = self._components, self._components.config
-            samples = experience.samples
-            self._samples_digest = digest_of(samples)
-            self._report(
-                learner_state.learner_state_errors(components, iteration, coefficient=self._coefficient), iteration
-            )
-            self._check_groups(groups, scheduled, iteration)
+            samples, self._audited = experience.samples, ()
+            self._digests = [(sample.group, digest(sample)) for sample in samples]
+            self._report(learner_state.learner_state_errors(components, iteration, coefficient=self._coefficient))
+            self._check_groups(groups, replaced, scheduled, iteration)
             in_reward = components.learner.has_reference and config.kl.apply_to == "reward"
             penalty = components.learner.kl_coefficient if in_reward else 0.0
             has_tools = components.sampler is not components.engine
-            self._report(
-                comparison.sample_errors(groups, experience, config, penalty=penalty, has_tools=has_tools), iteration
-            )
+            self._report(comparison.sample_errors(groups, experience, config, penalty=penalty, has_tools=has_tools))
+            self._report(comparison.metric_errors(groups, experience, config))
             if self.num_audited and not self._budget.has_room():
-                return None
+                return
             kept = [item for _, item in trainable(groups, config)]
             parts = [(item, part) for item in kept for part in samples_of(item)]
             if len(parts) != len(samples):  # reported above, where a discrepancy only warns
-                return None
+                return
             chosen = choose_episodes(samples, self._config.rollouts, seed=components.seed, iteration=iteration)
-            self._check_rewards([parts[own[0]][0] for own in chosen], list(chain(*groups)), iteration)
+            self._check_rewards([parts[own[0]][0] for own in chosen], list(chain(*groups)))
             indices = list(chain(*chosen))
             items, trained = [parts[index][1] for index in indices], [samples[index] for index in indices]
             rollouts = self._draws.choose(groups, replaced, scheduled, iteration)
             next_values = [experience.next_values[index] for index in indices]
             self._check_slow_path(items, trained, next_values, rollouts, iteration, by_agents=is_agents(kept))
-            self._check_reference(iteration)
+            self._check_reference()
             self.num_audited += len(chosen)
-            before, _ = components.learner.scores([item.rollout for item in items])
-            return AuditedBatch(items=tuple(items), samples=tuple(trained), logprobs=before)
+            self._audited = tuple(part.rollout for _, part in parts)
 
     def check_after_update(
-        self,
-        audited: AuditedBatch | None,
-        stats: UpdateStats,
-        samples: Sequence[TrainingSample],
-        iteration: int,
-        *,
-        mean_kl: float,
+        self, stats: UpdateStats, samples: Sequence[TrainingSample], iteration: int, *, mean_kl: float
     ) -> None:
         """Audit an update; ``mean_kl``: measured KL that the coefficient follows, nats per episode.
 
         Raises:
-            CanaryError: A step differs from the optimizer's, weights do not train, or updates oppose the advantages.
+            CanaryError: A step differs from the optimizer's, weights do not train, or a control has a wrong number.
         """
         if not self.is_on:
             return
         learner, config = self._components.learner, self._components.config
         with self._budget.counted():
-            self._report(comparison.arrival_errors(stats, self._samples_digest), iteration)
+            seed = derive_seed(self._components.seed, "update", iteration)
+            self._report(learner_state.arrival_errors(stats, self._digests, config.update, seed=seed))
+            self._report(learner_state.epoch_errors(stats, config.update))
             if not stats.skipped:
                 now, count = learner.kl_coefficient, len({sample.episode for sample in samples})
+                own = learner_state.mean_kl(samples, stats.metrics, config) if learner.has_reference else 0.0
+                self._report(learner_state.measure_error("the KL to the reference policy", mean_kl, own))
                 self._coefficient = learner_state.next_coefficient(config.kl, now, mean_kl=mean_kl, count=count)
-            self._report(learner_state.penalty_errors(stats.metrics, self._penalty), iteration)
+            self._report(learner_state.penalty_errors(stats.metrics, self._penalty))
             self._penalty = learner_state.next_penalty(config, stats.metrics)
-            self._report([Discrepancy(summary=error, fix=_OPTIMIZER) for error in learner.step_errors()], iteration)
-            self._report(comparison.update_errors(stats, samples, config, kl=learner.kl_coefficient), iteration)
-            if audited is not None and stats.moved:
-                after, _ = learner.scores([item.rollout for item in audited.items])
-                mask = torch.cat([sample.loss_mask for sample in audited.samples])
-                advantages = torch.cat([sample.advantages for sample in audited.samples])
-                self._tracker.add(advantages[mask], (after - audited.logprobs)[mask])
-                self._check_direction(iteration)
-        if audited is not None:
+            self._report([Discrepancy(summary=error, fix=_OPTIMIZER) for error in learner.step_errors()])
+            self._report(comparison.update_errors(stats, samples, config, kl=learner.kl_coefficient))
+            self._check_moved(stats, samples)
+        if self._audited:
             self._budget.end()
 
-    def _check_rewards(self, items: Sequence[ScoredRollout], batch: Sequence[ScoredRollout], iteration: int) -> None:
+    def check_evaluation(self, groups: Answers, scores: Sequence[Score], metrics: Mapping[str, float]) -> None:
+        """Audit an evaluation on the held-out problems: its answers, their scores, and the metrics.
+
+        Raises:
+            CanaryError: The accuracy is not that of the answers, or a chosen answer has another text, score or tokens.
+        """
+        if self.is_on and self._evaluations is not None:
+            has_room = self._budget.has_room()
+            with self._budget.counted():
+                self._report(self._evaluations.errors(groups, scores, metrics, has_room=has_room))
+
+    def _check_moved(self, stats: UpdateStats, samples: Sequence[TrainingSample]) -> None:
+        """Measure the KL of an audited update again, if the coefficient of a penalty follows it."""
+        learner = self._components.learner
+        if not self._audited or "kl/after_update" not in stats.metrics:
+            return
+        after, _ = learner.scores(self._audited)
+        old, mask = (torch.cat([getattr(each, name) for each in samples]) for name in ("old_logprobs", "loss_mask"))
+        count, total, _ = learner_state.kl_sums(after, old, after, mask)
+        tolerance = 2e-3 if learner.facts.compute_dtype.itemsize < 4 else 1e-4
+        found, own = stats.metrics["kl/after_update"], float(total / count)
+        name = "the KL after the update, which the penalty follows"
+        self._report(learner_state.measure_error(name, found, own, tolerance=tolerance))
+
+    def _check_rewards(self, items: Sequence[ScoredRollout], batch: Sequence[ScoredRollout]) -> None:
         if self._known:
             known_answers_canary(self._components.reward, self._known, prefill=self._components.tokenizer.prefill)
         for item in reversed(items):
             if error := self._rewards.error(item, batch):
                 summary, expected, actual = error
-                self._report([Discrepancy(summary=summary, expected=expected, actual=actual, rollout=item)], iteration)
+                self._report([Discrepancy(summary=summary, expected=expected, actual=actual, rollout=item)])
 
-    def _check_groups(self, groups: Groups, scheduled: Sequence[Prompt], iteration: int) -> None:
+    def _check_groups(self, groups: Groups, replaced: Groups, scheduled: Sequence[Prompt], iteration: int) -> None:
         components = self._components
-        expected = expected_prompts(
+        expected = prompt_checks.expected_prompts(
             components.prompts, components.mixture_weights, components.config, seed=components.seed, iteration=iteration
         )
-        self._report(prompt_errors(scheduled, expected), iteration)
-        self._report(group_errors(groups, scheduled, components.config, num_missing=self._num_missing), iteration)
+        self._report(prompt_checks.prompt_errors(scheduled, expected))
         missing = len(groups) * components.config.group_size - sum(map(len, groups))
+        self._report(prompt_checks.group_errors(groups, scheduled, components.config, num_missing=self._num_missing))
         self._num_missing = max(0, self._num_missing - missing)
+        self._report(prompt_checks.row_errors(groups, self._rows))
+        staleness = components.config.sampling.staleness
+        self._report(prompt_checks.version_errors(groups, iteration, staleness=staleness))
+        self._report(prompt_checks.replacement_errors(components, groups, replaced, scheduled, iteration=iteration))
 
     def _check_slow_path(
         self,
         items: Sequence[ScoredRollout],
         samples: Sequence[TrainingSample],
         next_values: Sequence[float],
-        indexed: IndexedRollouts,
+        indexed: Sequence[tuple[CompletionIndex, ScoredRollout]],
         iteration: int,
         *,
         by_agents: bool,
@@ -241,7 +253,7 @@ class Audit:
             prompt = item.rollout.prompt
             rendered = None if by_agents else self._rendered(prompt) if self._renders else prompt.token_ids
             if error := comparison.rollout_error(item, sample, components.tokenizer, rendered):
-                self._report([error], iteration)
+                self._report([error])
         seed = derive_seed(components.seed, "audit", iteration)
         try:
             rollouts = [item.rollout for _, item in indexed]
@@ -255,35 +267,24 @@ class Audit:
             self._log_once("slow path skipped, out of memory: log-probabilities, losses and gradients are not audited")
             return
         if error := comparison.slow_path_error(items, samples, next_values, result, components):
-            self._report([error], iteration)
+            self._report([error])
         if error := self._draws.update(indexed, result, iteration):
-            self._report([error], iteration)
+            self._report([error])
 
-    def _check_reference(self, iteration: int) -> None:
+    def _check_reference(self) -> None:
         found = learner_state.reference_logprobs(self._components)
         self._ref_logprobs = self._ref_logprobs or found
-        self._report(
-            learner_state.reference_errors(self._components, found, self._ref_logprobs if found else []), iteration
-        )
-
-    def _check_direction(self, iteration: int) -> None:
-        if self._tracker.is_backwards:
-            summary = f"updates move log-probabilities against the advantages: correlation {self._tracker.stats}"
-            fix = "search for a wrong sign in the loss or in the step"
-            self._report([Discrepancy(summary=summary, fix=fix)], iteration)
-        if self._tracker.is_unrelated:
-            self._log_once(
-                f"updates hardly follow the advantages: correlation {self._tracker.stats}; KL or entropy terms may "
-                "dominate, or the learning rate is near 0"
-            )
+        self._report(learner_state.reference_errors(self._components, found, self._ref_logprobs if found else []))
 
     def _rendered(self, prompt: Prompt) -> tuple[int, ...]:
         render = self._components.tokenizer.render_prompt
         return render(prompt.messages, tools=prompt.tools) if prompt.messages else ()
 
-    def _report(self, discrepancies: Iterable[Discrepancy], iteration: int) -> None:
+    def _report(self, discrepancies: Iterable[Discrepancy], iteration: int = 0) -> None:
         for each in discrepancies:
-            error = CanaryError(f"the audit of iteration {iteration}: {each}", where=each.where, fix=each.fix)
+            error = CanaryError(
+                f"the audit of iteration {iteration or self._iteration}: {each}", where=each.where, fix=each.fix
+            )
             if self._config.action == "stop":
                 raise error
             self._log_once(str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -228,20 +229,27 @@ def _trial_error(trial: Trial, where: str, item: ScoredRollout) -> Discrepancy |
     return None
 
 
-def arrival_errors(stats: UpdateStats, audited: str) -> Iterator[Discrepancy]:
-    """Yield a discrepancy unless each rank trained on the audited samples in each epoch, bit for bit.
-
-    ``audited``: their digest.
-    """
-    fix = "samples changed between the audit and the gradient: on the way to a rank, or between minibatches"
-    if not stats.arrived:
-        yield Discrepancy(summary="the learner reports no digest of its training samples", fix=fix)
-    for rank, epochs in enumerate(stats.arrived):
-        for epoch, found in enumerate(epochs, start=1):
-            if found != audited:
-                where = f"epoch {epoch}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
-                yield Discrepancy(summary=f"the training samples of {where} are not the audited ones", fix=fix)
-                return
+def metric_errors(
+    groups: Sequence[Sequence[ScoredRollout]], experience: Experience, config: RlConfig
+) -> Iterator[Discrepancy]:
+    """Yield discrepancies of the metrics that health rules read, from the rollouts of an iteration."""
+    everyone, truncated = [item.rollout for group in groups for item in group], config.update.truncated_completions
+    zeroed = ("length",) if truncated == "zero" else ()
+    rewards = [
+        0.0 if item.rollout.finish_reason in zeroed else item.score.value or 0.0
+        for _, item in trainable(groups, config)
+    ]
+    mean = math.fsum(rewards) / len(rewards)
+    wanted = {
+        "reward/mean": mean,
+        "reward/std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
+        "completion/length": sum(len(s.completion_ids) for each in everyone for s in each.samples) / len(everyone),
+        "completion/truncated": sum(each.finish_reason == "length" for each in everyone) / len(everyone),
+    }
+    for name, value in wanted.items():
+        found = experience.metrics.get(name, math.nan)
+        if not abs(found - value) <= _CLOSE * (1.0 + abs(value)):
+            yield Discrepancy(summary=f"the metric {name}", expected=f"{value:.6g}", actual=f"{found:.6g}")
 
 
 def update_errors(

@@ -1,22 +1,32 @@
-"""Audit of the learner's state: its version, its KL coefficients, and its reference policy."""
+"""Audit of the learner's state and of the numbers that control an update: KL coefficients, epochs, minibatches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.reference_impl import row_of
-from rlcore.config import KlConfig, RlConfig
+from rlcore.checks.audit.reference_impl import LOG_RATIO, clamped, row_of
+from rlcore.config import KlConfig, RlConfig, UpdateConfig
+from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.packing import TokenSequence
+from rlcore.training.sample_digests import digest_of_digests
 
 if TYPE_CHECKING:
     from rlcore.loop.components import Components
+    from rlcore.training.update_stats import UpdateStats
+    from rlcore.types import TrainingSample
 
 _PROBE = 16  # tokens on which the reference policy is compared
 _MOVED = 1e-3, 0.25  # nats; tolerance in float32, in half precision
+_EDGE = 1e-4  # relative distance from a limit within which rounding decides
 _RESUMED = "the run differs from its checkpoint; start the same command again"
+_CHANGED = "samples changed between the audit and the gradient: on the way to a rank, or between minibatches"
 
 
 def learner_state_errors(components: Components, iteration: int, *, coefficient: float | None) -> Iterator[Discrepancy]:
@@ -32,6 +42,41 @@ def learner_state_errors(components: Components, iteration: int, *, coefficient:
     if not math.isclose(learner.kl_coefficient, right, rel_tol=1e-9):
         expected, found = f"{right:g}", f"{learner.kl_coefficient:g}"
         yield Discrepancy(summary="the coefficient of the KL", expected=expected, actual=found, fix=_RESUMED)
+
+
+@torch.no_grad()
+def kl_sums(logprobs: Tensor, old: Tensor, ref: Tensor, mask: Tensor) -> list[Tensor]:
+    """Return the number of own tokens [N], and the sums of KL(old || policy) and KL(policy || ref) over them, nats."""
+    gaps = [(logprobs - old).double(), (ref - logprobs).double()]
+    own = [gap.masked_fill(~mask, 0.0).clamp(-LOG_RATIO, LOG_RATIO) for gap in gaps]
+    return [mask.sum().double(), *((gap.expm1() - gap).sum() for gap in own)]
+
+
+def mean_kl(samples: Sequence[TrainingSample], metrics: Mapping[str, float], config: RlConfig) -> float:
+    """Return the KL to the reference policy in nats per episode, which an adaptive coefficient follows.
+
+    In the reward it is the sum of old minus reference log-probabilities of an episode; in the loss, ``metrics`` have it
+    per token.
+    """
+    total = metrics.get("kl/ref", 0.0) * sum(sum(sample.loss_mask.tolist()) for sample in samples)
+    if config.kl.apply_to == "reward":
+        columns = [
+            (each.old_logprobs.tolist(), each.ref_logprobs.tolist(), each.loss_mask.tolist()) for each in samples
+        ]
+        tokens = chain(*(zip(*each, strict=True) for each in columns))
+        total = math.fsum(clamped(old - ref) for old, ref, own in tokens if own)
+    return total / len({sample.episode for sample in samples})
+
+
+def measure_error(name: str, found: float, expected: float, *, tolerance: float = _EDGE) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if a measured number is not the expected one."""
+    if not abs(found - expected) <= tolerance * (1.0 + abs(expected)):
+        yield Discrepancy(
+            summary=name,
+            expected=f"{expected:.6g}",
+            actual=f"{found:.6g}",
+            fix="check how it is measured: over which tokens, per token or per episode, before or after the steps",
+        )
 
 
 def next_coefficient(kl: KlConfig, now: float, *, mean_kl: float, count: int) -> float | None:
@@ -63,6 +108,57 @@ def next_penalty(config: RlConfig, metrics: Mapping[str, float]) -> float | None
         return None
     target, measured = row.target, metrics.get("kl/after_update", row.target)  # not logged if the policy did not move
     return now * (2.0 if measured > 1.5 * target else 0.5 if measured < target / 1.5 else 1.0)
+
+
+def arrival_errors(
+    stats: UpdateStats, digests: Sequence[tuple[int, str]], update: UpdateConfig, *, seed: int
+) -> Iterator[Discrepancy]:
+    """Yield a discrepancy unless each rank trained on the audited samples, in the minibatches of each epoch's shuffle.
+
+    ``digests``: group and digest of each audited sample; ``seed``: of the update.
+    """
+    groups: dict[int, list[str]] = {}
+    for group, digest in digests:
+        groups.setdefault(group, []).append(digest)
+    members, whole = list(groups.values()), sorted(digest for _, digest in digests)
+    if not stats.arrived:
+        yield Discrepancy(summary="the learner reports no digest of its training samples", fix=_CHANGED)
+    for rank, epochs in enumerate(stats.arrived):
+        for epoch, found in enumerate(epochs):
+            order, count = shuffled(len(members), seed, "minibatches", epoch), min(update.num_minibatches, len(members))
+            parts = [sorted(chain(*(members[n] for n in order[first::count]))) for first in range(count)]
+            if list(found) != list(map(digest_of_digests, parts)):
+                where = f"epoch {epoch + 1}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
+                yield Discrepancy(
+                    summary=f"the training samples of {where} are not the {len(whole)} audited ones, each once, in "
+                    f"{count} minibatches by this epoch's shuffle (found {len(found)})",
+                    fix=_CHANGED,
+                )
+                return
+
+
+def epoch_errors(stats: UpdateStats, update: UpdateConfig) -> Iterator[Discrepancy]:
+    """Yield a discrepancy unless an update ended with its last epoch, or the first whose KL exceeds a limit."""
+    limits, done = (update.early_stop_kl, update.early_stop_ref_kl), len(stats.arrived[0]) if stats.arrived else 0
+    for epoch in range(1, done + 1):
+        count, *sums = stats.epoch_kl[epoch - 1] if epoch <= len(stats.epoch_kl) else (0.0, 0.0, 0.0)
+        pairs = [(total / max(1.0, count), limit) for total, limit in zip(sums, limits, strict=True) if limit]
+        is_last, is_over, may_be = (
+            epoch == update.num_epochs,
+            *(any(mean > limit * (1.0 + edge) for mean, limit in pairs) for edge in (_EDGE, -_EDGE)),
+        )
+        if (epoch < done and (is_last or is_over)) or (epoch == done and not (is_last or may_be)):
+            shown = ", ".join(f"{mean:.4g} (limit {limit:g})" for mean, limit in pairs) or "no limit is set"
+            wanted = f"{epoch}" if epoch < done else f"more than {done} of {update.num_epochs}"
+            summary = f"the epochs of the update, by the KL of epoch {epoch}, {shown}"
+            fix = "check how the mean KL of an epoch is measured and compared with its limit"
+            yield Discrepancy(summary=summary, expected=wanted, actual=str(done), fix=fix)
+            return
+
+
+def rollout_seed(seed: int, *purpose: int) -> int:
+    """Return the seed that the rollouts of an iteration, or of a round of dynamic sampling in it, must have."""
+    return derive_seed(seed, "rollouts", *purpose)
 
 
 def reference_logprobs(components: Components) -> list[float]:

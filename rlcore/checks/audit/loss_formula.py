@@ -81,6 +81,20 @@ def policy_slack(
     return farthest + 4.0 * config.update.entropy_coefficient * error + _RELATIVE[dtype.itemsize < 4] * middle.abs()
 
 
+@torch.no_grad()
+def kl_parts(tokens: Tokens, dtype: torch.dtype, *, has_reference: bool) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the sums of KL(old || policy), and of KL to the reference policy, by metric, with their tolerances."""
+    gaps = {} if tokens.old is None else {"kl/old": tokens.logprobs - tokens.old}
+    if has_reference:
+        gaps["kl/ref"] = tokens.ref_logprobs - tokens.logprobs
+    error = 2.0 * uncertainty(tokens.logprobs, dtype)
+    values = {name: (gap.expm1() - gap, gap.expm1().abs()) for name, gap in gaps.items()}
+    return {
+        name: (value.sum(), (_RELATIVE[False] * value + slope * error + error**2).sum())
+        for name, (value, slope) in values.items()
+    }
+
+
 def is_marginal(row: AlgorithmSpec, tokens: Tokens, config: RlConfig, dtype: torch.dtype) -> bool:
     """Return True if a ratio or weight is so near to a bound that rounding decides on which side it is."""
     if tokens.old is None:

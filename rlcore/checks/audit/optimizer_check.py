@@ -15,12 +15,13 @@ from rlcore.checks.audit.gradients import GradientChecker
 from rlcore.checks.audit.numbers import Numbers, local_part
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.distributed.ranks import is_shard
-from rlcore.models.lora import AdaptedModel
+from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
 
 _PATIENCE = 10  # steps within which every tensor must have a gradient
 _EPS = 1e-8
+_ROWS = 64  # of an adapted weight, compared after an update
 
 
 class OptimizerChecker:
@@ -55,6 +56,8 @@ class OptimizerChecker:
         """Return the errors since the last call, of all ranks. Call it after each update."""
         for optimizer in self._learner.optimizers:
             self._check_unchanged(optimizer)
+        for error in adapter_errors(self._learner):
+            self._add(error)
         expected, taken = self._learner.steps_taken - self._counted, self._taken
         self._counted, self._taken = self._learner.steps_taken, 0
         if expected != taken:
@@ -138,6 +141,29 @@ class OptimizerChecker:
     def _add(self, sentence: str) -> None:
         if sentence not in self._errors:
             self._errors.append(sentence)
+
+
+@torch.no_grad()
+def adapter_errors(learner: Learner) -> Iterator[str]:
+    """Yield an error unless an adapted layer, another one after each update, is ``W + alpha / rank * B A``.
+
+    This is what the layer computes, and what it gives the engine and the checkpoint when it is merged.
+    """
+    model, config = learner.policy, learner.config.update.lora
+    if not isinstance(model, AdaptedModel) or any(map(is_shard, model.parameters())):
+        return
+    names, scale = sorted(model.adapter_shapes()), config.alpha / config.rank
+    name = names[learner.policy_version % len(names)]
+    layer: Any = model.base.get_submodule(name.removesuffix(".weight"))
+    if not math.isclose(layer.scaling[model.name], scale, rel_tol=1e-6):
+        yield f"the adapter of {name} has the scale {layer.scaling[model.name]:.6g}; alpha / rank is {scale:.6g}"
+    rows = slice(0, None, max(1, len(layer.lora_B[model.name].weight) // _ROWS))
+    up, down = layer.lora_B[model.name].weight[rows].double(), layer.lora_A[model.name].weight.double()
+    base = layer.base_layer.weight[rows].double()
+    wanted, found = scale * up @ down, MergedState(model)[name][rows].double() - base
+    if not float((found - wanted).norm()) <= 1e-2 * float(wanted.norm()) + 2.5e-7 * float(base.norm()):
+        ratio = float((found * wanted).sum() / wanted.square().sum().clamp(min=1e-30))
+        yield f"the adapter of {name} is merged at {ratio:.3g} times alpha / rank = {scale:.6g}"
 
 
 def learning_rate_at(config: OptimConfig, highest: float, step: int, *, num_steps: int) -> float:

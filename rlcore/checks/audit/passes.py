@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlcore.distributed.sharded import device_of, run_forward
-from rlcore.hardware.precision import at_least_float32, autocast
+from rlcore.hardware.precision import at_least_float32, autocast, compute_dtype, set_compute_dtype
 from rlcore.models.architectures import supports_prompt_sharing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, activate
 from rlcore.text.packing import TokenSequence
+from rlcore.training.learner import Learner
 
 
 def plain_logits(
@@ -76,3 +78,23 @@ def plain_scores(model: ScalarHeadModel, sequence: TokenSequence) -> float:
     with autocast(backbone):
         states = backbone.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
     return float(model.state_values(states))
+
+
+@contextmanager
+def in_float32(learner: Learner) -> Iterator[None]:
+    """Within the context, the products of models with float32 weights alone are float32."""
+    models = [(model, compute_dtype(model)) for model in backbones(learner)]
+    try:
+        for model, dtype in models:
+            is_narrow = any(weight.dtype.itemsize < 4 for weight in model.parameters())
+            set_compute_dtype(model, dtype if is_narrow else model.dtype)
+        yield
+    finally:
+        for model, dtype in models:
+            set_compute_dtype(model, dtype)
+
+
+def backbones(learner: Learner) -> list[Any]:
+    """Return the modules that compute: the policy's, and the critic's if there is one."""
+    models = [learner.policy, *([learner.critic.backbone] if learner.critic is not None else [])]
+    return [getattr(model, "base", model) for model in models]

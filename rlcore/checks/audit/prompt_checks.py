@@ -6,14 +6,19 @@ The schedule is recomputed exactly from the seed; groups are compared by ids.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.episode_checks import is_agents
+from rlcore.checks.audit.reference_impl import EQUAL, is_trainable
 from rlcore.config import RlConfig
 from rlcore.errors import CanaryError
 from rlcore.seeding import shuffled
 from rlcore.types import Prompt, Rollout, ScoredRollout
+
+if TYPE_CHECKING:
+    from rlcore.loop.components import Components
 
 Groups = Sequence[Sequence[ScoredRollout]]
 _CYCLE = 1000  # length of the dataset cycle
@@ -48,6 +53,94 @@ def prompt_errors(scheduled: Sequence[Prompt], expected: Sequence[str] | None) -
         return
     shown = [", ".join(map(repr, ids[:4])) for ids in (list(expected), [prompt.prompt_id for prompt in scheduled])]
     yield Discrepancy(summary="the prompts of the iteration", expected=shown[0], actual=shown[1], fix=_FIX)
+
+
+def row_errors(groups: Groups, rows: Mapping[str, Prompt]) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if a rollout has another reference answer or other columns than its prompt's row, by id."""
+    for item in (item for group in groups for item in group):
+        found = item.rollout.prompt
+        own = rows.get(found.prompt_id, found)
+        for name in ("reference", "columns", "task", "dataset"):
+            wanted, given = (repr(getattr(prompt, name))[:80] for prompt in (own, found))
+            if getattr(own, name) != getattr(found, name):
+                summary, fix = f"the {name} of prompt {found.prompt_id!r}", "rewards would be those of another prompt"
+                yield Discrepancy(summary=summary, expected=wanted, actual=given, rollout=item, fix=fix)
+                return
+
+
+def version_errors(groups: Groups, iteration: int, *, staleness: int) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if a rollout was sampled with other weights than those ``staleness`` updates before."""
+    wanted = max(0, iteration - 1 - staleness)
+    for item in (item for group in groups for item in group):
+        for sample in item.rollout.samples:
+            if sample.policy_version != wanted:
+                found, fix = str(sample.policy_version), "check when weights are loaded, and how far rollouts are ahead"
+                summary = "the policy version of a rollout"
+                yield Discrepancy(summary=summary, expected=str(wanted), actual=found, rollout=item, fix=fix)
+                return
+
+
+def replacement_errors(
+    components: Components, groups: Groups, replaced: Groups, scheduled: Sequence[Prompt], *, iteration: int
+) -> Iterator[Discrepancy]:
+    """Yield a discrepancy unless dynamic sampling replaced all groups without a signal, by the expected prompts.
+
+    Every round is recomputed. Nothing is, if all rollouts of a group failed: its prompt is then unknown.
+    """
+    rounds, waiting = components.config.sampling.dynamic_sampling_rounds, list(replaced)
+    if not (rounds or replaced) or not all([*groups, *replaced]):
+        return
+    ids, current, wanted = list(map(_id_of, groups)), [prompt.prompt_id for prompt in scheduled], list[str]()
+    fresh = _unused(components, set(current), iteration)
+    for _ in range(rounds):
+        own = [
+            groups[place] if ids[place] == name else next((each for each in waiting if _id_of(each) == name), ())
+            for place, name in enumerate(current)
+        ]
+        without = [place for place, group in enumerate(own) if not _has_signal(group, components.config)]
+        for place, name in zip(without, fresh, strict=False):
+            waiting = [group for group in waiting if group is not own[place]]
+            wanted.append(current[place])
+            current[place] = name
+    pairs = {"groups": (current, ids), "replaced groups": (wanted, list(map(_id_of, replaced)))}
+    for what, (expected, found) in pairs.items():
+        if expected != found:
+            summary, shown = (
+                f"the {what} of dynamic sampling, by their rewards",
+                (", ".join(expected), ", ".join(found)),
+            )
+            yield Discrepancy(summary=summary, expected=shown[0][:80] or "none", actual=shown[1][:80], fix=_FIX)
+            return
+
+
+def _has_signal(group: Sequence[ScoredRollout], config: RlConfig) -> bool:
+    truncated = config.update.truncated_completions
+    rewards = [
+        0.0 if truncated == "zero" and item.rollout.finish_reason == "length" else float(item.score.value or 0.0)
+        for item in group
+        if is_trainable(item, truncated)
+    ]
+    return bool(rewards) and max(rewards) - min(rewards) > EQUAL
+
+
+def _unused(components: Components, used: Collection[str], iteration: int) -> Iterator[str]:
+    """Yield the ids of the other prompts in the order in which they replace: shuffled, and interleaved by weight."""
+    prompts, weights = components.prompts, components.mixture_weights
+    order = [prompts[index] for index in shuffled(len(prompts), components.seed, "replacements", iteration)]
+    left = [prompt for prompt in order if prompt.prompt_id not in used]
+    names = _mix(tuple(weights.items())) if len(weights) > 1 else ("",)
+    pools = {name: iter([each.prompt_id for each in left if name in ("", each.dataset)]) for name in set(names)}
+    while pools:
+        for name in names:
+            found = next(pools[name], None) if name in pools else None
+            if found is not None:
+                yield found
+            else:
+                pools.pop(name, None)
+
+
+def _id_of(group: Sequence[ScoredRollout]) -> str:
+    return group[0].rollout.prompt.prompt_id
 
 
 def group_errors(

@@ -15,9 +15,9 @@ from rlcore.checks.audit.episode_checks import samples_of
 from rlcore.config import RlConfig
 from rlcore.types import ScoredRollout, TrainingSample
 
-_EQUAL = 1e-8  # rewards that differ by at most this have no signal
+EQUAL = 1e-8  # rewards that differ by at most this have no signal
 _EPSILON = 1e-6
-_LOG_RATIO = 20.0
+LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def token_weights(masks: Sequence[Sequence[bool]], episodes: Sequence[int], conf
 
 def clamped(difference: float) -> float:
     """Clamp a log-ratio before its exponential."""
-    return min(max(difference, -_LOG_RATIO), _LOG_RATIO)
+    return min(max(difference, -LOG_RATIO), LOG_RATIO)
 
 
 def _token_rewards(
@@ -212,7 +212,7 @@ def _with_critic(
         returns.append([advantage + value for advantage, value in zip(of_value, values, strict=True)])
     flat = [value for row, mask in zip(raw, masks, strict=True) for value, own in zip(row, mask, strict=True) if own]
     centre, spread = _mean(flat), _std(flat)
-    varies = max(flat) - min(flat) > _EQUAL
+    varies = max(flat) - min(flat) > EQUAL
     white = [
         [(value - centre) / spread if own and varies else 0.0 for value, own in zip(row, mask, strict=True)]
         for row, mask in zip(raw, masks, strict=True)
@@ -241,7 +241,7 @@ def _relative(rewards: Sequence[float], numbers: Sequence[int], kind: str) -> li
         groups.setdefault(0 if kind == "whole_batch" else number, []).append(index)
     for indices in groups.values():
         own = [rewards[index] for index in indices]
-        if len(own) < 2 or not max(own) - min(own) > _EQUAL:
+        if len(own) < 2 or not max(own) - min(own) > EQUAL:
             continue
         for index in indices:
             found[index] = _advantage(rewards[index], own, rewards, kind)
@@ -254,7 +254,7 @@ def _advantage(reward: float, own: Sequence[float], everyone: Sequence[float], k
     if kind == "leave_one_out":
         return centred * len(own) / (len(own) - 1)
     if kind == "over_mean":
-        return centred / max(_mean(own), (max(own) - min(own)) / len(own)) if _mean(own) > _EQUAL else 0.0
+        return centred / max(_mean(own), (max(own) - min(own)) / len(own)) if _mean(own) > EQUAL else 0.0
     among = everyone if kind in ("batch", "batch_sample") else own
     if kind == "none":
         return centred

@@ -15,18 +15,15 @@ The bets, each of which gets an equal part of the capital:
   that learns from earlier positions (ten bins) finds a token that never occurs; one more tests first tokens;
 - single tokens: ids are assigned to 64 groups, and ``q ~ p * e ** tilt`` on one group. These 128 bets share one part of
   the capital. They find a favoured or disfavoured token in the middle of the ranks;
-- repeated random numbers: a completion continues like another one of its group, or has the random numbers of the
-  completion with the same index in an earlier iteration (for engines that invert the cumulative distribution by ids).
-
-The expected gain per token against the logarithm of ``1 / level`` decides how soon a bet finds an error:
-:func:`tokens_to_find`.
+- other random numbers: tokens are not those that the random numbers of the run's seed choose. If the engine inverts the
+  cumulative distribution by ids, they are known, and a token misses its own only by rounding;
+- repeated completions: a completion continues like another one of its group.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,15 +38,9 @@ _SURE = 0.99  # stake on a truncated distribution; the rest is on p, because a t
 _HALF = 0.5  # stake on repeated random numbers
 _NUM_SETS = len(LIKELIEST) + len(NUCLEI) + len(FLOORS)
 _NUM_LEARNED = 3
-NUM_BETS = len(POWERS) + 3 * len(TILTS) + _NUM_SETS + _NUM_LEARNED + 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompletionIndex:
-    """Index of a completion: of its prompt in the iteration, and of the completion in its group."""
-
-    prompt: int
-    sample: int
+NUM_BETS = len(POWERS) + 3 * len(TILTS) + _NUM_SETS + _NUM_LEARNED + 4
+_SHARES = (1.0, 0.1)  # of tokens with other random numbers, one bet each
+_ROUNDING = {True: (0.05, 0.05), False: (2e-3, 2e-4)}  # by half precision: of a cumulative probability; misses beyond
 
 
 class SamplingTest:
@@ -59,7 +50,6 @@ class SamplingTest:
         self._logs = [0.0] * NUM_BETS
         self._counts = [[0] * BINS for _ in range(_NUM_LEARNED)]
         self._groups = torch.zeros(len(GROUP_TILTS), GROUPS, dtype=torch.float64)
-        self._last: dict[CompletionIndex, list[tuple[float, float]]] = {}  # interval of each token's random number
         self.num_tokens = 0
 
     @property
@@ -82,7 +72,8 @@ class SamplingTest:
         names += [f"{self._bins(0)} of tokens by falling probability", f"{self._bins(1)} of tokens by their ids"]
         names.append(f"{self._bins(2)} of first tokens by falling probability")
         names.append(f"the tokens of the ids {ids} occur {math.exp(GROUP_TILTS[tilt]):.1f} times as often")
-        names += ["completions of a group repeat each other", "completions have the random numbers of earlier ones"]
+        names.append("completions of a group repeat each other")
+        names += [f"{share:.0%} of the tokens are not those of the seed's random numbers" for share in _SHARES]
         return names[max(range(len(names)), key=self._logs.__getitem__)]
 
     def update(
@@ -92,7 +83,6 @@ class SamplingTest:
         generator: torch.Generator,
         *,
         tokens: Sequence[int] = (),
-        index: CompletionIndex | None = None,
         siblings: Sequence[Sequence[int]] = (),
     ) -> None:
         """Bet on tokens of one completion.
@@ -102,7 +92,6 @@ class SamplingTest:
             reported: Their log-probabilities, as the engine reports them.
             generator: Generator of the draws that spread a token over its own mass.
             tokens: The completion from its start, if the features cover all of it.
-            index: Index of the completion, or None if the features do not cover all of it.
             siblings: Earlier completions of its group.
         """
         column = torch.tensor(list(reported), dtype=torch.float64)
@@ -119,11 +108,28 @@ class SamplingTest:
         gains += self._learned_gains(features, gain, generator)
         gains.append(self._bet_on_groups(features, float(gain.sum())))
         gains.append(_alike(features, gain, tokens, siblings))
-        gains.append(self._repeats(features, gain, index) if index else float(gain.sum()))
-        before = self._logs
-        self._logs = [log + each for log, each in zip(before, gains, strict=True)]
-        self._logs[-3] = gains[-3]  # the bets on id groups have their own capital
+        self._logs = [log + each for log, each in zip(self._logs, [*gains, *(0.0 for _ in _SHARES)], strict=True)]
+        self._logs[-2 - len(_SHARES)] = gains[-2]  # the bets on id groups have their own capital
         self.num_tokens += len(column)
+
+    def bet_on_numbers(
+        self, features: Features, positions: Sequence[int], numbers: Sequence[Tensor], *, is_half: bool
+    ) -> None:
+        """Bet that tokens are not those that random numbers choose; ``numbers``: each possible series of them, [T].
+
+        A token's own number misses it with a small probability, by rounding; another number misses it with the
+        probability of all other tokens. A bet is on a share of tokens with other numbers. The best series counts.
+        """
+        slack, rate = _ROUNDING[is_half]
+        low, high = features.below - slack, features.below + features.own.exp() + slack
+        others = 1.0 - (high.clamp(max=1.0) - low.clamp(min=0.0))
+        for number, share in enumerate(_SHARES, start=-len(_SHARES)):
+            missing = (share * others).clamp(min=rate)  # no bet where rounding misses as often
+            hit, miss = ((1.0 - missing) / (1.0 - rate)).log(), (missing / rate).log()
+            drawn = [series[list(positions)].double() for series in numbers]
+            gains = [float(torch.where((low <= each) & (each <= high), hit, miss).sum()) for each in drawn]
+            self._logs[number] += min(gains)
+        self.num_tokens += len(positions)
 
     def state(self) -> dict[str, Any]:
         """Return the JSON state for a checkpoint."""
@@ -132,9 +138,11 @@ class SamplingTest:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
+        if len(state["logs"]) != NUM_BETS:  # of other bets: the test begins again
+            return
         self._logs, self._counts = list(state["logs"]), [list(each) for each in state["counts"]]
         self._groups = torch.tensor(state["groups"], dtype=torch.float64)
-        self._last, self.num_tokens = {}, int(state["num_tokens"])
+        self.num_tokens = int(state["num_tokens"])
 
     def _learned_gains(self, features: Features, gain: Tensor, generator: torch.Generator) -> list[float]:
         first, second = torch.rand(len(features), 2, generator=generator, dtype=torch.float64).unbind(-1)
@@ -162,16 +170,6 @@ class SamplingTest:
         counts[chosen] += 1
         return gain
 
-    def _repeats(self, features: Features, gain: Tensor, index: CompletionIndex) -> float:
-        """Return the gain of a bet on the random numbers of the last completion with this index."""
-        last, total = self._last.get(index, []), float(gain.sum())
-        now = list(zip(features.below.tolist(), features.own.exp().tolist(), strict=True))
-        for (low, mass), (other_low, other_mass) in zip(now, last, strict=False):
-            common = max(0.0, min(low + mass, other_low + other_mass) - max(low, other_low))
-            total += math.log(_HALF * common / max(mass * other_mass, 1e-12) + 1.0 - _HALF)
-        self._last[index] = now
-        return total
-
     def _bins(self, number: int) -> str:
         counts = self._counts[number]
         return "the ten bins have the fractions " + " ".join(f"{each / max(1, sum(counts)):.2f}" for each in counts)
@@ -192,8 +190,3 @@ def _alike(features: Features, gain: Tensor, tokens: Sequence[int], siblings: Se
         sums.append(found)
     highest = max(sums)
     return total + highest + math.log(sum(math.exp(each - highest) for each in sums) / len(sums))
-
-
-def tokens_to_find(gain: float, *, level: float) -> float:
-    """Return about how many tokens a bet with this gain per token, in nats, needs to reach ``1 / level``."""
-    return (math.log(NUM_BETS) - math.log(level)) / gain if gain > 0.0 else math.inf

@@ -12,17 +12,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlcore.checks.audit.drawn_numbers import with_drawn_numbers
-from rlcore.checks.audit.loss_formula import Tokens, is_marginal, policy_loss, policy_slack, value_loss, value_slack
-from rlcore.checks.audit.passes import picked, plain_logprobs, plain_values
+from rlcore.checks.audit.loss_formula import (
+    Tokens,
+    is_marginal,
+    kl_parts,
+    policy_loss,
+    policy_slack,
+    value_loss,
+    value_slack,
+)
+from rlcore.checks.audit.passes import backbones, in_float32, picked, plain_logprobs, plain_values
 from rlcore.checks.audit.reference_impl import AlgorithmSpec, token_weights
 from rlcore.distributed.ranks import is_shard
-from rlcore.hardware.precision import compute_dtype, set_compute_dtype
+from rlcore.hardware.precision import compute_dtype
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
@@ -47,7 +54,7 @@ class Trial:
     """A step that was computed by the update's code and by formula, and not taken.
 
     Attributes:
-        losses: Loss of the update, loss by formula, and rounding tolerance, by name.
+        losses: Loss or KL of the update, the same by formula, and its rounding tolerance, by name.
         gradients: Gradient norms, by tensor name.
     """
 
@@ -98,8 +105,9 @@ class _Sums:
 
     def trial(self, losses: Mapping[str, float], theirs: Mapping[str, Tensor]) -> Trial:
         """Compare with the losses and gradients of the update's code."""
+        names = [name for name in losses if name in self.losses]
         return Trial(
-            losses={name: (losses[name], self.losses[name], self.slacks[name]) for name in losses},
+            losses={name: (losses[name], self.losses[name], self.slacks[name]) for name in names},
             gradients={
                 name: Gradient(
                     actual=float(theirs[name].norm()),
@@ -119,7 +127,7 @@ def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingS
     rounding changes by a quarter where a model is confident. A base that is stored in half precision stays in it.
     """
     row = replace(row, beta=learner.penalty.coefficient if learner.penalty else 0.0)  # the current one
-    with _in_float32(learner):
+    with in_float32(learner):
         return _trials_once(learner, row, samples, seed=seed)
 
 
@@ -127,8 +135,8 @@ def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingS
 def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
     """Run :func:`run_trials` in the precision that is set.
 
-    The first step is on the unchanged samples, in micro-batches of one sequence. The second is as a later step of an
-    update, on random numbers. Both are differentiated from one plain pass of each sample.
+    The first step is on unchanged samples, in micro-batches of one sequence; the second is as a later step, on random
+    numbers. Both are differentiated from one plain pass of each sample.
     """
     chosen = [dict(_compared(learner, derive_seed(seed, "tensors", number))) for number in range(2)]
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
@@ -143,7 +151,9 @@ def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[Trainin
         if losses:  # there are none if no sample has an advantage
             unchanged.add(*_losses_of(learner, row, passes, sample, weight, moved=False), is_last=False)
         made, clear = _draw(learner, row, sample, passes.logprobs, seed=derive_seed(seed, "numbers", number))
-        random.add(*_losses_of(learner, row, passes, made, weight, moved=True), is_last=True)
+        losses_of, learned = _losses_of(learner, row, passes, made, weight, moved=True)
+        losses_of |= _kl_of(learner, passes, made, count=sum(map(sum, masks)))  # as every sample has a gradient
+        random.add(losses_of, learned, is_last=True)
         logprobs.append(passes.logprobs.detach().float().cpu())
         drawn.append(made)
         is_clear = is_clear and clear
@@ -173,25 +183,6 @@ def _update(
     for module in filter(None, (learner.policy, learner.critic)):
         module.zero_grad(set_to_none=True)
     return losses, found
-
-
-@contextmanager
-def _in_float32(learner: Learner) -> Iterator[None]:
-    """Within the context, the products of models with float32 weights alone are float32."""
-    models = [(model, compute_dtype(model)) for model in _backbones(learner)]
-    try:
-        for model, dtype in models:
-            is_narrow = any(weight.dtype.itemsize < 4 for weight in model.parameters())
-            set_compute_dtype(model, dtype if is_narrow else model.dtype)
-        yield
-    finally:
-        for model, dtype in models:
-            set_compute_dtype(model, dtype)
-
-
-def _backbones(learner: Learner) -> list[Any]:
-    models = [learner.policy, *([learner.critic.backbone] if learner.critic is not None else [])]
-    return [getattr(model, "base", model) for model in models]
 
 
 @contextmanager
@@ -260,8 +251,7 @@ def _losses_of(
     counts = weight[own].to(passes.logprobs)
     loss = (counts * policy_loss(row, tokens, config, coefficient)).sum()
     with torch.no_grad():
-        dtype = compute_dtype(learner.policy)
-        slack = (counts * policy_slack(row, tokens, config, coefficient, dtype)).sum()
+        slack = (counts * policy_slack(row, tokens, config, coefficient, compute_dtype(learner.policy))).sum()
     made, learned = {"loss/policy": (loss, slack)}, loss.cpu()
     if passes.values is not None and learner.critic is not None:
         values = passes.values
@@ -275,6 +265,16 @@ def _losses_of(
     return made, learned
 
 
+def _kl_of(
+    learner: Learner, passes: _Passes, sample: TrainingSample, *, count: int
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the part of a sample in the mean KL of ``count`` tokens, with its tolerance, by the metric's name."""
+    tokens = _tokens(sample, own_tokens(sample), passes.logprobs, passes.entropy, moved=True)
+    is_in_loss = learner.kl.coefficient > 0.0 and learner.config.kl.apply_to == "loss"
+    found = kl_parts(tokens, compute_dtype(learner.policy), has_reference=is_in_loss)
+    return {name: (value / count, slack / count) for name, (value, slack) in found.items()}
+
+
 def _learning(learner: Learner) -> list[list[tuple[str, nn.Parameter]]]:
     """Return the trained tensors of the policy, and of a critic with its own backbone; none of a sharded model."""
     named = [learner.policy.named_parameters()]
@@ -285,7 +285,7 @@ def _learning(learner: Learner) -> list[list[tuple[str, nn.Parameter]]]:
 
 def _compared(learner: Learner, seed: int) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield random trained tensors up to the memory limit; none of a model that stays in half precision."""
-    if any(compute_dtype(model).itemsize < 4 for model in _backbones(learner)):
+    if any(compute_dtype(model).itemsize < 4 for model in backbones(learner)):
         return
     learning, left = list(chain(*_learning(learner))), _MAX_NUMBERS
     for index in shuffled(len(learning), seed):

@@ -105,8 +105,9 @@ def _weighted(reward: WeightedReward) -> WeightedReward:
 def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
     """Check that known right answers score right and known wrong ones wrong.
 
-    The right answer is the reference answer; wrong ones are an empty text, a sentence, and the reference's number plus
-    one. If the chat template opens the thinking (``prefill``), they close it first.
+    The right answer is the reference answer; wrong ones are an empty text, a sentence, the reference's number plus one,
+    and two answers that contain the right one: ``12 or 13`` and ``112`` for 12. If the chat template opens the thinking
+    (``prefill``), they close it first.
 
     Raises:
         CanaryError: Names every probe with a wrong score or without a score.
@@ -121,7 +122,9 @@ def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
     texts |= {"": False, _tagged(_NO_ANSWER): False}
     number = parse_number(answer) if answer is not None else None
     if number is not None:
-        texts[_tagged(f"{number.value + 1}{'%' if number.is_percent else ''}")] = False
+        other = f"{number.value + 1}{'%' if number.is_percent else ''}"
+        containing = [f"{answer} or {other}", *([f"1{answer}"] if str(answer)[0].isdigit() else [])]
+        texts |= dict.fromkeys(map(_tagged, [other, *containing]), False)
     return [
         RewardProbe(rollout=_completion(prompt, required_prefix(prefill) + text), is_right=is_right)
         for text, is_right in texts.items()

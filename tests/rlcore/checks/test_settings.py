@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlcore.checks.settings import algorithm_errors, check_context
+from rlcore.checks.settings import algorithm_errors, check_context, require_disjoint
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests import strategies
@@ -42,3 +42,23 @@ def test_a_group_of_one_is_refused_where_the_group_is_the_baseline(
 ) -> None:
     found = list(algorithm_errors(strategies.rl_config(algorithm, group_size=group_size)))
     assert len(found) == bool(expected) and "".join(found).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "is_refused"),
+    [
+        (prompt("What  IS 3 + 4?", 9), True),  # the same words
+        (prompt("other words", 5), True),  # the same tokens
+        (prompt("What is 3 + 5?", 9), False),
+    ],
+)
+def test_held_out_prompts_are_not_trained_on(held_out: Prompt, is_refused: bool) -> None:
+    trained = [prompt("What is 3 + 4?", 5), prompt("another", 6)]
+    if not is_refused:
+        require_disjoint(trained, [held_out])
+        return
+    with pytest.raises(
+        ConfigError, match=r"1 of 2 training prompts are held-out prompts too, for example 'What is 3"
+    ) as caught:
+        require_disjoint(trained, [held_out])
+    assert "remove them from prompts or from held_out.prompts" in str(caught.value)

@@ -116,17 +116,17 @@ def sampled_run(start: Path, folder: Path, config: Mapping[str, Any], **changes:
     components = native_components(
         start,
         strategies.rl_config(**required | EVERY | kl | config),
-        prompts=prompts,
+        prompts=prompts[:4],
         reward=function_reward(lengths),
         folder=folder,
     )
     verifier = build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
-    held_out = HeldOut(prompts=prompts[: changes.pop("num_problems", 2)], verifier=verifier)
+    held_out = HeldOut(prompts=prompts[4:][: changes.pop("num_problems", 2)], verifier=verifier)
     return replace(components, held_out=held_out, **changes)
 
 
 WATCHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "evaluated often": ({"eval_every": 1}, {"num_problems": 5}),
+    "evaluated often": ({"eval_every": 1}, {"num_problems": 1}),
     "no rules": ({}, {"health": HealthConfig(action="off")}),
     "no audit": ({}, {"health": HealthConfig(audit=AuditConfig(action="off"))}),
     "audited always": ({}, {"health": HealthConfig(audit=AuditConfig(max_time_fraction=1.0, rollouts=6))}),

@@ -58,7 +58,8 @@ def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make
     }
     components = make_components(config=config | {"kl": KlConfig(coefficient=0.1)})
     held_out = HeldOut(prompts=components.prompts[:3], verifier=math_verifier())
-    components, tape = make_components(config=config | {"kl": KlConfig(coefficient=0.1)}, held_out=held_out), Tape()
+    data = {"prompts": components.prompts[3:], "held_out": held_out}
+    components, tape = make_components(config=config | {"kl": KlConfig(coefficient=0.1)}, **data), Tape()
     outcome = train(components, tape)
     for recorded, kept in zip(tape.rows, outcome.history, strict=True):
         watched = {name: value for name, value in recorded.items() if name.startswith(("health/", "audit/", "checks/"))}
@@ -80,8 +81,8 @@ def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apa
     prompts = [replace(each, dataset="a" if place < 3 else "b") for place, each in enumerate(plain.prompts)]
     paid = WeightedReward([WeightedTerm(FunctionReward(right_answers, "right"), 1.0, data=("b",))])
     free = WeightedReward([*paid.terms, WeightedTerm(FunctionReward(nothing, "nothing"), 1.0, data=("a",))])
-    held_out = HeldOut(prompts=prompts, verifier=free)
-    mix = {"prompts": prompts, "mixture_weights": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
+    held_out = HeldOut(prompts=[prompts[0], prompts[5]], verifier=free)
+    mix = {"prompts": prompts[1:5], "mixture_weights": {"a": 1.0, "b": 1.0}, "reward": free, "held_out": held_out}
     tape = Tape()
     train(make_components(config={"eval_every": 4}, **mix), tape)
     for drawn in tape.drawn:

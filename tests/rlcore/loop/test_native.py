@@ -81,7 +81,8 @@ def test_a_plain_function_rewards_as_the_wrapped_one_does(start: Path, tmp_path:
 def test_a_verifier_that_is_no_reward_is_refused_with_the_way_to_wrap_it(start: Path, tmp_path: Path) -> None:
     made = components(start, tmp_path / "run")
     unwrapped: Any = right_answers
-    held_out = HeldOut(prompts=made.prompts, verifier=unwrapped)
+    held_out = HeldOut(prompts=made.prompts[:1], verifier=unwrapped)
+    made = dataclasses.replace(made, prompts=made.prompts[1:])
     with pytest.raises(ConfigError, match=r"is a function, not the result of function_reward") as caught:
         train(dataclasses.replace(made, held_out=held_out), Tape())
     assert "rlcore.function_reward(function)" in str(caught.value)

@@ -74,7 +74,10 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         tokenizer=SimpleNamespace(eos_ids=(2,)),
     )
     return SimpleNamespace(
-        components=components, recorder=SimpleNamespace(log=print), prompt_schedule=PromptSchedule(prompts, 4, seed=7)
+        components=components,
+        recorder=SimpleNamespace(log=print),
+        prompt_schedule=PromptSchedule(prompts, 4, seed=7),
+        audit=SimpleNamespace(check_seed=lambda seed, *purpose: None, allow_missing=lambda count: None),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from rlcore.distributed.ranks import ONE, Ranks
 from rlcore.errors import CanaryError
 from rlcore.training.learner import Learner
+from rlcore.training.minibatches import split_by_group
 from rlcore.training.sample_digests import digest_of, require_same
 from rlcore.types import TrainingSample
 from tests import strategies
@@ -37,11 +38,16 @@ def test_the_order_of_samples_does_not_matter_and_each_number_does() -> None:
 @pytest.mark.parametrize(
     "settings", [{}, {"num_epochs": 2, "num_minibatches": 2}, {"num_epochs": 3, "tokens_per_microbatch": 16}]
 )
-def test_each_epoch_of_an_update_says_what_it_was_about(settings: dict[str, Any]) -> None:
+def test_each_epoch_of_an_update_says_what_its_minibatches_were(settings: dict[str, Any]) -> None:
     samples = strategies.random_samples(2)
     learner = make_learner("ppo", update=update_config(**settings))
-    stats = learner.update(samples, seed=0)
-    assert stats.arrived == (tuple([digest_of(samples)] * settings.get("num_epochs", 1)),)
+    (epochs,) = learner.update(samples, seed=0).arrived
+    count = settings.get("num_minibatches", 1)
+    expected = [
+        tuple(digest_of(batch) for batch in split_by_group(samples, count, seed=0, epoch=epoch))
+        for epoch in range(settings.get("num_epochs", 1))
+    ]
+    assert list(epochs) == expected
 
 
 def test_samples_that_an_update_was_given_and_has_not_learned_from_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +57,7 @@ def test_samples_that_an_update_was_given_and_has_not_learned_from_show(monkeypa
     accumulate = Learner._accumulate
     monkeypatch.setattr(Learner, "_accumulate", negated)
     samples = strategies.random_samples(2)
-    assert make_learner("grpo").update(samples, seed=0).arrived != ((digest_of(samples),),)
+    assert make_learner("grpo").update(samples, seed=0).arrived != (((digest_of(samples),),),)
 
 
 def test_ranks_that_are_given_different_samples_say_so_before_a_step(tmp_path: Path) -> None:

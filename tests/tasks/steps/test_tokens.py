@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import pytest
 
-from rlcore.tasks.steps.rows import PromptRow
+from rlcore.errors import CanaryError
+from rlcore.tasks.steps import tokens
+from rlcore.tasks.steps.rows import PromptRow, read_prompts
 from rlcore.tasks.steps.tokens import read_prompt_sets, tokenize_prompts
 from rlcore.tasks.store.storage import write_table
 from rlcore.text.tokenization import ChatTokenizer
@@ -25,7 +29,7 @@ def context_of(folder: Path, **datasets: list[str]) -> Any:
             {
                 "prompt_id": each,
                 "messages": [{"role": "user", "content": f"{name} {each}"}],
-                "reference": "",
+                "reference": {"1": "7", "2": "9"}.get(each, ""),
                 "task": name,
                 "split": "train",
             }
@@ -48,6 +52,18 @@ def test_ids_begin_with_the_data_set_only_where_there_are_several(tmp_path: Path
     assert [prompt.dataset for prompt in several] == ["maths", "maths", "code"]
     alone = read_prompt_sets(context, ["maths"], "train", tokenizer)
     assert [prompt.prompt_id for prompt in alone] == ["1", "2"]
+
+
+def test_a_reference_of_another_row_is_found(
+    tmp_path: Path, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(path: Path) -> list[PromptRow]:
+        rows = read_prompts(path)
+        return [replace(row, reference=rows[place - 1].reference) for place, row in enumerate(rows)]
+
+    monkeypatch.setattr(tokens, "read_prompts", moved)
+    with pytest.raises(CanaryError, match=r"prompt 'maths/1' has the reference answer '9'.* own reference is '7'"):
+        read_prompt_sets(context_of(tmp_path, maths=["1", "2"], code=["3"]), ["maths", "code"], "train", tokenizer)
 
 
 def test_a_limit_is_of_each_data_set(tmp_path: Path, tokenizer: ChatTokenizer) -> None:

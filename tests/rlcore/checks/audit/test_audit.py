@@ -189,17 +189,6 @@ def test_a_penalty_that_does_not_adapt_is_found(
         train(make_components(config=PENALTY), Tape())
 
 
-def test_updates_that_oppose_the_advantages_end_the_run(make_components: MakeComponents) -> None:  # noqa: F811
-    components = make_components(
-        health=ALWAYS, config={"num_iterations": 40, "checkpoints": CheckpointConfig(every_iterations=1000)}
-    )
-    for group in components.learner.learner.optimizer.param_groups:
-        group["maximize"] = True
-    components.learner.step_errors = list  # type: ignore[method-assign]  # what sees it at once looks away
-    with pytest.raises(CanaryError, match="updates move log-probabilities against the advantages"):
-        train(components, Tape())
-
-
 @pytest.mark.parametrize("placement", ["separate", "shared"])
 def test_a_critic_that_warms_up_alone_is_left_alone(make_components: MakeComponents, placement: Any) -> None:  # noqa: F811
     critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, architecture=placement)
@@ -212,7 +201,7 @@ def test_an_update_that_was_counted_and_not_done_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Learner, "_step", lambda self, samples, totals: totals)
-    with pytest.raises(CanaryError, match="the training samples of epoch 1 are not the audited ones"):
+    with pytest.raises(CanaryError, match=r"the training samples of epoch 1 are not the \d+ audited ones"):
         train(make_components(health=ALWAYS), Tape())
 
 
@@ -230,12 +219,12 @@ def test_micro_batches_that_were_lost_end_the_run(
 def test_an_audit_that_goes_on_from_its_state_keeps_what_it_has_seen(make_components: MakeComponents) -> None:  # noqa: F811
     components = make_components()
     audit = audit_module.Audit(components, print)
-    audit._tracker.values, audit._ref_logprobs = [0.5], [-1.0]
+    audit._ref_logprobs = [-1.0]
     again = audit_module.Audit(components, print)
     again.restore(audit.state())
     assert again.state() == audit.state()
     again.restore({})
-    assert again.state()["advantage_correlations"] == []
+    assert again.state()["sampling"]["num_tokens"] == 0
 
 
 def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(start: Any, tmp_path: Any) -> None:  # noqa: F811

@@ -11,7 +11,6 @@ import torch
 
 from rlcore.agents.sampler import AgentSampler
 from rlcore.checks.audit.comparison import sample_errors
-from rlcore.checks.audit.draws import unselected_rollouts
 from rlcore.checks.audit.episode_checks import choose_episodes
 from rlcore.checks.audit.prompt_checks import group_errors
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig, UpdateConfig
@@ -146,14 +145,6 @@ def test_an_agents_prompts_may_differ_within_a_group_and_others_may_not() -> Non
     groups[0][0] = dataclasses.replace(groups[0][0], rollout=dataclasses.replace(own, branches=(), num_sampled=None))
     (error,) = group_errors(groups, scheduled, config, num_missing=0)
     assert "different tokens" in str(error)
-
-
-def test_the_tokens_of_agents_are_no_sample_of_the_engine_because_the_agent_selects_them() -> None:
-    policy = strategies.tiny_llama()
-    plain, (forks, _) = strategies.random_groups(policy, 3), iteration()
-    scheduled = [group[0].rollout.prompt for group in plain]
-    assert len(unselected_rollouts(plain, (), scheduled)) == 9
-    assert unselected_rollouts(forks, (), scheduled) == []
 
 
 def test_one_of_the_audited_episodes_has_branches_and_an_advantage_if_there_is_any() -> None:

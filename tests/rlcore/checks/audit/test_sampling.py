@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlcore.checks.audit.features import features_of
-from rlcore.checks.audit.sampling import NUM_BETS, CompletionIndex, SamplingTest, tokens_to_find
+from rlcore.checks.audit.sampling import NUM_BETS, SamplingTest
 
 EOS = 3
 BOUND = math.log(1e6)
@@ -47,10 +47,9 @@ def test_no_bet_gains_on_average_where_tokens_come_from_what_is_reported() -> No
                 [0, 0, 7, 0, 0, 0, 0, 0, 1, 1],
                 [1, 2, 3, 0, 0, 0, 0, 0, 0, 9],
             ]
-            test._last = {CompletionIndex(prompt=0, sample=1): [(0.3, 0.2)]}
             said, beside = [float(reported[0, token])], {"tokens": [token], "siblings": [[4], [6]]}
             grid = Grid(number / draws)
-            test.update(features, said, grid, index=CompletionIndex(prompt=0, sample=1), **beside)  # type: ignore[arg-type]
+            test.update(features, said, grid, **beside)  # type: ignore[arg-type]
             gains += torch.tensor(test._logs, dtype=torch.float64).exp() * float(reported[0, token].exp()) / draws
     assert gains.tolist() == pytest.approx([1.0] * len(gains), abs=0.02)
 
@@ -165,9 +164,8 @@ def completions(count: int, *, same: Callable[[int], int]) -> SamplingTest:
             tokens = torch.searchsorted(reported.exp().cumsum(-1), uniforms[:, None])[:, 0].clamp(max=11).tolist()
             said = [float(reported[place, token]) for place, token in enumerate(tokens)]
             features = features_of(reported, tokens, [EOS])
-            index = CompletionIndex(prompt=0, sample=sample)
             stream = torch.Generator().manual_seed(number)
-            test.update(features, said, stream, tokens=tokens, index=index, siblings=seen)
+            test.update(features, said, stream, tokens=tokens, siblings=seen)
             seen.append(tokens)
     return test
 
@@ -178,10 +176,38 @@ def test_a_group_whose_completions_have_the_same_random_numbers_is_found() -> No
     assert "completions of a group repeat each other" in test.best_bet
 
 
-def test_iterations_that_have_the_same_random_numbers_are_found_though_their_prompts_differ() -> None:
-    test = completions(6, same=lambda number: 7 if number >= 0 else 0)
+def numbered(count: int, *, others: float, is_half: bool = False, noise: float = 0.0) -> SamplingTest:
+    """The test after tokens that known random numbers chose, and with a chance of ``others`` another one."""
+    test, stream = SamplingTest(), torch.Generator().manual_seed(11)
+    reported = distributions(count)
+    known, drawn, changes = torch.rand(3, count, generator=stream, dtype=torch.float64)
+    used = torch.where(changes < others, drawn, known)
+    tokens = torch.searchsorted(reported.exp().cumsum(-1), used[:, None])[:, 0].clamp(max=11).tolist()
+    seen = (reported + noise * torch.randn(reported.shape, generator=stream, dtype=torch.float64)).log_softmax(-1)
+    wrong = torch.rand(count, generator=stream, dtype=torch.float64)
+    test.bet_on_numbers(features_of(seen, tokens, [EOS]), range(count), [known, wrong], is_half=is_half)
+    return test
+
+
+@pytest.mark.parametrize(
+    ("count", "others", "is_half", "noise", "share"),
+    [
+        (40, 1.0, False, 0.0, "100%"),
+        (400, 0.05, False, 0.0, "10%"),
+        (150, 1.0, True, 0.05, "100%"),
+    ],
+)
+def test_tokens_that_the_random_numbers_of_the_seed_do_not_choose_are_found(
+    count: int, others: float, is_half: bool, noise: float, share: str
+) -> None:
+    test = numbered(count, others=others, is_half=is_half, noise=noise)
     assert test.log_capital > BOUND
-    assert "random numbers of earlier ones" in test.best_bet
+    assert test.best_bet == f"{share} of the tokens are not those of the seed's random numbers"
+
+
+@pytest.mark.parametrize(("is_half", "noise"), [(False, 0.0), (False, 1e-4), (True, 0.03)])
+def test_tokens_that_they_choose_are_left_alone_whatever_rounding_does(is_half: bool, noise: float) -> None:
+    assert numbered(4000, others=0.0, is_half=is_half, noise=noise).log_capital < 1.0
 
 
 def test_completions_with_random_numbers_of_their_own_are_left_alone() -> None:
@@ -202,8 +228,3 @@ def test_a_penalty_on_tokens_that_came_before_is_found() -> None:
         test.update(features, said, torch.Generator().manual_seed(number))
     assert test.log_capital > BOUND
     assert "occur 0.4 times as often" in test.best_bet
-
-
-def test_tokens_that_a_bet_needs_follow_from_what_it_gains_on_each() -> None:
-    assert tokens_to_find(0.01, level=1e-6) == pytest.approx((math.log(NUM_BETS) + BOUND) / 0.01)
-    assert tokens_to_find(0.0, level=1e-6) == math.inf

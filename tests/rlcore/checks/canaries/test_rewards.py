@@ -84,23 +84,24 @@ def test_where_the_template_begins_the_thinking_the_probes_end_it() -> None:
     reward.close()
 
 
-def test_a_sound_procedural_verifier_passes() -> None:
+@pytest.mark.parametrize("dataset", ["chain_sum", "gsm_symbolic"])  # the second's own scorer reads the first number
+def test_a_sound_procedural_verifier_passes(dataset: str) -> None:
     import reasoning_gym
 
-    entry = reasoning_gym.create_dataset("chain_sum", seed=1, size=1)[0]
+    entry = reasoning_gym.create_dataset(dataset, seed=1, size=1)[0]
     reward = ProceduralReward()
-    reward_canary(reward, [prompt(json.dumps({"dataset": "chain_sum", "entry": entry}))])
+    reward_canary(reward, [prompt(json.dumps({"dataset": dataset, "entry": entry}))])
     reward.close()
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Constant(scored("math", 0.0)), "4 of 16 .*right answer '<answer>35</answer>' for '35' scored 0.0"),
-        (Constant(scored("math", 1.0)), "12 of 16 .*wrong answer '' for '35' scored 1.0"),
+        (Constant(scored("math", 0.0)), "4 of 23 .*right answer '<answer>35</answer>' for '35' scored 0.0"),
+        (Constant(scored("math", 1.0)), "19 of 23 .*wrong answer '' for '35' scored 1.0"),
         (Constant(failed_score("signal only works in main thread")), "was not scored: signal only works"),
-        (Constant(scored("math", float("nan"))), "16 of 16"),
-        (AnyNumber(), "4 of 16 .*wrong answer '<answer>36</answer>' for '35' scored 1.0"),
+        (Constant(scored("math", float("nan"))), "23 of 23"),
+        (AnyNumber(), "11 of 23 .*wrong answer '<answer>36</answer>' for '35' scored 1.0"),
     ],
 )
 def test_a_broken_verifier_is_stopped_and_its_misjudged_answers_named(broken: RewardFn, message: str) -> None:
@@ -126,9 +127,31 @@ def test_the_known_answer_is_the_references_own() -> None:
     assert known_answer(prompt('{"style": "stdin", "solution": "print(1)"}')) == "\n```python\nprint(1)\n```\n"
 
 
-def test_a_number_is_probed_with_its_neighbour() -> None:
-    texts = [probe.rollout.text for probe in reward_probes(prompt("-1/2"))]
-    assert texts == ["<answer>-1/2</answer>", "", "<answer>this is no answer</answer>", "<answer>1/2</answer>"]
+@pytest.mark.parametrize(
+    ("reference", "wrong"),
+    [("-1/2", ["1/2", "-1/2 or 1/2"]), ("12", ["13", "12 or 13", "112"]), ("50%", ["51%", "50% or 51%", "150%"])],
+)
+def test_a_number_is_probed_with_its_neighbour_and_with_answers_that_contain_it(
+    reference: str, wrong: list[str], math: MathReward
+) -> None:
+    right, *others = reward_probes(prompt(reference))
+    texts = ["", *(f"<answer>{text}</answer>" for text in ("this is no answer", *wrong))]
+    assert (right.rollout.text, [probe.rollout.text for probe in others]) == (f"<answer>{reference}</answer>", texts)
+    check_probes(math, [right, *others])
+
+
+class Contains:
+    """Right for an answer in which the reference occurs."""
+
+    name = "math"
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [scored("math", float(rollout.prompt.reference in rollout.text)) for rollout in rollouts]
+
+
+def test_a_verifier_that_accepts_answers_which_contain_the_right_one_is_stopped() -> None:
+    with pytest.raises(CanaryError, match=r"(?s)misjudges 2 of 6.*wrong answer '<answer>12 or 13</answer>' for '12'"):
+        reward_canary(Contains(), [prompt("12")])
 
 
 def test_a_code_task_without_a_solution_has_no_known_answer_and_wrong_ones_all_the_same() -> None:
@@ -266,7 +289,7 @@ class RemembersTexts:
 
 def test_a_verifier_that_takes_another_prompts_answer_for_right_is_stopped(math: MathReward) -> None:
     far = [prompt(number) for number in ("10", "20", "30", "40")]  # no answer is the neighbour of another
-    with pytest.raises(CanaryError, match="misjudges 4 of 20"):
+    with pytest.raises(CanaryError, match="misjudges 4 of 28"):
         known_answers_canary(mixed(RemembersTexts(math)), far)
 
 
