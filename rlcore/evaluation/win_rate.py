@@ -85,19 +85,6 @@ class WinRate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dependence:
-    """Agreement of a judge with a reward model of the policy, on held-out human pairs.
-
-    Attributes:
-        agreement: Fraction of pairs on which both prefer the same answer, a tie counting half.
-        excess: 1 - disagreement / that of independent errors: 0 for independent errors, 1 for equal models.
-    """
-
-    agreement: Interval
-    excess: Interval
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class JudgeAudit:
     """Results of a judge on held-out human pairs.
 
@@ -106,7 +93,6 @@ class JudgeAudit:
         order_dependent: Fraction of pairs whose result changes with the order.
         first: Win rate of the first position.
         length_bias: How much more often than humans the judge prefers the longer answer.
-        agreement_when: Agreement if the answer that humans prefer is longer, or shorter.
         beyond_length: Agreement minus that of the rule "longer is better".
         checks: Requirements.
     """
@@ -115,7 +101,6 @@ class JudgeAudit:
     order_dependent: Interval
     first: float
     length_bias: Interval
-    agreement_when: dict[str, Interval]
     beyond_length: Interval
     checks: tuple[Check, ...]
 
@@ -201,7 +186,6 @@ def audit_judge(
     agreement = accuracy(values, clusters=of_prompt, confidence=confidence)
     order = accuracy(_differ(kept), clusters=of_prompt, confidence=confidence)
     bias = _length_bias(kept, of_prompt, seed=seed, confidence=confidence)
-    subsets = {"longer": kept.lengths > kept.other_lengths, "shorter": kept.lengths < kept.other_lengths}
     checks = (
         check_min(
             "agreement with humans",
@@ -218,42 +202,8 @@ def audit_judge(
         order_dependent=order,
         first=_first(kept),
         length_bias=bias,
-        agreement_when={
-            name: accuracy(values[subset], clusters=of_prompt[subset], confidence=confidence)
-            for name, subset in subsets.items()
-            if subset.any()
-        },
         beyond_length=_beyond_length(kept, of_prompt, seed=seed, confidence=confidence),
         checks=checks,
-    )
-
-
-def dependence(
-    judge: PairResults, reward: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float = 0.95
-) -> Dependence:
-    """Measure how far a judge and a reward model are right on the same human pairs.
-
-    With accuracies a and b, independent errors make them disagree on a (1 - b) + b (1 - a) of the pairs. If neither
-    errs, that is 0, and so is the excess: these pairs show no dependence.
-
-    Raises:
-        DataError: No pair has a result of both.
-    """
-    own, other = judge.preferences, reward.preferences
-    known = np.isfinite(own + other)
-    own, other = own[known], other[known]
-    if not len(own):
-        raise DataError("no human pair has a result of both judge and reward model", fix="read the errors of the judge")
-
-    def excess(rows: NDArray[np.int64]) -> float:
-        a, b = float(own[rows].mean()), float(other[rows].mean())
-        expected = a * (1.0 - b) + b * (1.0 - a)
-        return 1.0 - float(np.abs(own - other)[rows].mean()) / expected if expected else 0.0
-
-    agreement = accuracy(1.0 - np.abs(own - other), clusters=prompts[known], confidence=confidence)
-    return Dependence(
-        agreement=agreement,
-        excess=cluster_bootstrap(excess, prompts[known], seed=seed, confidence=confidence),
     )
 
 

@@ -63,10 +63,6 @@ def render(summary: Mapping[str, Any], *, confidence: float) -> str:
         ]
         lines += [f"| {label} | {_interval(audit[name])} |" for name, label in _AUDIT.items()]
         lines += [
-            f"| agreement if humans prefer the {name} answer | {_interval(part)} |"
-            for name, part in audit["agreement_when"].items()
-        ]
-        lines += [
             "",
             *(f"- {'passed' if check['passed'] else 'FAILED'}: {check['sentence']}" for check in audit["checks"]),
         ]

@@ -14,15 +14,8 @@ from rlcore.config import WinRateConfig
 from rlcore.config.win_rate import JudgeConfig
 from rlcore.errors import ConfigError
 from rlcore.evaluation.conditions import check_max
-from rlcore.evaluation.win_rate import (
-    Dependence,
-    JudgeAudit,
-    PairResults,
-    WinRate,
-    audit_judge,
-    dependence,
-    win_rate,
-)
+from rlcore.evaluation.dependence import Dependence, dependence
+from rlcore.evaluation.win_rate import JudgeAudit, PairResults, WinRate, audit_judge, win_rate
 from rlcore.hardware.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
@@ -187,7 +180,6 @@ def metrics_of(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, flo
         worst = max(document["dependence"].values(), key=lambda each: float(each["excess"]["mean"]))
         metrics |= _bounds("judge/reward_agreement", worst["agreement"])
         metrics |= _bounds("judge/reward_dependence", worst["excess"])
-    metrics |= {f"judge/agreement_when_{name}": part["mean"] for name, part in audit["agreement_when"].items()}
     return metrics | {"judge/first_position_rate": audit["first"], "judge/pairs": float(len(audited))}
 
 
