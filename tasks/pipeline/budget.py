@@ -2,7 +2,8 @@
 
 A period is one run of a preset with its resumes: it begins with the first attempt at a command with these values, and
 ends when an attempt completes. Stopped, failed and killed attempts count. Each has a file in ``budgets/``, written
-every few seconds, so that a kill loses no more than that. The section ``budget`` itself is not among the values.
+every few seconds, so that a kill loses no more than that; each finished stage has another. The section ``budget``
+itself is not among the values.
 
 In an RL run a reached limit is raised like an interruption, so that the loop writes a checkpoint of its last iteration.
 With prefetch or several ranks it writes none, and the run resumes from its newest checkpoint.
@@ -115,8 +116,11 @@ class Meter:
         report_progress(label, done, total, metrics)
 
     def count_stage(self, folder: Path, work: Path, metrics: Mapping[str, float]) -> None:
-        """Add what a finished stage has sampled besides RL, and the cost of its judge."""
-        self.add(Spent(tokens=_sampled_tokens(folder, work), judge_cost=metrics.get("win_rate/cost", 0.0)))
+        """Add what a finished stage has sampled besides RL, and the cost of its judge: once, whatever kills it then."""
+        spent = Spent(tokens=_sampled_tokens(folder, work), judge_cost=metrics.get("win_rate/cost", 0.0))
+        counted = self._path.with_name(f"{work.name}.json")
+        self._earlier += Spent() if counted.exists() else spent
+        write_json(vars(spent), counted)
 
     @contextmanager
     def stops(self, preset: str, stage: str) -> Iterator[None]:

@@ -14,6 +14,7 @@ from rlcore.tasks.drawing.result import Draw, Result
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure_digest
+from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_bytes
 from rlcore.tasks.tracking.runs import RunTracker
@@ -49,8 +50,10 @@ def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> Non
     unfinished.mkdir(parents=True)
     page = draw(result, unfinished)
     shutil.rmtree(folder, ignore_errors=True)  # rendered by other code
+    for path in (*unfinished.rglob("*"), unfinished):
+        sync(path)
     unfinished.rename(folder)
-    run.log_artifacts(folder, f"pages/{result.stage}")
+    run.log_artifact(folder, f"pages/{result.stage}")
     # The mark is last, so that a killed call is repeated.
     write_bytes(_drawn_from(draw, result).encode(), _mark(folder))
     if page:

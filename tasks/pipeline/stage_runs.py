@@ -61,12 +61,6 @@ def noted_result(work: Path) -> StepOutput | None:
         return None
 
 
-def recover_result(work: Path, store: ArtifactStore) -> StepOutput | None:
-    """Return the result of a killed attempt if the store already has it, although no record exists."""
-    finished = noted_result(work)
-    return None if finished is None or store.errors(finished.ref) else finished
-
-
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
     """Open the stage's MLflow run: the one of an attempt without result, so that its curves continue, or a new one.
 

@@ -39,8 +39,8 @@ from rlcore.tasks.pipeline.stage_runs import (
     log_cache_hit,
     log_result,
     logged,
+    noted_result,
     open_stage_run,
-    recover_result,
 )
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
@@ -135,8 +135,7 @@ def _compute(
         _log_continued(work, tracker)
         finished = _recovered(stage, context, run.store)
         if finished is None:
-            finished = _run_and_store(stage, config, context, run.store, ingredients)
-            run.meter.count_stage(run.store.path(finished.ref), work, finished.metrics)
+            finished = _run_and_store(stage, config, context, run, ingredients)
         log_result(finished, context, machine=ingredients["machine"], with_packages=bool(stage.registered_as))
     return Record(
         key=finished.ref.stage_key,
@@ -163,8 +162,10 @@ def _log_continued(work: Path, tracker: RunTracker) -> None:
 
 def _recovered(stage: Stage, context: StageContext, store: ArtifactStore) -> StepOutput | None:
     """Return the stored result of a killed attempt, unless the present rules end its run otherwise."""
-    found = recover_result(context.work, store)
-    return None if found is None or other_stop(stage, context.config, store.path(found.ref)) else found
+    found = noted_result(context.work)
+    if found is None or store.errors(found.ref) or other_stop(stage, context.config, store.path(found.ref)):
+        return None
+    return found
 
 
 def _with_outcome(ingredients: KeyInputs, stage: Stage, folder: Path) -> KeyInputs:
@@ -227,14 +228,15 @@ def _folders(home: Home, key: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _run_and_store(
-    stage: Stage, config: RunConfig, context: StageContext, store: ArtifactStore, ingredients: KeyInputs
+    stage: Stage, config: RunConfig, context: StageContext, run: PipelineRun, ingredients: KeyInputs
 ) -> StepOutput:
-    """Run the stage and store its folder. The work folder records the result first, so that a crash cannot lose it."""
+    """Run the stage, make curves and amounts durable, note the result, and store it: in this order, for any kill."""
     result = _run_step(stage, config, context)
+    context.tracker.flush()
+    run.meter.count_stage(context.folder, context.work, result.metrics)
     key = key_of(_with_outcome(ingredients, stage, context.folder))
-    ref = store.seal(context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=key)
-    ref = dataclasses.replace(ref, mlflow_run_id=context.tracker.run_id)
-    finished = StepOutput(ref=ref, metrics=result.metrics)
+    ref = run.store.seal(context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=key)
+    finished = StepOutput(ref=dataclasses.replace(ref, mlflow_run_id=context.tracker.run_id), metrics=result.metrics)
     finished.note(context.work)
-    store.place(context.folder, ref)
+    run.store.place(context.folder, finished.ref)
     return finished

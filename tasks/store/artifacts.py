@@ -210,9 +210,7 @@ def _seal(folder: Path, kind: str) -> tuple[str, int]:
     digest = _digest(files)
     manifest = {"format": _FORMAT, "kind": kind, "sha256": digest, "files": files}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    for path in [folder / MANIFEST, *(folder / entry["path"] for entry in files)]:
-        sync(path)
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+    for path in (*folder.rglob("*"), folder):
         sync(path)
     return digest, sum(entry["bytes"] for entry in files)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
+from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 
@@ -101,6 +102,7 @@ def record_action(
             file.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
+        sync(path.parent)  # where the first entry makes the file
     return entry
 
 

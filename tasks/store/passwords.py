@@ -46,4 +46,6 @@ def write_private(path: Path, text: str, *, mode: int = 0o600) -> None:
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     new.replace(path)

@@ -24,10 +24,8 @@ def log_files(client: MlflowClient, run_id: str, path: Path, folder: str) -> Non
     location = local_path(client.get_run(run_id).info.artifact_uri)
     if location is not None:
         _link(files_below(path) if path.is_dir() else {path.name: path}, location / folder)
-    elif path.is_dir():
-        client.log_artifacts(run_id, str(path), folder)
     else:
-        client.log_artifact(run_id, str(path), folder)
+        (client.log_artifacts if path.is_dir() else client.log_artifact)(run_id, str(path), folder)
 
 
 def local_path(location: str) -> Path | None:

@@ -214,7 +214,7 @@ class RunTracker:
         self.client.log_batch(self.run_id, tags=[RunTag(name, value) for name, value in tags.items()])
 
     def log_artifact(self, path: Path, folder: str) -> None:
-        """Add a file to the run's folder: a plot, a table, the rollouts of one iteration."""
+        """Add a file, or all files of a folder, to the run's folder: plots, tables, the rollouts of an iteration."""
         log_files(self.client, self.run_id, path, folder)
 
     def log_table(self, path: Path, folder: str) -> None:
@@ -233,10 +233,6 @@ class RunTracker:
     def in_background(self, job: Callable[[], object]) -> None:
         """Queue a job for the background thread; :meth:`flush` waits for it too."""
         self._writer.submit(job)
-
-    def log_artifacts(self, path: Path, folder: str) -> None:
-        """Add a folder's files to the run's folder."""
-        log_files(self.client, self.run_id, path, folder)
 
     def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
         """Log a Parquet file as this run's data: with the SHA-256 of its bytes, its columns and row count.

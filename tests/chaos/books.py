@@ -14,7 +14,7 @@ from pathlib import Path
 _LEFT = ("*.tmp", "*.lock", "*.new", ".tmp-*", ".damaged-*", "*-journal", "work/*", "leases/*")
 _ID = re.compile(r"m-[0-9a-f]{32}|[0-9a-f]{64}|[0-9a-f]{32}|(?<=/)[0-9a-f]{12}(?=[/.])")
 _KEPT = ("restarts", "lease", "prefect.", "mlflow.user", "mlflow.source")  # tags that tell of attempts
-_TIMED = re.compile(r"time|second|memory|per_s|throughput|tokens_per|share_of|audit/")
+_TIMED = re.compile(r"time|second|hours|memory|per_s|throughput|tokens_per|share_of|audit/")
 
 
 def books(home: Path) -> list[str]:

@@ -18,17 +18,18 @@ def run_killed(
     home: Path,
     ledger: Path,
     *,
-    share: int,
-    seed: int,
+    plan: str,
     variables: Mapping[str, str] | None = None,
     call: str = COMMAND,
 ) -> int:
-    """Start the command until it ends; how many kills that took. ``share``: percent of the events that kill.
+    """Start the command until it ends; how many kills that took.
+
+    ``plan``: percent of the events that kill and a seed (``3:5``), or a point of the stage runner (``noted``).
 
     Raises:
         AssertionError: it ended by itself with an error.
     """
-    env = environment(home) | {VARIABLE: f"{ledger}:{share}:{seed}"} | dict(variables or {})
+    env = environment(home) | {VARIABLE: f"{ledger}:{plan}"} | dict(variables or {})
     kills = 0
     while True:
         done = run_warm(arguments, env, ROOT, call=call)

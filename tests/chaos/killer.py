@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "TEST_KILLS"  # <file with the names>:<share of events in percent>:<seed>
+VARIABLE = "TEST_KILLS"  # <file with the names>:<share of events in percent>:<seed>, or <file>:<point>
 ROOT = "TEST_KILLS_BELOW"  # folder whose files are watched, if not the home
 _TIMES = 2  # an event that comes more often in one process kills at these alone
 _ID = re.compile(r"[0-9a-f]{8,}(-[0-9a-f]{4,})*|m-[0-9a-f]{32}|(?<=/tmp)[^/.]+|\.[0-9a-f]{8}(?=\.tmp)")
@@ -56,7 +56,13 @@ class Killer:
 
 def install(folder: Path, plan: str) -> None:
     """Watch the calls of this process, which writes in ``folder``, as ``plan`` says."""
-    ledger, share, seed = plan.rsplit(":", 2)
+    ledger, *where = plan.split(":")
+    if len(where) == 1:
+        from tests.chaos import points  # which brings the pipeline
+
+        points.install(Path(ledger), where[0])
+        return
+    share, seed = where
     killer = Killer(Path(ledger), int(share), int(seed))
     root = str(folder)
 

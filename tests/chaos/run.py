@@ -10,10 +10,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
+from rlcore.flows.presets import FOLDER
 from tests.chaos.books import books, differences
 from tests.chaos.chain import COMMAND, TABLES, TOY, run_killed
+from tests.chaos.points import POINTS, all_kinds, kinds_of
 from tests.flows.conftest import ROOT, environment, flows_arguments
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_data
@@ -36,16 +39,70 @@ SMALL = (
     "evaluation.num_samples=0",
     "evaluation.max_new_tokens=8",
 )
+EVERY_KIND = """extends = "retrain"
+name = "every_kind"
+
+[stages.dpo]
+kind = "dpo"
+init_from = "sft"
+data = ["preferences"]
+num_epochs = 1
+batch_size = 4
+learning_rate = 1e-4
+
+[stages.difficulty]
+kind = "difficulty"
+policy = "sft"
+data = ["prompts"]
+num_samples = 2
+num_prompts = 12
+rewards = [{ kind = "math" }]
+sampling = { max_new_tokens = 8 }
+
+[stages.rejection]
+kind = "rejection"
+policy = "sft"
+data = ["prompts"]
+num_samples = 2
+num_prompts = 24
+num_eval = 2
+choose = "best"
+rewards = [{ kind = "math" }]
+sampling = { max_new_tokens = 8 }
+
+[stages.win_rate]
+kind = "win_rate"
+policy = "grpo"
+baseline = "sft"
+data = ["prompts"]
+human_pairs = ["preferences"]
+judge = { kind = "reward_model", stage = "reward_model" }
+max_unjudged = 0.1
+num_prompts = 8
+sampling = { max_new_tokens = 8 }
+"""
+SKILLS = """
+[stages.skills]
+kind = "benchmark"
+policy = "sft"
+folder = "{folder}"
+tasks = ["sum_choice"]
+limit = 4
+"""
 STATEMENTS = range(5, 200, 20)  # of SQL, while MLflow's tables are made
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Commands that are run one after another in a home; ``share``: percent of the events that kill."""
+    """Commands that are run one after another in a home; ``share``: percent of the events that kill.
+
+    ``points``: points of the stage runner that kill instead, each in a home of its own.
+    """
 
     name: str
     commands: tuple[tuple[str, ...], ...]
-    share: int
+    share: int = 0
+    points: tuple[str, ...] = ()
     call: str = COMMAND
     engine: str = "inline"
 
@@ -60,7 +117,18 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
         "retrain.min_agreement=0.0",
     )
     retrain = [part for override in (*data, *short) for part in ("--set", override)]
+    every = write_preset(folder / "every_kind.toml")
+    each_kind = tuple(part for override in (*data, *short) for part in ("--set", override))
     return [
+        Scenario(
+            name="every kind at every point",
+            commands=(
+                ("run", "--preset", every, *each_kind),
+                ("retrain", "--preset", every, *each_kind),
+                ("retrain", "--preset", every, *each_kind, "--set", "stages.grpo.learning_rate=1e-8"),
+            ),
+            points=tuple(POINTS),
+        ),
         Scenario(name="toy", commands=((),), share=100, call=TOY),
         Scenario(name="toy under Prefect", commands=((),), share=30, call=TOY, engine="prefect"),
         Scenario(name="post-train", commands=(tuple(flows_arguments("run", *SMALL)),), share=share),
@@ -84,24 +152,31 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
     ]
 
 
+def write_preset(path: Path) -> str:
+    """Write the preset of all kinds, a benchmark among them if the harness is installed."""
+    skills = SKILLS.format(folder=FOLDER.parent / "skills") if find_spec("lm_eval") else ""
+    path.write_text(EVERY_KIND + skills, encoding="utf-8")
+    return str(path)
+
+
 def judge(scenario: Scenario, folder: Path, *, seed: int, variables: Mapping[str, str]) -> tuple[int, list[str]]:
     """Return the number of kills of a scenario, and the differences of its books from those of an undisturbed run."""
-    undisturbed, killed, kills = folder / "undisturbed", folder / "killed", 0
+    undisturbed, kills, wrong = folder / "undisturbed", 0, list[str]()
     folder.mkdir()
     env = {"RLCORE_ENGINE": scenario.engine, **variables}
-    for number, command in enumerate(scenario.commands):
+    for command in scenario.commands:
         done = run_warm(command, environment(undisturbed) | env, ROOT, call=scenario.call)
         assert done.returncode == 0, done.stderr
-        kills += run_killed(
-            command,
-            killed,
-            folder / f"events-{number}",
-            share=scenario.share,
-            seed=seed,
-            variables=env,
-            call=scenario.call,
-        )
-    return kills, differences(books(undisturbed), books(killed))
+    for plan in scenario.points or (f"{scenario.share}:{seed}",):
+        killed, dead = folder / f"killed-{plan.partition(':')[0]}", set[str]()
+        for number, command in enumerate(scenario.commands):
+            ledger = killed.with_name(f"{killed.name}-events-{number}")
+            kills += run_killed(command, killed, ledger, plan=plan, variables=env, call=scenario.call)
+            dead |= kinds_of(ledger)
+        missed = all_kinds() - dead if scenario.points else set[str]()
+        wrong += [f"{plan}: no stage of the kind {kind} has died" for kind in sorted(missed)]
+        wrong += [f"{plan}: {line}" for line in differences(books(undisturbed), books(killed))]
+    return kills, wrong
 
 
 def kill_while_tables_are_made(folder: Path) -> tuple[int, list[str]]:

@@ -15,14 +15,14 @@ from tests.chaos.killer import ROOT as WATCHED
 from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm
 
-SHARE, SEED = 20, 5  # percent of the events, and which
+PLAN = "20:5"  # percent of the events, and which
 
 
 def killed(arguments: list[str], home: Path, folder: Path) -> list[str]:
     """Events at which the command was killed until it ended; it writes below ``folder``."""
     ledger = folder.parent / f"{home.name}-events"
     variables = {WATCHED: str(folder), "TEST_NO_DATABASE": "1"}
-    kills = run_killed(arguments, home, ledger, share=SHARE, seed=SEED, variables=variables, call=COMMAND)
+    kills = run_killed(arguments, home, ledger, plan=PLAN, variables=variables, call=COMMAND)
     events = ledger.read_text(encoding="utf-8").splitlines()
     assert kills == len(events) >= 5
     return events

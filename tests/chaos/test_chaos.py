@@ -7,19 +7,42 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from tests.chaos.books import books, differences
-from tests.chaos.chain import TOY, run_killed
+import pytest
 
-SHARE, SEED = 3, 5  # percent of the events, and which: a handful of kills, among them some between a call and its note
+from tests.chaos.books import books, differences
+from tests.chaos.chain import COMMAND, TOY, run_killed
+from tests.chaos.points import POINTS, kinds_of
+from tests.chaos.run import SMALL
+from tests.flows.conftest import ROOT, environment, flows_arguments
+from tests.flows.warm import run_warm
+
+PLAN = "3:5"  # percent of the events, and which: a handful of kills, among them some between a call and its note
 
 
 def test_a_run_that_is_killed_several_times_ends_with_the_same_books(undisturbed: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "events"
-    kills = run_killed([], tmp_path / "home", ledger, share=SHARE, seed=SEED, call=TOY)
+    kills = run_killed([], tmp_path / "home", ledger, plan=PLAN, call=TOY)
     events = ledger.read_text(encoding="utf-8").splitlines()
     assert kills == len(events) >= 3
     assert len(set(events)) == len(events)
     assert differences(books(undisturbed), books(tmp_path / "home")) == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_stages_that_are_killed_at_a_point_end_with_the_same_books(
+    undisturbed: Path, tmp_path: Path, point: str
+) -> None:
+    assert run_killed([], tmp_path / "home", tmp_path / "stages", plan=point, call=TOY) == 3
+    assert differences(books(undisturbed), books(tmp_path / "home")) == []
+
+
+def test_the_curves_of_models_survive_a_kill_after_their_result_is_stored(tmp_path: Path) -> None:
+    arguments = flows_arguments("run", *SMALL, "without=['stages.ppo','stages.grpo']", "promotion.challenger=sft")
+    done = run_warm(arguments, environment(tmp_path / "undisturbed"), ROOT, call=COMMAND)
+    assert done.returncode == 0, done.stderr
+    run_killed(arguments, tmp_path / "home", tmp_path / "stages", plan="placed")
+    assert kinds_of(tmp_path / "stages") >= {"sft", "reward_model"}
+    assert differences(books(tmp_path / "undisturbed"), books(tmp_path / "home")) == []
 
 
 def test_the_books_of_an_undisturbed_run_hold_each_thing_once(undisturbed: Path) -> None:

@@ -50,12 +50,14 @@ def train(context: StageContext) -> StageResult:
     (context.folder / MODEL / "config.json").write_text("{}", encoding="utf-8")
     for table in sorted(rows.glob("*")):
         (context.folder / table.name).write_bytes(table.read_bytes())
-    context.tracker.log_artifacts(rows, "rows")
+    context.tracker.log_artifact(rows, "rows")
     return StageResult(metrics={"loss": 1.0 / ITERATIONS, "memory": 2.0})
 
 
 def judge(context: StageContext) -> StageResult:
-    """A verdict."""
+    """A verdict, with a curve that no checkpoint of its own makes durable."""
+    for step in range(1, ITERATIONS + 1):
+        context.tracker.log_metrics({"judged": float(step)}, step=step)
     write_json({"better": True}, context.folder / "verdict.json")
     return StageResult(metrics={"gain": 0.5})
 

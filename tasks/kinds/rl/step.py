@@ -75,7 +75,7 @@ def _artifact(context: StageContext, components: Components, outcome: TrainResul
         shutil.copytree(skipped, folder / SKIPPED)
     (folder / "history.json").write_text(json.dumps(outcome.history, indent=1), encoding="utf-8")
     write_json({"findings": outcome.findings, "stopped": _stopped(outcome)}, folder / "health.json")
-    context.tracker.log_artifacts(folder / "rollouts", "rollouts")
+    context.tracker.log_artifact(folder / "rollouts", "rollouts")
     last = {name: value for name, value in outcome.history[-1].items() if name != "iteration"}
     memory = {"memory/peak_gib": peak_memory_gib(runtime.device)}
     return StageResult(metrics=last | memory, rows=len(outcome.history))

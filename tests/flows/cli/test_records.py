@@ -200,7 +200,7 @@ def test_while_a_run_is_active_nothing_is_erased(home: Path, request_file: Path)
 
 def test_a_killed_erasure_is_completed_by_its_repeat(home: Path, request_file: Path, tmp_path: Path) -> None:
     arguments = ("erase", str(request_file), "--reason", "request 17", "--delete")
-    kills = run_killed(arguments, home, tmp_path / "ledger", share=5, seed=1)
+    kills = run_killed(arguments, home, tmp_path / "ledger", plan="5:1")
     assert kills > 2
     assert places(home) == []
     (certificate,) = home.glob("erasures/*/certificate.json")

@@ -16,7 +16,7 @@ from tests.flows.conftest import ROOT, environment
 from tests.flows.warm import run_warm
 from tests.tasks.operations.daily import NAME, age, retrain
 
-SHARE, SEED = 40, 3  # percent of the events that kill
+PLAN = "40:3"  # percent of the events that kill, and which
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_collection_that_is_killed_loses_nothing_and_the_next_one_finishes(hom
     shutil.copytree(home.root, copy.root, copy_function=shutil.copy2)
     undisturbed = run_warm(["gc", "--delete"], environment(copy.root), ROOT)
     assert undisturbed.returncode == 0, undisturbed.stderr
-    kills = run_killed(["gc", "--delete"], home.root, tmp_path / "events", share=SHARE, seed=SEED)
+    kills = run_killed(["gc", "--delete"], home.root, tmp_path / "events", plan=PLAN)
     assert kills >= 10
     assert whole(home) == whole(copy)
     assert names(home) == names(copy)

@@ -171,13 +171,17 @@ def test_an_unreadable_file_of_an_attempt_counts_nothing(tmp_path: Path) -> None
     assert Meter(tmp_path, BudgetConfig(), 0.0).spent.seconds == pytest.approx(3.0, abs=1.0)
 
 
-def test_tokens_of_evaluations_and_sampled_chunks_are_counted(tmp_path: Path) -> None:
+def test_tokens_of_evaluations_and_sampled_chunks_are_counted_once_however_many_attempts_are_killed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "work" / "chunks").mkdir(parents=True)
     write_table(pd.DataFrame({"num_tokens": [3, 4]}), tmp_path / "answers.parquet")
     write_table(pd.DataFrame({"completion_ids": [[1], [1, 2]]}), tmp_path / "work" / "chunks" / "chunk-00000.parquet")
-    meter = Meter(tmp_path / "none", BudgetConfig(), 0.0)
-    meter.count_stage(tmp_path, tmp_path / "work", {})
-    assert meter.spent.tokens == 3 + 4 + 1 + 2
+    for _ in range(3):  # attempts that die after the count
+        meter = Meter(tmp_path / "none", BudgetConfig(), 0.0)
+        meter.count_stage(tmp_path, tmp_path / "work", {"win_rate/cost": 0.5})
+        meter.write()
+        assert (meter.spent.tokens, meter.spent.judge_cost) == (3 + 4 + 1 + 2, 0.5)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.errors import StorageError
 from rlcore.tasks.pipeline import stages
-from rlcore.tasks.pipeline.stage_runs import PipelineRun, StepOutput, log_cache_hit, open_stage_run, recover_result
+from rlcore.tasks.pipeline.stage_runs import PipelineRun, StepOutput, log_cache_hit, open_stage_run
 from rlcore.tasks.pipeline.stages import run_stage
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.settings import Home
@@ -67,16 +67,19 @@ def test_a_result_that_the_store_has_is_not_made_again(
     assert found[0].data.tags["sha256"] == ref.sha256
 
 
-def test_a_noted_result_that_the_store_has_not_is_made_again(run: PipelineRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", ["nothing", "note", "result"])
+def test_a_noted_result_is_taken_if_the_store_has_it_whole(run: PipelineRun, damaged: str) -> None:
     ref = run_stage(MAKE, config(), {}, run)
-    finished = StepOutput(ref=ref, metrics={"loss": 0.5})
-    assert recover_result(tmp_path, run.store) is None
-    finished.note(tmp_path)
-    assert recover_result(tmp_path, run.store) == finished
-    (run.store.path(ref) / "number.txt").write_text("other")
-    assert recover_result(tmp_path, run.store) is None
-    (tmp_path / "result.json").write_text("{")
-    assert recover_result(tmp_path, run.store) is None
+    run.cache.path("make", ref.stage_key).unlink()
+    work = run.home.work / ref.stage_key
+    StepOutput(ref=ref, metrics={"noted": 1.0}).note(work)
+    if damaged != "nothing":
+        path = work / "result.json" if damaged == "note" else run.store.path(ref) / "number.txt"
+        path.write_text("{")
+    assert run_stage(MAKE, config(), {}, run).sha256 == ref.sha256
+    record = run.cache.find("make", ref.stage_key)
+    assert record is not None
+    assert ("noted" in record.metrics) == (damaged == "nothing")
 
 
 def test_a_work_folder_behind_its_record_goes(run: PipelineRun) -> None:

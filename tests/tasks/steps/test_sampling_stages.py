@@ -104,7 +104,7 @@ def run_stage(
 def silent() -> Any:
     """A tracker that keeps nothing."""
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731 - one for every call
-    names = ("log_metrics", "log_artifact", "log_artifacts", "log_dataset", "log_params", "set_tags")
+    names = ("log_metrics", "log_artifact", "log_dataset", "log_params", "set_tags")
     return SimpleNamespace(**dict.fromkeys(names, nothing))
 
 

@@ -21,7 +21,7 @@ def test_a_logged_file_lies_once_and_the_next_of_its_name_replaces_it(tracked_ho
     (folder / "inner" / "b.txt").write_text("2")
     for _ in range(2):  # the second time each has this name already
         run.log_artifact(folder / "a.txt", "one")
-        run.log_artifacts(folder, "all")
+        run.log_artifact(folder, "all")
     place = local_path(tracker.client.get_run(run.run_id).info.artifact_uri)
     assert place is not None
     names = sorted(path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
@@ -41,6 +41,6 @@ def test_a_server_gets_copies(tracked_home: Home, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("rlcore.tasks.tracking.files.local_path", lambda location: None)
     (tmp_path / "a.txt").write_text("1")
     run.log_artifact(tmp_path / "a.txt", "one")
-    run.log_artifacts(tmp_path, "all")
+    run.log_artifact(tmp_path, "all")
     assert sent == [(str(tmp_path / "a.txt"), "one"), (str(tmp_path), "all")]
     assert local_path("mlflow-artifacts:/1/x") is None

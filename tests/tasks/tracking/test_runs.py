@@ -157,7 +157,7 @@ def test_files_and_folders_are_kept_with_the_run(tracker: Tracker, tmp_path: Pat
     folder = checkpoint(tmp_path / "files")
     run = start(tracker)
     run.log_artifact(folder / "config.json", "plots")
-    run.log_artifacts(folder, "rollouts")
+    run.log_artifact(folder, "rollouts")
     for name in ("plots", "rollouts"):
         assert [entry.path for entry in tracker.client.list_artifacts(run.run_id, name)] == [f"{name}/config.json"]
 
