@@ -1,4 +1,4 @@
-"""Child process that calls an agent function with its task: ``python -m rlcore.agents.call module:function``."""
+"""Program that calls an agent function with its task: ``python call.py module:function``; it knows no rlcore."""
 
 from __future__ import annotations
 

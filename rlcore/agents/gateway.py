@@ -15,6 +15,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import ClientDisconnect
@@ -52,6 +53,7 @@ class Gateway:
 
     ``temperature``, ``greedy`` and ``seed`` hold for all answers, whatever agents want. A draw depends on the seed, the
     episode's place and sample, the prompt's tokens and the number of equal prompts before, not on other agents.
+    ``socket``: a path at which it listens too.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Gateway:
         temperature: float,
         greedy: bool = False,
         seed: int,
+        socket: Path | None = None,
     ) -> None:
-        self._engine, self._seed = engine, seed
+        self._engine, self._seed, self._socket = engine, seed, socket
         self._params = SamplingParams(
             temperature=temperature, greedy=greedy, max_new_tokens=limits.max_new_tokens, num_samples=1
         )
@@ -89,7 +92,7 @@ class Gateway:
         )
 
     def __enter__(self) -> Gateway:
-        self.url = f"http://127.0.0.1:{self._server.start()}/v1"
+        self.url = f"http://127.0.0.1:{self._server.start(self._socket)}/v1"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,7 +186,7 @@ class Gateway:
             case ("POST", "v1", "reward"):
                 body = read_json(await request.body())
                 with self._lock:
-                    session.set_reward(body.get("reward"), body.get("parts"))
+                    session.set_reward(body.get("reward"))
                 return JSONResponse({"reward": body["reward"]})
             case ("GET", "v1", "models"):
                 return JSONResponse({"object": "list", "data": [_model("policy")]})

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import os
 import select
 import signal
+import socket
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from rlcore.errors import SandboxError, shown
+from rlcore.agents import warden
+from rlcore.errors import shown
 
-_REPORT_SECONDS = 30.0  # for the warden to kill its processes and report
+KEPT_BYTES = 16 << 10  # of the output: its end
+MAX_OUTPUT_BYTES = 64 << 20
+_PIECE = 1 << 16
+_LAST_PIECES = 17  # of output after the end: more than a pipe holds, which a process that escaped may keep open
+_END_SECONDS = 15.0  # for a warden to kill its processes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,9 +30,9 @@ class Ended:
     """End of an agent.
 
     Attributes:
-        code: Exit code, negative for a signal; None if the agent was ended.
+        code: Exit code, 128 + its number for a signal; None if the agent was ended or did not start.
         output: End of its standard output and standard error.
-        error: Reason if it was ended or could not start.
+        error: Reason if it was ended or did not start.
         is_late: True if it timed out.
     """
 
@@ -50,15 +58,14 @@ class Agents:
         self._is_over = False
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, *, seconds: float) -> Ended:
-        """Run a warden's command to its end, at most ``seconds``; no process of the agent is left.
-
-        Raises:
-            SandboxError: The warden or its sandbox did not start.
-        """
+        """Run a warden's command to its end, at most ``seconds``; no process of the agent is left."""
         with self._lock:
             if self._is_over:
                 return Ended(code=None, error="the run ended before it began")
-            agent = _Agent(command, environment, folder)
+            try:
+                agent = _Agent(command, environment, folder)
+            except OSError as error:
+                return Ended(code=None, error=f"its process cannot be started: {error}")
             self._running.add(agent)
         try:
             return agent.wait(seconds)
@@ -71,60 +78,73 @@ class Agents:
         with self._lock:
             self._is_over = True
             for agent in self._running:
-                agent.end()
+                agent.end("the run ended")
 
 
 class _Agent:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
-        pipe = subprocess.PIPE
-        try:
-            self._warden = subprocess.Popen(
+        self._reason, self._output, self._size = "", b"", 0
+        self._control, far_end = socket.socketpair()
+        with far_end:
+            self._process = subprocess.Popen(
                 command,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=pipe,
+                stdin=far_end.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
                 cwd=folder,
                 env=dict(environment),
                 start_new_session=True,  # Ctrl-C reaches only the run, which then ends its agents
             )
-        except OSError as error:
-            raise SandboxError(
-                f"an agent's warden cannot be started: {error}", fix="see the limits of ulimit"
-            ) from error
 
-    def end(self) -> None:
+    def end(self, reason: str) -> None:
         """Let the warden kill everything; may be called twice, and from other threads."""
-        assert self._warden.stdin is not None
-        self._warden.send_signal(signal.SIGCONT)  # the agent may have stopped it
-        self._warden.stdin.close()
+        self._reason = self._reason or reason
+        self._process.send_signal(signal.SIGCONT)  # the agent may have stopped it
+        with suppress(OSError):  # it has ended
+            self._control.shutdown(socket.SHUT_RDWR)
 
     def wait(self, seconds: float) -> Ended:
-        assert self._warden.stdout is not None and self._warden.stderr is not None
-        with self._warden:
-            is_late = not _is_ready(self._warden.stdout, seconds)
-            self.end()
-            if not _is_ready(self._warden.stdout, _REPORT_SECONDS):
-                self._warden.kill()
-            report, errors = self._warden.stdout.read(), self._warden.stderr.read()
-        late = f"timed out after {seconds:g} s" if is_late else ""
-        try:
-            found = json.loads(report)
-        except ValueError:
-            if text := errors.decode("utf-8", "replace").strip():
-                raise SandboxError(f"an agent's sandbox does not start: {shown(text)}") from None
-            return Ended(code=None, error=late or "killed together with its warden", is_late=is_late)
-        return Ended(code=found["code"], output=found["output"], error=late or found["error"], is_late=is_late)
+        late = f"timed out after {seconds:g} s"
+        with self._process as process, self._control, os.fdopen(os.pidfd_open(process.pid), "rb", 0) as handle:
+            if not self._follow(handle.fileno(), seconds, MAX_OUTPUT_BYTES):
+                is_long = self._size > MAX_OUTPUT_BYTES
+                self.end(f"wrote more than {MAX_OUTPUT_BYTES >> 20} MiB of output" if is_long else late)
+                if not self._follow(handle.fileno(), _END_SECONDS, sys.maxsize):
+                    warden.kill([*warden.descendants(process.pid), process.pid])
+        code = None if self._reason else process.returncode
+        text = self._output.decode("utf-8", "replace")
+        return Ended(code=code, output=text, error=self._reason, is_late=self._reason == late)
+
+    def _follow(self, handle: int, seconds: float, most_bytes: int) -> bool:
+        """Read the output until the warden has ended; return False if it does not in time, or if that is too long."""
+        assert self._process.stdout is not None
+        output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
+        ends, num_left = {handle, output}, _LAST_PIECES
+        while (left := deadline - time.monotonic()) > 0.0 and self._size <= most_bytes:
+            ready = _ready(ends, left)
+            num_left -= handle in ready
+            if handle in ready and (output not in ready or not num_left):
+                return True
+            if output in ready:
+                piece = os.read(output, _PIECE)
+                self._output, self._size = (self._output + piece)[-KEPT_BYTES:], self._size + len(piece)
+                ends -= {output} if not piece else set()
+        return False
 
 
 def _described(code: int) -> str:
-    if code > 0:
-        return f"exit code {code}"
     known = {each.value: each.name for each in signal.Signals}  # real-time signals have no name
-    return f"ended by {known.get(-code, f'signal {-code}')}"
+    number = -code if code < 0 else code - 128
+    name = known.get(number, f"signal {number}")
+    if code < 0:
+        return f"its warden was ended by {name}"
+    return f"exit code {code}" + (f" ({name})" if 0 < number < signal.NSIG else "")
 
 
-def _is_ready(stream: IO[bytes], seconds: float) -> bool:
-    """Wait until a stream can be read or is closed."""
+def _ready(descriptors: set[int], seconds: float) -> set[int]:
+    """Return the descriptors that can be read or are closed, at the latest after ``seconds``."""
     poll = select.poll()
-    poll.register(stream, select.POLLIN)
-    return bool(poll.poll(seconds * 1000.0))
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(seconds * 1000.0)}

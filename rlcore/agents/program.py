@@ -5,46 +5,54 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from rlcore.agents import warden
-from rlcore.agents.call import TASK_FILE
+from rlcore.agents import call, warden
+from rlcore.agents.processes import Agents
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError
+from rlcore.sandbox.selftest import FIX
 from rlcore.types import Prompt
 
 _MOST_BYTES = 100_000  # of one environment variable; the kernel refuses more than 128 KiB
+MAX_FILES, MAX_FILE_BYTES = 20_000, 512 << 20  # that each episode copies
 _FILTERED = (
     "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-    "--disable-userns", "--die-with-parent", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
-    "--hostname", "box", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp",
+    "--disable-userns", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--gid", "65534",
+    "--hostname", "box", "--proc", "/proc", "--dev", "/dev",
+    "--size", str(64 << 20), "--tmpfs", "/dev/shm", "--size", str(256 << 20), "--tmpfs", "/tmp",
 )  # fmt: skip
-_PROGRAMS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/opt")
-_SETTINGS = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")  # of /etc
-_SOCKET = "/run/gateway.sock"
+_FOLDER_BYTES = 1 << 30  # of a working folder in a sandbox, in memory
+_SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/opt", *(f"/etc/{name}" for name in (
+    "alternatives", "group", "hosts", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl/certs",
+)))  # fmt: skip
 _USUAL = {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}  # output has the order of events, and a timeout loses none
+_PLAIN = "or sandbox = false: then an agent has your rights, and reads the keys of other episodes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Program that is ready to start: ``url`` of the gateway, ``room`` for working folders, and ``socket`` of a box."""
+    """Program that is ready to start: ``room`` has the working folders, a sandbox shows the paths in ``readable``."""
 
     config: AgentConfig
-    url: str
     room: Path
-    socket: Path | None = None
+    readable: tuple[str, ...] = ()
+
+    @property
+    def socket(self) -> Path | None:
+        """Path at which a gateway listens for agents in sandboxes."""
+        return self.room / "gateway" / warden.SOCKET if self.config.sandbox else None
 
     @contextmanager
-    def folder(self) -> Iterator[Path]:
-        """Make a working folder with copies of the files; remove it on exit.
+    def folder(self, prompt: Prompt) -> Iterator[Path]:
+        """Make a working folder with copies of the files and the task; remove it on exit.
 
         Raises:
             DataError: A file cannot be copied.
@@ -53,28 +61,35 @@ class Program:
         try:
             for file in self.config.files:
                 _copy(file, folder)
+            task = json.dumps(task_of(prompt, self.config.columns))
+            (folder / call.TASK_FILE).write_text(task, encoding="utf-8")
             yield folder
         finally:
             _remove(folder)
 
     def command(self, folder: Path) -> list[str]:
         """Return the command of a warden that starts the agent, in a sandbox if there is one."""
-        own = list(self.config.command) or [sys.executable, "-P", "-m", "rlcore.agents.call", self.config.function]
-        bridge = f"{urlsplit(self.url).port}:{_SOCKET}" if self.socket else ""
-        parent = [sys.executable, "-I", "-S", "-B", warden.__file__, bridge, *own]
-        return [*_box(folder, self.socket), "--", *parent] if self.socket else parent
+        own = list(self.config.command) or [sys.executable, "-P", call.__file__, self.config.function]
+        parent = [sys.executable, "-I", "-S", "-B", warden.__file__]
+        if not self.config.sandbox:
+            return [*parent, "plain", *own]
+        files = [part for path in self.readable for part in ("--ro-bind-try", path, path)]
+        files += ["--ro-bind", str(self.room / "gateway"), warden.GATEWAY, "--ro-bind", str(folder), warden.FILES]
+        files += ["--size", str(_FOLDER_BYTES), "--tmpfs", str(folder), "--chdir", str(folder)]
+        closed = ["--remount-ro", "/dev", "--remount-ro", "/", "--"]
+        return [str(shutil.which("bwrap")), *_FILTERED, *files, *closed, *parent, "box", *own]
 
-    def environment(self, prompt: Prompt, key: str, folder: Path) -> dict[str, str]:
-        """Write the task into the working folder, and return the environment, which has nothing else of this process.
+    def environment(self, key: str, folder: Path, url: str) -> dict[str, str]:
+        """Return the environment of an episode, which has nothing else of this process; ``url``: of the gateway.
 
         ``python`` is the interpreter that runs rlcore. A long task is only in the file ``task.json``.
         """
-        task = json.dumps(task_of(prompt, self.config.columns))
-        (folder / TASK_FILE).write_text(task, encoding="utf-8")
+        task = (folder / call.TASK_FILE).read_text(encoding="utf-8")
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         modules = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if self.config.function else {}
-        own = {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": key, "HOME": str(folder), "TMPDIR": str(folder)}
+        url = f"http://127.0.0.1:{warden.PORT}/v1" if self.config.sandbox else url
+        own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "HOME": str(folder), "TMPDIR": str(folder)}
         given = {"RLCORE_TASK": task} if len(task) <= _MOST_BYTES else {}
         return {"PATH": path, **_USUAL, **libraries, **modules, **self.config.env, **own, **given}
 
@@ -90,57 +105,88 @@ def task_of(prompt: Prompt, columns: tuple[str, ...]) -> Mapping[str, object]:
     }
 
 
+def files_below(path: Path) -> list[Path]:
+    """Return a file, or the files and links of a folder, in order.
+
+    Raises:
+        DataError: The folder is too large to be copied for each episode.
+    """
+    if not path.is_dir():
+        return [path]
+    every = (each for each in path.rglob("*") if each.is_symlink() or not each.is_dir())
+    found = sorted(islice(every, MAX_FILES + 1))
+    size = sum(each.lstat().st_size for each in found)
+    if len(found) > MAX_FILES or size > MAX_FILE_BYTES:
+        raise DataError(
+            f"each episode copies the folder, which has {size >> 20} MiB in {len(found)} files or more "
+            f"(limits {MAX_FILE_BYTES >> 20} MiB and {MAX_FILES})",
+            where=str(path),
+            fix="name it in sampling.agent.sandbox_read, which copies nothing, and its path in env or command",
+        )
+    return found
+
+
 def _copy(file: str, folder: Path) -> None:
     try:
-        shutil.copy(file, folder)
+        if Path(file).is_dir():
+            shutil.copytree(file, folder / Path(file).name, symlinks=True)
+        else:
+            shutil.copy(file, folder)
     except OSError as error:
-        what = f"a file of the agent cannot be copied: {error.strerror}"
+        what = f"a file of the agent cannot be copied: {error.strerror or error}"
         raise DataError(what, where=file, fix="correct sampling.agent.files") from error
 
 
 @contextmanager
-def open_program(config: AgentConfig, url: str) -> Iterator[Program]:
-    """Prepare the program of agents that call the gateway at ``url``.
+def open_program(config: AgentConfig) -> Iterator[Program]:
+    """Prepare the program of agents.
 
     Raises:
-        SandboxError: bubblewrap is not installed.
+        SandboxError: The sandbox does not start.
+        DataError: A folder of the agent is too large.
     """
-    with ExitStack() as stack:
-        room = tempfile.mkdtemp(prefix="rlcore-agents-")
-        stack.callback(_remove, Path(room))
-        door = stack.enter_context(_gateway_socket(url)) if config.sandbox else None
-        yield Program(config=config, url=url, room=Path(room), socket=door)
+    for file in config.files:
+        files_below(Path(file))
+    room = Path(tempfile.mkdtemp(prefix="rlcore-agents-"))
+    try:
+        (room / "gateway").mkdir()
+        program = Program(config=config, room=room, readable=_readable(config) if config.sandbox else ())
+        if config.sandbox:
+            _self_test(program)
+        yield program
+    finally:
+        _remove(room)
+
+
+def _self_test(program: Program) -> None:
+    if shutil.which("bwrap") is None:
+        install = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
+        raise SandboxError("bubblewrap is not installed, so agents cannot be isolated", fix=f"{install}; {_PLAIN}")
+    simple = replace(program, config=replace(program.config, command=("true",), function="", files=()))
+    with simple.folder(Prompt(prompt_id="", messages=(), token_ids=(), reference="", task="")) as folder:
+        ended = Agents().run(simple.command(folder), simple.environment("", folder, ""), folder, seconds=60.0)
+    if ended.failure:
+        raise SandboxError(f"an agent's sandbox does not work: {ended.failure}", fix=f"{FIX}; {_PLAIN}")
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; what an agent made too deep or immutable is left, and ends no run."""
+    """Remove a folder; what an agent made too deep or immutable is left, and ends no run.
+
+    Only rmtree and rm, which follow no link that an agent left: both work on descriptors of folders.
+    """
     with suppress(OSError, RecursionError):
         shutil.rmtree(folder)
-    if folder.exists():
-        subprocess.run(["rm", "-rf", str(folder)], stderr=subprocess.DEVNULL, check=False)
+    if os.path.lexists(folder):
+        subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
 
 
-@contextmanager
-def _gateway_socket(url: str) -> Iterator[Path]:
-    """Open a Unix socket that leads to the gateway, and to nothing else."""
-    if shutil.which("bwrap") is None:
-        raise SandboxError("bubblewrap is not installed, so agents cannot be isolated", fix="install bubblewrap")
-    address = urlsplit(url)
-    target = (str(address.hostname), int(address.port or 0))
-    with tempfile.TemporaryDirectory(prefix="rlcore-door-") as name, socket.socket(socket.AF_UNIX) as listener:
-        path = Path(name) / "gateway.sock"
-        listener.bind(str(path))
-        listener.listen()
-        warden.forward(listener, lambda: socket.create_connection(target))
-        yield path
-
-
-def _box(folder: Path, door: Path) -> list[str]:
-    """Return the arguments of bubblewrap: programs to read, the working folder, and the socket to the gateway."""
-    python = [sys.prefix, sys.base_prefix]
-    readable = [path for path in python if not any(Path(path).is_relative_to(each) for each in _PROGRAMS)]
-    arguments = [str(shutil.which("bwrap")), *_FILTERED]
-    for path in (*_PROGRAMS, *(f"/etc/{name}" for name in _SETTINGS), *dict.fromkeys(readable), warden.__file__):
-        arguments += ["--ro-bind-try", path, path]
-    arguments += ["--bind", str(door), _SOCKET, "--bind", str(folder), str(folder), "--chdir", str(folder)]
-    return arguments
+def _readable(config: AgentConfig) -> tuple[str, ...]:
+    """Return the paths that a sandbox shows: programs, Python with its packages, the function's modules, named ones."""
+    python = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent))
+    folders = (Path(each) for each in sys.path if each and config.function)
+    found = (entry for folder in folders if folder.is_dir() for entry in folder.iterdir())
+    modules = (str(each) for each in found if each.suffix in (".py", ".so") or (each / "__init__.py").is_file())
+    own = (warden.__file__, call.__file__, *(word for word in config.command if Path(word).is_absolute()), *modules)
+    known = dict.fromkeys((*_SYSTEM, *python))
+    new = (each for each in own if not any(Path(each).is_relative_to(folder) for folder in known))
+    return (*known, *dict.fromkeys(new), *config.sandbox_read)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlcore.errors import shown
-from rlcore.openai_api.errors import ApiError
 from rlcore.types import FinishReason, Rollout
-
-_MAX_REWARD = 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +17,7 @@ class Limits:
         max_tokens: Tokens of a sample, prompt included.
         max_body_bytes: Size of a request.
         max_waiting: Requests that wait for the engine, of all agents.
+        reward_range: Least and greatest reward that an agent may post.
     """
 
     max_calls: int
@@ -29,6 +25,7 @@ class Limits:
     max_tokens: int
     max_body_bytes: int = 4 << 20
     max_waiting: int = 1024
+    reward_range: tuple[float, ...] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,40 +52,13 @@ class Record:
 
     Attributes:
         rollout: The sample of the last answer, with its branches; None if the agent never got an answer.
-        reward: Reward that the agent reported last, or None.
-        reward_parts: Its parts by name.
+        reward: Reward that the agent posted, or None.
         refused: First errors that the agent got.
         error: Unexpected exception of the gateway, or "".
     """
 
     rollout: Rollout | None
     reward: float | None
-    reward_parts: Mapping[str, float]
     calls: tuple[Call, ...]
     refused: tuple[str, ...]
     error: str = ""
-
-
-def finite(value: object, param: str) -> float:
-    """Return a number.
-
-    Raises:
-        ApiError: It is no finite number, or so large that no statistic of a group would be finite.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_REWARD:
-        what = f"{param} must be a finite number up to {_MAX_REWARD:g}, not {shown(value, max_chars=60)}"
-        raise ApiError(400, what, param=param)
-    return float(value)
-
-
-def finite_parts(parts: object) -> dict[str, float]:
-    """Return numbers by name.
-
-    Raises:
-        ApiError: One is no finite number.
-    """
-    if parts is None:
-        return {}
-    if not isinstance(parts, Mapping):
-        raise ApiError(400, "parts must be an object of numbers", param="parts")
-    return {str(name): finite(value, f"parts.{shown(name, max_chars=60)}") for name, value in parts.items()}

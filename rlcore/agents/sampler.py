@@ -82,7 +82,7 @@ class AgentSampler:
         Raises:
             SamplingError: Engine or gateway is broken, or over a tenth of the episodes failed.
             SandboxError: The sandbox does not start.
-            DataError: A file of the agent does not exist.
+            DataError: A file of the agent does not exist, or a folder is too large.
         """
         episodes = self.play(prompts, params, seed=seed, places=places)
         made = [[rollout_of(each, self._config) for each in group] for group in episodes]
@@ -106,8 +106,10 @@ class AgentSampler:
             max_calls=self._config.max_calls,
             max_new_tokens=params.max_new_tokens,
             max_tokens=self._config.max_prompt_tokens + params.max_new_tokens,
+            reward_range=self._config.reward_range,
         )
         with (
+            open_program(self._config) as program,
             Gateway(
                 self._engine,
                 self._tokenizer,
@@ -115,8 +117,8 @@ class AgentSampler:
                 temperature=params.temperature,
                 greedy=params.greedy,
                 seed=seed,
+                socket=program.socket,
             ) as gateway,
-            open_program(self._config, gateway.url) as program,
         ):
             found = self._run(
                 gateway, lambda agents, i, j: self._episode(gateway, program, agents, prompts[i], numbers[i], j), keys
@@ -146,8 +148,8 @@ class AgentSampler:
     ) -> Episode:
         session = gateway.open(prompt, place=place, sample=sample)
         try:
-            with program.folder() as folder:
-                environment = program.environment(prompt, session.key, folder)
+            with program.folder(prompt) as folder:
+                environment = program.environment(session.key, folder, gateway.url)
                 ended = agents.run(program.command(folder), environment, folder, seconds=self._config.timeout_seconds)
         finally:
             record = gateway.close(session)
@@ -159,6 +161,7 @@ class AgentSampler:
             "episodes": len(episodes),
             "failed": sum(bool(each.failure) for each in episodes),
             "timed_out": sum(each.ended.is_late for each in episodes),
+            "rewarded": sum(each.record.reward is not None for each in episodes),
         }
         self._counts = {name: self._counts.get(name, 0.0) + value for name, value in new.items()}
 
@@ -191,6 +194,7 @@ def agent_metrics(counts: Mapping[str, float]) -> dict[str, float]:
         "agents/calls": counts["calls"] / episodes,
         "agents/failed": counts["failed"] / episodes,
         "agents/timed_out": counts["timed_out"] / episodes,
+        "agents/own_rewards": counts["rewarded"] / episodes,
         "agents/late_calls": counts["late_calls"] / episodes,
         "agents/refused_calls": counts["refused"] / episodes,
         "agents/retried_calls": counts["retries"] / episodes,

@@ -9,13 +9,13 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlcore.agents.branches import episode_of
 from rlcore.agents.desk import Made, Ticket
 from rlcore.agents.history import CallTree, Node, Placement
-from rlcore.agents.records import Call, Limits, Record, finite, finite_parts
+from rlcore.agents.records import Call, Limits, Record
 from rlcore.agents.rendering import TOO_LONG, PromptRenderer
 from rlcore.agents.wire.conversation import Answer, Json, Request
 from rlcore.agents.wire.replies import ReplyReader, as_seen
@@ -95,7 +95,6 @@ class Session:
         self._draws: Counter[str] = Counter()  # of each prompt, by digest
         self._num_calls = self._last_number = 0
         self._reward: float | None = None
-        self._reward_parts: Mapping[str, float] = {}
         self._refused: list[str] = []
         self._error = ""
         self._is_cut = False
@@ -222,14 +221,20 @@ class Session:
         self._error = self._error or f"internal error of the gateway: {error!r}"
         return ApiError(500, "internal error of the gateway; the episode fails", code="internal_error")
 
-    def set_reward(self, reward: object, parts: object) -> None:
-        """Set the reward; the last one counts.
+    def set_reward(self, reward: object) -> None:
+        """Set the reward; the first one is final.
 
         Raises:
-            ApiError: The episode is over, or a number is not finite.
+            ApiError: The episode is over, it is no number in the range, or another was set.
         """
         self.require_open()
-        self._reward, self._reward_parts = finite(reward, "reward"), finite_parts(parts)
+        least, most = self._shared.limits.reward_range
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not least <= reward <= most:
+            got = f"{shown(reward, max_chars=60)} (sampling.agent.reward_range)"
+            raise ApiError(400, f"reward must be a number from {least:g} to {most:g}, not {got}", param="reward")
+        if self._reward not in (None, reward):
+            raise ApiError(409, f"the reward is {self._reward:g}, and the first one is final", code="reward_is_set")
+        self._reward = float(reward)
 
     def add_refusal(self, message: str) -> None:
         """Record an error that the agent gets."""
@@ -258,7 +263,6 @@ class Session:
         return Record(
             rollout=rollout,
             reward=self._reward,
-            reward_parts=self._reward_parts,
             calls=tuple(self._calls[number] for number in numbers),
             refused=tuple(self._refused),
             error=self._error,

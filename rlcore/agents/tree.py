@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,14 @@ from rlcore.errors import shown
 
 _MAX_TEXT = 60  # characters of an answer
 _LAST_LINES = 5  # of the output of an agent that failed
+_MISSING = {
+    "No module named|Cannot find module|ModuleNotFound": "add the module to files, or its folder to sandbox_read",
+    "No such file|ENOENT|cannot open|not found": "add the file to files, or its path to sandbox_read",
+    "Network is unreachable|name resolution|not known|resolve host|ENETUNREACH|EAI_AGAIN|ENOTFOUND|ECONNREFUSED|"
+    "Connection refused": "there is no network but the gateway; an agent that needs one has sandbox = false",
+    "Read-only file system|EROFS": "write in the current folder or /tmp",
+    "No space left|ENOSPC|Cannot allocate|MemoryError|limit [0-9]+": "its limits are in the page on own agents",
+}
 
 
 def episode_lines(episode: Episode, *, result: str) -> list[str]:
@@ -38,8 +47,12 @@ def episode_lines(episode: Episode, *, result: str) -> list[str]:
     return lines
 
 
-def advice(episodes: Sequence[Episode]) -> Iterator[str]:
+def advice(episodes: Sequence[Episode], *, is_boxed: bool = False) -> Iterator[str]:
     """Yield what is wrong with an agent or costs more than it must, in plain words."""
+    outputs = [each.ended.output for each in episodes if each.failure and is_boxed]
+    for pattern, fix in _MISSING.items():
+        if found := [line for text in outputs for line in re.findall(f".*(?:{pattern}).*", text)[-1:]]:
+            yield f"{len(found)} agents miss something in the sandbox ({shown(found[0].strip())}): {fix}"
     silent = [each for each in episodes if not each.record.calls]
     if silent:
         hint = "the agent must call OPENAI_BASE_URL with the key OPENAI_API_KEY, as clients of OpenAI do by themselves"

@@ -109,7 +109,7 @@ _FORGERIES = {
     "a wrong answer": "def double(x): return 42",
 }
 _LIMITS = ResourceLimits(wall_seconds=10.0)
-_FIX = (
+FIX = (
     "allow unprivileged user namespaces (Debian: sysctl kernel.unprivileged_userns_clone=1; Ubuntu 24.04: sysctl "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container: a seccomp profile that allows unshare and mount)"
 )
@@ -123,16 +123,16 @@ def self_test(run: Run, check: Check) -> None:
     """
     outcome = run(_ATTACKS, _LIMITS)
     if outcome.status is not RunStatus.PASS:
-        raise SandboxError(f"the sandbox does not work on this machine: {outcome.status}: {outcome.error}", fix=_FIX)
+        raise SandboxError(f"the sandbox does not work on this machine: {outcome.status}: {outcome.error}", fix=FIX)
     report = json.loads(outcome.stdout)
     if report["control"] != 42 or report["succeeded"]:
-        raise SandboxError(f"the sandbox is not isolated: a program could {', '.join(report['succeeded'])}", fix=_FIX)
+        raise SandboxError(f"the sandbox is not isolated: a program could {', '.join(report['succeeded'])}", fix=FIX)
     if run("while True: pass", ResourceLimits(wall_seconds=0.3)).status is not RunStatus.TIMEOUT:
         raise SandboxError("the sandbox is not isolated: an endless loop was not stopped")
     right = check(_REFERENCE, "def double(x): return 2 * x", _LIMITS)
     if any(one.status is not RunStatus.PASS for one in right):
         raise SandboxError(
-            f"the sandbox does not work on this machine: a correct program failed: {right[0].error}", fix=_FIX
+            f"the sandbox does not work on this machine: a correct program failed: {right[0].error}", fix=FIX
         )
     for name, code in _FORGERIES.items():
         if all(one.status is RunStatus.PASS for one in check(_REFERENCE, code, _LIMITS)):

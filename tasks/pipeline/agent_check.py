@@ -103,6 +103,6 @@ def _checked(episodes: Sequence[Episode], agent: AgentConfig, reward: RewardFn) 
         failed += value is None or bool(episode.failure)
         why = score.error if score else getattr(rollout, "reason", "")
         lines += episode_lines(episode, result=f"no score: {why}" if value is None else f"reward {value:.3f}")
-    lines += [f"warning: {text}" for text in advice(episodes)]
+    lines += [f"warning: {text}" for text in advice(episodes, is_boxed=agent.sandbox)]
     lines.append(f"{len(episodes) - failed} of {len(episodes)} episodes are sound")
     return AgentCheck(lines=tuple(lines), passed=not failed)

@@ -21,7 +21,7 @@ POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
 _FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
 # Tables of a preset that name files, and the keys that do; first those whose files shipped presets have next to them.
-_SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"), ("files",)))
+_SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"), ("files", "sandbox_read")))
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
     (("model",), ("chat_template",)),

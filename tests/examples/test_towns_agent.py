@@ -18,6 +18,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout
 from tests.architecture.source_files import ROOT
 from tests.rlcore.agents.engines import Parrot
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 QUESTION = "mills in Fasone?"
 PASSAGE = "Fasone: wells 22, mills 32, boats 20."
@@ -77,6 +78,7 @@ def test_an_agent_of_a_framework_that_may_call_no_more_is_truncated(tokenizer: C
 
 
 def agent_of(command: tuple[str, ...]) -> AgentConfig:
+    require_bubblewrap()
     files = tuple(str(EXAMPLES / name) for name in (Path(command[-1]).name, "towns.jsonl"))
     return AgentConfig(command=command, files=files, max_calls=2, env={"OPENAI_AGENTS_DISABLE_TRACING": "1"})
 

@@ -19,6 +19,7 @@ from tests.flows.conftest import environment
 from tests.flows.test_agentic import SETTINGS
 from tests.flows.test_tutorials import BLOCK, FOLDER, PAGES, with_overrides
 from tests.flows.warm import run_warm
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 TEXT = (FOLDER / "own-agent.md").read_text(encoding="utf-8")
 COMMANDS = PAGES["own-agent"].commands
@@ -68,6 +69,7 @@ def test_the_page_names_every_parameter_that_is_served_decided_or_refused() -> N
 def test_an_untrained_model_is_reached_by_the_agent_of_the_sdk(
     here: Path, home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    require_bubblewrap()
     monkeypatch.chdir(here)
     (check,) = [command for command in COMMANDS if command[0] == "agent-check" and "--set" in command]
     assert main([*with_overrides(check, SMALL), "--episodes", "2"]) == 0
@@ -79,6 +81,7 @@ def test_an_untrained_model_is_reached_by_the_agent_of_the_sdk(
 @pytest.fixture(scope="module")
 def trained(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The home of the runs of the page; all but the first begin with the data and the SFT of the first."""
+    require_bubblewrap()
     home = tmp_path_factory.mktemp("trained")
     for command in COMMANDS:
         if command[0] == "run":

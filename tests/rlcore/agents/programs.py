@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def marked(mark: str) -> list[int]:
+    """Return the processes whose command line or environment has a mark."""
+    found = set[int]()
+    for path in (path for name in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{name}")):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if mark.encode() in path.read_bytes():
+                found.add(int(path.parent.name))
+    return sorted(found)
+
+
 def wait_for(is_true: Callable[[], bool], *, seconds: float = 600.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_true():
@@ -76,17 +87,18 @@ def wait_for(is_true: Callable[[], bool], *, seconds: float = 600.0) -> None:
 
 
 def agent(code: str, **settings: Any) -> AgentConfig:
-    """A Python program with ``CLIENT`` as an agent."""
+    """A Python program with ``CLIENT`` as an agent, which has the rights of the test unless a setting says more."""
+    settings.setdefault("sandbox", False)
     return AgentConfig(command=("python", "-c", CLIENT + textwrap.dedent(code)), **settings)
 
 
 def program(room: Path, code: str) -> Program:
     """A Python program as an agent."""
-    return Program(config=AgentConfig(command=("python", "-c", textwrap.dedent(code))), url="http://a:1/v1", room=room)
+    return Program(config=AgentConfig(command=("python", "-c", textwrap.dedent(code)), sandbox=False), room=room)
 
 
 def play(room: Path, code: str, *, seconds: float = 600.0, agents: Agents | None = None) -> Ended:
     made = program(room, code)
-    with made.folder() as folder:
-        environment = made.environment(PROMPT, "key", folder)
+    with made.folder(PROMPT) as folder:
+        environment = made.environment("key", folder, "http://a:1/v1")
         return (agents or Agents()).run(made.command(folder), environment, folder, seconds=seconds)

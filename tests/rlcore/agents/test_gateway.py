@@ -365,10 +365,16 @@ def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokeniz
         ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, "invalid JSON"),
         ("/v1/chat/completions", b"{" + b" " * (4 << 20), 413, "larger than 4194304 bytes"),
         ("/v1/reward", b'{"reward": NaN}', 400, "NaN is no number"),
-        ("/v1/reward", b'{"reward": 1e200}', 400, "must be a finite number up to 1e+06, not 1e+200"),
-        ("/v1/reward", b'{"reward": 1' + b"0" * 400 + b"}", 400, "must be a finite number up to 1e+06, not 1000"),
-        ("/v1/reward", b'{"reward": 1, "parts": {"a": 1e999}}', 400, "a number that is too large"),
-        ("/v1/reward", b"{}", 400, "reward must be a finite number up to 1e+06, not None"),
+        (
+            "/v1/reward",
+            b'{"reward": 1e200}',
+            400,
+            "reward must be a number from 0 to 1, not 1e+200 (sampling.agent.reward_range)",
+        ),
+        ("/v1/reward", b'{"reward": 1' + b"0" * 400 + b"}", 400, "from 0 to 1, not 1000"),
+        ("/v1/reward", b'{"reward": 1e999}', 400, "a number that is too large"),
+        ("/v1/reward", b'{"reward": -0.01}', 400, "from 0 to 1"),
+        ("/v1/reward", b"{}", 400, "reward must be a number from 0 to 1, not None"),
         ("/v1/embeddings", b"{}", 404, "there is no POST /v1/embeddings, only POST /v1/chat/completions"),
         ("/v1/chat/completions", b'{"messages": [{"role": "king", "content": ""}]}', 400, "messages[0].role is king"),
     ],
@@ -452,13 +458,14 @@ def test_a_connection_serves_many_requests(tokenizer: ChatTokenizer, prompts: li
         assert len(gateway.close(session).calls) == 3
 
 
-def test_the_last_reward_counts(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
+def test_the_first_reward_is_final(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
     with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
         session = gateway.open(prompts[0], place=0, sample=0)
-        assert ask(gateway, session, "/v1/reward", {"reward": 1}).status == 200
-        assert ask(gateway, session, "/v1/reward", {"reward": 0.25, "parts": {"style": 2}}).status == 200
+        replies = [ask(gateway, session, "/v1/reward", {"reward": each}) for each in (0.25, 7, 0.25, 1)]
         record = gateway.close(session)
-    assert (record.reward, record.reward_parts) == (0.25, {"style": 2.0})
+    assert [each.status for each in replies] == [200, 400, 200, 409]
+    assert replies[-1].message == "the reward is 0.25, and the first one is final"
+    assert record.reward == 0.25
 
 
 def test_recorded_log_probabilities_are_those_of_the_trainer(

@@ -57,7 +57,7 @@ MISBEHAVIOURS = {
     ),
     "is killed in a call": (
         "subprocess.Popen(['sh', '-c', f'sleep 0.1; kill -9 {os.getpid()}']); call()",
-        Outcome(told="", failed="no call answered; ended by SIGKILL", seconds=1.0),
+        Outcome(told="", failed="no call answered; exit code 137 (SIGKILL)", seconds=1.0),
     ),
     "never calls": ("pass", Outcome(told="", failed="no call answered; exit code 0")),
     "exits 1 after good calls": ("call(); sys.exit(1)", Outcome(failed="the agent failed: exit code 1")),
@@ -124,7 +124,14 @@ MISBEHAVIOURS = {
         "print(post('embeddings', b'{}')[0])\n" + GOOD,
         Outcome(told="404 200", refused="there is no POST"),
     ),
-    "rewards itself with nonsense": (GOOD + "print(reward('much')[0])", Outcome(told="200 400", refused="finite")),
+    "rewards itself with nonsense": (
+        GOOD + "print(reward('much')[0])",
+        Outcome(told="200 400", refused="a number from 0 to 1"),
+    ),
+    "rewards itself beyond the range": (
+        GOOD + "print(reward(1.01)[0])",
+        Outcome(told="200 400", refused="from 0 to 1, not 1.01 \\(sampling.agent.reward_range"),
+    ),
     "closes the connection while it waits": (LEAVE.replace("STREAM", "False") + GOOD, Outcome(seconds=0.5)),
     "streams and disconnects": (LEAVE.replace("STREAM", "True") + GOOD, Outcome(seconds=0.5)),
 }

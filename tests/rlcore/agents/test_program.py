@@ -4,69 +4,52 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import socket
 from pathlib import Path
-from uuid import uuid4
+from typing import Any
 
 import pytest
 
+from rlcore.agents import program as programs
+from rlcore.agents.gateway import Gateway
 from rlcore.agents.processes import Agents, Ended
 from rlcore.agents.program import Program, open_program, task_of
 from rlcore.config import AgentConfig
-from rlcore.errors import DataError
+from rlcore.errors import DataError, SandboxError
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
-from tests.rlcore.agents.programs import DAEMON, PROMPT, is_alive
+from tests.rlcore.agents.engines import Parrot
+from tests.rlcore.agents.gateways import LIMITS
+from tests.rlcore.agents.programs import PROMPT
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 SHOWN = "import json, os; print(json.dumps([dict(os.environ), sorted(os.listdir()), json.load(open('task.json'))]))"
 ROW = dataclasses.replace(PROMPT, columns=json.dumps({"answer": "7", "repo": "r"}))
 
 
-class Hello(BaseHTTPRequestHandler):
-    """A gateway that greets."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"hello " + self.path.encode())
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hello) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-        server.shutdown()
-        thread.join()
+URL = "http://127.0.0.1:1/v1"
 
 
 def run(program: Program, prompt: Prompt = PROMPT) -> Ended:
-    with program.folder() as folder:
-        environment = program.environment(prompt, "secret", folder)
+    with program.folder(prompt) as folder:
+        environment = program.environment("secret", folder, URL)
         return Agents().run(program.command(folder), environment, folder, seconds=60.0)
 
 
-def run_code(code: str, url: str, **settings: object) -> Ended:
-    config = AgentConfig(command=("python", "-c", code), **settings)  # type: ignore[arg-type]
-    with open_program(config, url) as program:
-        return run(program)
+def plain(*command: str, **settings: Any) -> AgentConfig:
+    return AgentConfig(command=command, sandbox=False, **settings)
 
 
 def test_an_agent_reads_its_task_and_key_and_nothing_else_of_this_process(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mine")
     (tmp_path / "helper.txt").write_text("x")
-    config = AgentConfig(
-        command=("python", "-c", SHOWN), files=(str(tmp_path / "helper.txt"),), env={"MODE": "fast"}, columns=("repo",)
-    )
-    with open_program(config, url) as program:
+    files = (str(tmp_path / "helper.txt"),)
+    config = plain("python", "-c", SHOWN, files=files, env={"MODE": "fast"}, columns=("repo",))
+    with open_program(config) as program:
         environment, files, task = json.loads(run(program, ROW).output)
     assert files == ["helper.txt", "task.json"]
     assert (
@@ -81,7 +64,7 @@ def test_an_agent_reads_its_task_and_key_and_nothing_else_of_this_process(
     )
     assert environment.pop("HOME") == environment.pop("TMPDIR") != str(Path.home())
     expected = {
-        "OPENAI_BASE_URL": url,
+        "OPENAI_BASE_URL": URL,
         "OPENAI_API_KEY": "secret",
         "MODE": "fast",
         "LANG": "C.UTF-8",
@@ -97,16 +80,16 @@ def test_neither_the_reference_answer_nor_an_unnamed_column_is_in_the_task() -> 
     assert '"columns": {}' in task
 
 
-def test_a_task_that_no_environment_variable_can_hold_is_in_the_file(url: str) -> None:
+def test_a_task_that_no_environment_variable_can_hold_is_in_the_file() -> None:
     long = dataclasses.replace(PROMPT, messages=(Message(role="user", content="a\udc80" * 200_000),))
     code = "import os; print(os.path.getsize('task.json') > 1_000_000, 'RLCORE_TASK' in os.environ)"
-    with open_program(AgentConfig(command=("python", "-c", code)), url) as program:
+    with open_program(plain("python", "-c", code)) as program:
         assert run(program, long).output.split() == ["True", "False"]
 
 
-def test_each_episode_has_a_folder_of_its_own_that_goes_with_it(url: str) -> None:
-    with open_program(AgentConfig(command=("true",)), url) as program:
-        with program.folder() as one, program.folder() as other:
+def test_each_episode_has_a_folder_of_its_own_that_goes_with_it() -> None:
+    with open_program(plain("true")) as program:
+        with program.folder(PROMPT) as one, program.folder(PROMPT) as other:
             assert one != other
             (one / "deep").mkdir()
             (one / "deep" / "file").write_text("x")
@@ -115,87 +98,137 @@ def test_each_episode_has_a_folder_of_its_own_that_goes_with_it(url: str) -> Non
     assert not room.exists()
 
 
-def test_a_folder_deeper_than_python_can_follow_is_removed(url: str) -> None:
+def test_a_folder_deeper_than_python_can_follow_is_removed() -> None:
     code = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
-    with open_program(AgentConfig(command=("python", "-c", code)), url) as program:
+    with open_program(plain("python", "-c", code)) as program:
         assert run(program).failure == ""
-        assert list(program.room.iterdir()) == []
+        assert [each.name for each in program.room.iterdir()] == ["gateway"]
 
 
-def test_a_folder_that_cannot_be_removed_ends_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_removed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("immutable")
 
-    with open_program(AgentConfig(command=("true",)), url) as program:
+    with open_program(plain("true")) as program:
         monkeypatch.setattr(shutil, "rmtree", refuse)
         assert run(program).failure == ""
 
 
-def test_a_file_that_is_not_there_is_named(url: str) -> None:
-    config = AgentConfig(command=("x",), files=("gone.py",))
-    with open_program(config, url) as program, pytest.raises(DataError, match=r"gone\.py"), program.folder():
+def test_a_file_that_is_not_there_is_named() -> None:
+    config = plain("x", files=("gone.py",))
+    with open_program(config) as program, pytest.raises(DataError, match=r"gone\.py"), program.folder(PROMPT):
         pass
 
 
+@pytest.mark.parametrize("sandbox", [False, True])
+def test_a_folder_is_copied_with_its_links_and_rights(tmp_path: Path, sandbox: bool) -> None:
+    if sandbox:
+        require_bubblewrap()
+    tools = tmp_path / "tools"
+    (tools / "deep").mkdir(parents=True)
+    (tools / "deep" / "run.sh").write_text(
+        "#!/bin/sh\nreadlink tools/link; cat tools/link/run.sh | wc -l; ls tools/deep\n"
+    )
+    (tools / "deep" / "run.sh").chmod(0o755)
+    (tools / "link").symlink_to("deep")
+    config = AgentConfig(command=("tools/deep/run.sh",), files=(str(tools),), sandbox=sandbox)
+    with open_program(config) as program:
+        assert run(program).output == "deep\n2\nrun.sh\n"
+
+
+def test_a_folder_that_is_too_large_to_copy_is_refused_with_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "MAX_FILES", 2)
+    for name in "abc":
+        (tmp_path / name).write_text("x")
+    with (
+        pytest.raises(DataError, match=r"0 MiB in 3 files or more \(limits 512 MiB and 2\)"),
+        open_program(plain("x", files=(str(tmp_path),))),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("sandbox", [False, True])
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_function_is_called_with_the_task(
-    kind: str, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, sandbox: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if sandbox:
+        require_bubblewrap()
     (tmp_path / "my_agent.py").write_text(f"import os\n{kind} play(task):\n    print(task['prompt_id'], os.getcwd())\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with open_program(AgentConfig(function="my_agent:play"), url) as program:
+    with open_program(AgentConfig(function="my_agent:play", sandbox=sandbox)) as program:
         ended = run(program)
         assert ended.failure == ""
         assert ended.output.startswith(f"p {program.room}")
 
 
-GET = "import urllib.request as u; print(u.urlopen('{}', timeout=20).read().decode())"
 SEEN = """
-import os, pathlib, socket
+import os, pathlib, socket, urllib.error, urllib.request
 def reach(port):
     try:
         socket.create_connection(("127.0.0.1", port), timeout=5)
         return True
     except OSError:
         return False
-print([os.path.exists(path) for path in {paths!r}], reach({port}), reach({other}), len(os.listdir({room!r})))
+try:
+    urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models", timeout=20)
+except urllib.error.HTTPError as error:
+    print(error.code, "invalid_api_key" in error.read().decode())
+print([os.path.exists(path) for path in {paths!r}], reach({port}), os.listdir({room!r}), open({shown!r}).read())
 pathlib.Path("/usr/x").touch()
 """
 
 
-def test_in_the_sandbox_an_agent_reaches_the_gateway_and_no_other_file_port_or_folder(url: str, tmp_path: Path) -> None:
+def test_in_the_sandbox_an_agent_reaches_the_gateway_and_no_other_file_port_or_folder(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
     require_bubblewrap()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hello) as private:
-        secret = tmp_path / "secret"
-        secret.write_text("x")
-        port, paths = int(url.split(":")[2].partition("/")[0]), [str(secret), str(Path(__file__))]
-        config = AgentConfig(command=("python", "agent.py"), files=(str(tmp_path / "agent.py"),), sandbox=True)
-        (tmp_path / "agent.py").write_text("")
-        with open_program(config, url) as program, program.folder() as other_episode:
-            seen = SEEN.format(paths=paths, port=port, other=private.server_port, room=str(program.room))
-            (tmp_path / "agent.py").write_text(GET.format(f"{url}/models") + "\n" + seen)
+    secret, shown, file = tmp_path / "secret", tmp_path / "shown", tmp_path / "agent.py"
+    for path in (secret, shown, file):
+        path.write_text(path.name)
+    config = AgentConfig(command=("python", "agent.py"), files=(str(file),), sandbox_read=(str(shown),))
+    with (
+        open_program(config) as program,
+        program.folder(PROMPT) as other,
+        socket.create_server(("127.0.0.1", 0)) as own,
+    ):
+        names = {"paths": [str(secret), __file__, str(other)], "port": own.getsockname()[1], "room": str(program.room)}
+        file.write_text(SEEN.format(**names, shown=str(shown)))
+        with Gateway(Parrot(tokenizer), tokenizer, LIMITS, temperature=1.0, seed=0, socket=program.socket):
             ended = run(program)
-            assert other_episode.exists()
     lines = ended.output.splitlines()
-    assert lines[:2] == ["hello /v1/models", "[False, False] True False 1"]
+    assert lines[0] == "401 True"
+    assert re.fullmatch(r"\[False, False, False\] False \['tmp\w+'\] shown", lines[1])
     assert "Read-only file system: '/usr/x'" in lines[-1]
     assert ended.code == 1
 
 
-def test_in_the_sandbox_a_daemon_ends_and_the_folder_can_be_written(url: str) -> None:
+@pytest.mark.parametrize("program", [("python", "-c", "import json, ssl, sqlite3"), ("node", "-e", "fetch; 1")])
+def test_in_the_sandbox_an_interpreter_works_within_its_limits(program: tuple[str, ...]) -> None:
     require_bubblewrap()
-    mark = uuid4().hex  # in the command lines of this agent and of no other on the machine
-    code = f"# {mark}\nopen('x', 'w').write('y'); print(open('x').read())\n"
-    ended = run_code(code + DAEMON.format(then="pass"), url, sandbox=True)
-    written, text = ended.output.split(maxsplit=1)
-    assert written == "y"
-    assert text.startswith("daemon ")
-    marked = [path for path in Path("/proc").glob("[0-9]*/cmdline") if is_alive(int(path.parent.name))]
-    assert not any(mark.encode() in _read(path) for path in marked)
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"{program[0]} is not installed")
+    with open_program(AgentConfig(command=program)) as made:
+        assert run(made).failure == ""
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # it has ended
-        return b""
+@pytest.mark.parametrize(
+    ("bwrap", "reason"),
+    [
+        ("", "bubblewrap is not installed"),
+        ("exec false", "does not work: exit code 1"),
+        ("kill -9 $$", "does not work: its warden was ended by SIGKILL"),
+    ],
+)
+def test_a_sandbox_that_does_not_start_is_refused_with_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bwrap: str, reason: str
+) -> None:
+    if bwrap:
+        (tmp_path / "bwrap").write_text(f"#!/bin/sh\n{bwrap}\n")
+        (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxError, match=reason) as caught, open_program(AgentConfig(command=("x",))):
+        pass
+    assert "sandbox = false" in caught.value.fix

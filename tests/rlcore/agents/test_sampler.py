@@ -267,7 +267,8 @@ def test_an_unexpected_exception_fails_the_episode_that_meets_it_and_ends_the_ru
 
 
 def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    code = "call(); call(n=0.5); sys.exit(TASK['prompt_id'] == '1')"  # a refused call each, and 1 of 4 fails
+    # A refused call and a reward each, and 1 of 4 fails.
+    code = "call(); call(n=0.5); sys.exit(reward(1)[0] != 200 or TASK['prompt_id'] == '1')"
     sampler = AgentSampler(Parrot(tokenizer), tokenizer, agent(code))
     assert sampler.take_metrics() == {}
     sampler.play(prompts, dataclasses.replace(PARAMS, greedy=True), seed=0)
@@ -283,6 +284,7 @@ def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer
         "agents/calls": 1.0,
         "agents/failed": 0.25,
         "agents/timed_out": 0.0,
+        "agents/own_rewards": 1.0,
         "agents/late_calls": 0.0,
         "agents/refused_calls": 1.0,
         "agents/retried_calls": 0.0,

@@ -16,6 +16,7 @@ from rlcore.tasks.kinds.rl.checks import errors
 from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.pipeline.sizes import position_errors
 from rlcore.tasks.steps.agents import agent_digests, agent_errors
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 AGENT = "stages.grpo.sampling.agent"
 
@@ -26,6 +27,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "play.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "run").write_text("#!/bin/sh\n")
+    (tmp_path / "sub" / "run").chmod(0o755)
     (tmp_path / "my_helper.py").write_text("NUMBER = 1\n")
     (tmp_path / "my_agent.py").write_text("import my_helper\n\ndef play(task): ...\n\nWORD = 'x'\n")
     yield_modules = {name: sys.modules.pop(name, None) for name in ("my_agent", "my_helper")}
@@ -49,13 +53,20 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "a.command: 'sub/play.sh' is copied to the agent's",
         ),
         ({"command": ("sh",), "files": ("gone.sh",)}, "a.files.0 = 'gone.sh': no such file"),
+        ({"command": ("sub/run",), "files": ("sub",)}, ""),
+        ({"command": ("sh", "sub/run"), "files": ("sub",)}, ""),
+        ({"command": ("sh", "sub/run")}, "a.command: 'sub/run' is a file here, and agents run in a folder of their"),
+        ({"command": ("./sub/run",), "files": ("play.sh",)}, "a.command = './sub/run': no such program"),
         ({"function": "my_agnt:play"}, "a.function = 'my_agnt:play': cannot be imported: No module named 'my_agnt'"),
         ({"function": "my_agent:plan"}, "a.function = 'my_agent:plan': cannot be imported: module 'my_agent' has no"),
         ({"function": "my_agent:WORD"}, "a.function = 'my_agent:WORD': is not a function"),
-        ({"function": "my_agent:play", "sandbox": True}, "a.sandbox: hides the modules of this folder"),
+        ({"function": "my_agent:play", "sandbox": True}, ""),
+        ({"command": ("sh",), "sandbox": True, "sandbox_read": ("gone",)}, "a.sandbox_read.0 = 'gone': no such file"),
     ],
 )
 def test_a_fault_of_an_agent_is_named_with_its_full_key(here: Path, settings: dict[str, object], fault: str) -> None:
+    if settings.setdefault("sandbox", False):
+        require_bubblewrap()
     found = list(agent_errors(AgentConfig(**settings), "a"))  # type: ignore[arg-type]
     assert [each[: len(fault)] for each in found] == ([fault] if fault else [])
     sys.modules.pop("my_agent", None)
@@ -64,8 +75,9 @@ def test_a_fault_of_an_agent_is_named_with_its_full_key(here: Path, settings: di
 
 def test_a_sandbox_needs_bubblewrap(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
-    agent = AgentConfig(command=(sys.executable,), sandbox=True)
-    assert [each.partition(";")[0] for each in agent_errors(agent, "a")] == ["a.sandbox: bubblewrap is not installed"]
+    agent = AgentConfig(command=(sys.executable,))
+    (error,) = agent_errors(agent, "a")
+    assert error.startswith("a.sandbox: bubblewrap is not installed") and "or sandbox = false" in error
 
 
 @pytest.mark.parametrize(
@@ -78,6 +90,11 @@ def test_a_sandbox_needs_bubblewrap(here: Path, monkeypatch: pytest.MonkeyPatch)
         ("{command=['sh'],files=['a/x','b/x']}", "files has two files of one name"),
         ("{command=['sh'],branches='all'}", "branches = 'all': must be one of 'train', 'main', 'refuse'"),
         ("{command=['sh'],max_calls=0}", "max_calls = 0: must be at least 1"),
+        ("{command=['sh'],timeout_seconds=1e9}", "timeout_seconds = 1000000000.0: must be between 0.1 and 604800"),
+        ("{command=['sh'],reward_range=[1,0]}", "reward_range = [1.0, 0.0]: must be two numbers from -1e+06 to 1e+06"),
+        ("{command=['sh'],reward_range=[0,1,2]}", "reward_range = [0.0, 1.0, 2.0]: must be two numbers"),
+        ("{command=['sh'],reward_range=[0,1e7]}", "reward_range = [0.0, 10000000.0]: must be two numbers"),
+        ("{command=['sh'],sandbox=false,sandbox_read=['x']}", "sandbox_read has no effect with sandbox = false"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_their_path(settings: str, fault: str) -> None:
@@ -172,6 +189,23 @@ def test_a_function_is_counted_with_the_modules_that_it_imports(here: Path) -> N
     (here / "my_helper.py").write_text("NUMBER = 2\n")
     after = dict(agent_digests(agent))
     assert (after["my_agent.py"], after["my_helper.py"] != before["my_helper.py"]) == (before["my_agent.py"], True)
+
+
+def test_of_a_folder_every_file_and_link_is_counted(here: Path) -> None:
+    agent = AgentConfig(command=("sh",), files=("sub",))
+    (here / "sub" / "deep").mkdir()
+    (here / "sub" / "link").symlink_to("run")
+    found = [dict(agent_digests(agent))]
+    for change in (
+        lambda: (here / "sub" / "deep" / "new").write_text("x"),
+        lambda: (here / "sub" / "run").write_text("# other"),
+        lambda: ((here / "sub" / "link").unlink(), (here / "sub" / "link").symlink_to("deep")),
+        lambda: (here / "sub" / "run").rename(here / "sub" / "go"),
+    ):
+        change()
+        found.append(dict(agent_digests(agent)))
+    assert found[0].keys() == {"sub/run", "sub/link"}
+    assert all(found[i] != found[j] for i in range(5) for j in range(i))
 
 
 def test_a_program_that_the_command_names_by_its_path_is_counted(here: Path) -> None:
