@@ -49,9 +49,10 @@ def promotion_reference_errors(config: RunConfig) -> Iterator[str]:
     """Yield promotions by accuracy if accuracy cannot be measured, or by a judge that knows the reward's pairs."""
     names = evaluated_data(config)
     if config.promotion and config.promotion.win_rate:
-        own = config.stage(config.promotion.win_rate, WinRateStage)
-        for reason in shared_pairs(config, replace(own, policy=config.promotion.challenger)):
-            yield f"promotion.win_rate = {config.promotion.win_rate!r}: {reason}; {DISJOINT}"
+        own = config.stages.get(config.promotion.win_rate)
+        if isinstance(own, WinRateStage):  # if not, the graph has an error
+            for reason in shared_pairs(config, replace(own, policy=config.promotion.challenger)):
+                yield f"promotion.win_rate = {config.promotion.win_rate!r}: {reason}; {DISJOINT}"
         return
     if names and len(_ungraded(config, names)) == len(names):
         yield (
