@@ -14,6 +14,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.programs import agent
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=60, num_samples=1)
 
@@ -77,3 +78,21 @@ def test_advice_names_what_to_change(tokenizer: ChatTokenizer, prompts: list[Pro
 
 def test_a_sound_episode_needs_no_advice(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
     assert list(advice([play(tokenizer, prompts, "call()")])) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import no_such", "(ModuleNotFoundError: No module named 'no_such'): add the module to files"),
+        ("open('/srv/no_such')", "No such file or directory: '/srv/no_such'): add the file to files, or its path"),
+        ("socket.create_connection(('198.51.100.1', 80))", "Network is unreachable): there is no network but the gateway"),
+        ("open('/usr/x', 'w')", "Read-only file system: '/usr/x'): write in the current folder"),
+    ],
+)
+def test_what_an_agent_misses_in_the_sandbox_is_named(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, words: str
+) -> None:
+    require_bubblewrap()
+    episode = play(tokenizer, prompts, f"call(); {code}", sandbox=True)
+    (line,) = advice([episode], is_boxed=True)
+    assert line.startswith("1 agents miss something in the sandbox (") and words in line
