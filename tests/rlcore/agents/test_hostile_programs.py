@@ -177,7 +177,7 @@ ROWS = {
         "True False",
     ),
     "connects elsewhere": Row(
-        "for host in ('127.0.0.1', '1.1.1.1'):\n    try: socket.create_connection((host, 80), timeout=5)\n"
+        "for host in ('127.0.0.1', '198.51.100.1'):\n    try: socket.create_connection((host, 80), timeout=5)\n"
         "    except OSError as error: print(error.errno)",
         FINE,
         None,
