@@ -15,6 +15,7 @@ from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.metrics import check_names
 from rlcore.tasks.presets.graph import contrasts
+from tests.chaos.books import repeated_points
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder, record, weights
 from tests.flows.test_recipes import comparison, overrides_of
@@ -78,6 +79,7 @@ def test_the_preference_is_learned_and_held_on_unseen_pairs_with_its_interval(ho
     assert [row["iteration"] for row in history] == list(range(1, 13))
     assert [row["iteration"] for row in history if "dpo/eval_loss" in row] == [4, 8, 12]
     assert history[-1]["dpo/eval_loss"] == metrics["dpo/eval_loss"] < 0.69
+    assert repeated_points(home) == []
 
 
 def test_it_starts_from_sft_reads_the_pairs_and_is_held_against_its_start(home: Path) -> None:

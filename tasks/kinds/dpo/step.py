@@ -56,7 +56,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         context.log(unchanged(config.learning_rate))
     write_json(history, context.folder / "history.json")
     figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)
-    context.tracker.log_metrics(figures, step=len(history))
+    context.tracker.log_metrics({name: figures[name] for name in figures.keys() - history[-1]}, step=len(history))
     accuracy, pairs = figures["dpo/eval_accuracy"], figures["dpo/eval_pairs"]
     context.log(f"eval_accuracy={accuracy:.3f} n={pairs:.0f}")
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
