@@ -103,7 +103,7 @@ attack: $(VENV)/.extra-services  ## what docs/security.md promises, attacked; pr
 	@infra/install_programs.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
 
-attack-run: setup  ## 234 silent faults, one at a time, in small runs; alarms in 2,000 sound iterations (an hour)
+attack-run: setup  ## 268 silent faults, one at a time, in small runs; alarms in 2,000 sound iterations (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --sound 2000 --results attack-run.jsonl
 
