@@ -33,6 +33,7 @@ _FOLDER_BYTES = 1 << 30  # of a working folder in a sandbox, in memory
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/usr", "/opt", *(f"/etc/{name}" for name in (
     "alternatives", "group", "hosts", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl/certs",
 )))  # fmt: skip
+_SOCKET_BYTES = 107  # of a Unix socket's path, which the kernel limits
 _USUAL = {"LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}  # output has the order of events, and a timeout loses none
 _PLAIN = "or sandbox = false: then an agent has your rights, and reads the keys of other episodes"
 
@@ -159,6 +160,10 @@ def open_program(config: AgentConfig) -> Iterator[Program]:
 
 
 def _self_test(program: Program) -> None:
+    if len(os.fsencode(str(program.socket))) > _SOCKET_BYTES:
+        raise SandboxError(
+            f"the path of the gateway's socket is too long: {program.socket}", fix="set TMPDIR to a shorter path"
+        )
     if shutil.which("bwrap") is None:
         install = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
         raise SandboxError("bubblewrap is not installed, so agents cannot be isolated", fix=f"{install}; {_PLAIN}")

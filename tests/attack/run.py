@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "security.md"
 HEAD = "| attacks | tried | caught | valid inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
-_SERVING = "tests/tasks/serving"
+_SERVING, _AGENTS = "tests/tasks/serving", "tests/rlcore/agents"
 _SERVERS, _GATE = "tests/tasks/pipeline", "tests/rlcore/sampling/vllm/worker/test_gate.py"
 
 
@@ -193,6 +193,18 @@ ROWS = (
         attacks="requests without the token to the server of an engine",
         hostile=(f"{_GATE}::test_anybody_else_is_refused",),
         sound=(f"{_GATE}::test_the_trainer_and_the_servers_own_start_are_let_through",),
+    ),
+    Row(
+        attacks="wrong requests to the agents' gateway, over the wire",
+        hostile=(f"{_AGENTS}/test_hostile_requests.py::test_a_hostile_request_is_refused",),
+        sound=(f"{_AGENTS}/test_strange_requests.py::test_the_valid_bodies_are_answered",),
+    ),
+    Row(
+        attacks="agents that attack their parent, their limits, other episodes or the run, in a sandbox and without",
+        hostile=(
+            f"{_AGENTS}/test_hostile_programs.py::test_an_attack_ends_alone_in_time_and_with_all_that_it_started",
+        ),
+        sound=(f"{_AGENTS}/test_sampler.py::test_an_unchanged_program_plays_the_episodes_of_a_group",),
     ),
     Row(
         attacks="wrong requests to a served model, over the wire; those of OpenAI's client",

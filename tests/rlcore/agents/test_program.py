@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,15 @@ def test_a_sandbox_that_does_not_start_is_refused_with_a_fix(
     with pytest.raises(SandboxError, match=reason) as caught, open_program(AgentConfig(command=("x",))):
         pass
     assert "sandbox = false" in caught.value.fix
+
+
+def test_a_temporary_folder_with_too_long_a_path_is_refused_with_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_bubblewrap()
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(SandboxError, match="too long") as caught, open_program(AgentConfig(command=("true",))):
+        pass
+    assert "TMPDIR" in caught.value.fix

@@ -85,7 +85,10 @@ def test_a_sound_episode_needs_no_advice(tokenizer: ChatTokenizer, prompts: list
     [
         ("import no_such", "(ModuleNotFoundError: No module named 'no_such'): add the module to files"),
         ("open('/srv/no_such')", "No such file or directory: '/srv/no_such'): add the file to files, or its path"),
-        ("socket.create_connection(('198.51.100.1', 80))", "Network is unreachable): there is no network but the gateway"),
+        (
+            "socket.create_connection(('198.51.100.1', 80))",
+            "Network is unreachable): there is no network but the gateway",
+        ),
         ("open('/usr/x', 'w')", "Read-only file system: '/usr/x'): write in the current folder"),
     ],
 )
