@@ -90,7 +90,7 @@ ROWS = (
         sound=(f"{_BOXES}/test_pool.py::test_a_run_ends_in_a_verdict",),
     ),
     Row(
-        attacks="programs that hurt the supervisor: lone surrogates, endless output, results that cannot be passed on",
+        attacks="programs that hurt the supervisor",
         hostile=(
             f"{_BOXES}/test_pool.py::test_half_a_surrogate_pair_comes_back_as_its_escape",
             f"{_BOXES}/test_pool.py::test_data_that_breaks_the_tests_is_the_programs_fault",
@@ -160,7 +160,7 @@ ROWS = (
         ),
     ),
     Row(
-        attacks="judges that are prompted to leak their key, and completions that rate themselves",
+        attacks="judges asked for their key, completions that rate themselves",
         hostile=(
             f"{_REWARDS}/test_chat_endpoint.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
             f"{_REWARDS}/test_judge.py::test_a_completion_cannot_give_itself_a_mark",
@@ -195,12 +195,12 @@ ROWS = (
         sound=(f"{_GATE}::test_the_trainer_and_the_servers_own_start_are_let_through",),
     ),
     Row(
-        attacks="wrong requests to the agents' gateway, over the wire",
+        attacks="wrong requests to the agents' gateway",
         hostile=(f"{_AGENTS}/test_hostile_requests.py::test_a_hostile_request_is_refused",),
         sound=(f"{_AGENTS}/test_strange_requests.py::test_the_valid_bodies_are_answered",),
     ),
     Row(
-        attacks="agents that attack their parent, their limits, other episodes or the run, in a sandbox and without",
+        attacks="hostile agents, in a sandbox and without",
         hostile=(
             f"{_AGENTS}/test_hostile_programs.py::test_an_attack_ends_alone_in_time_and_with_all_that_it_started",
         ),
@@ -222,7 +222,7 @@ ROWS = (
         sound=("tests/infra/test_rendered_jobs.py::test_what_is_no_secret_still_reaches_a_job",),
     ),
     Row(
-        attacks="requests of a foreign page to real servers, as a browser sends them",
+        attacks="requests of a foreign page to real servers",
         hostile=("tests/integration/test_interfaces.py::test_a_page_in_a_browser_is_refused",),
     ),
     Row(
