@@ -1,6 +1,6 @@
 """Check of a call's arguments against the JSON schema of its tool, and of the schema itself.
 
-Schemas come from type hints, MCP servers and OpenEnv servers. Calls are checked against types, enumerations,
+Schemas come from type hints and MCP servers. Calls are checked against types, enumerations,
 alternatives and items. The rest of a schema (``$ref``, patterns, bounds) is checked by the tool.
 """
 
