@@ -76,7 +76,7 @@ for _group, _commands in (
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
-    (_INSPECT, (agents.agent_check, settings.migrate_preset)),
+    (_INSPECT, (agents.agent_check,)),
     (_OPERATE, (approval.approve, approval.reject, approval.audit)),
     (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade_check, machine.upgrade)),
     (_OPERATE, (records.rows, records.erase, records.documentation)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -56,25 +55,3 @@ def _described(preset: str, key: str, overrides: Overrides) -> str:
         nearest = f"did you mean {', '.join(close)}?" if close else f"rlcore config {preset} prints all of them"
         raise ConfigError(f"the preset has no section or key {key!r}", fix=meant(to_dict(config), key, None) or nearest)
     return as_toml(found, origins(preset_path(preset), FOLDER, overrides))
-
-
-def migrate_preset(
-    file: Annotated[Path, Parameter(help="A preset's .toml file, which is rewritten in place.")],
-    /,
-) -> int:
-    """Rename the keys and values of a preset for an older version; comments and layout stay.
-
-    Nothing else changes, and a second run changes nothing.
-
-    ```
-    rlcore migrate-preset mine.toml
-    ```
-    """
-    from rlcore.flows.presets import FOLDER
-    from rlcore.tasks.presets.migration import migrate_file
-
-    changes = migrate_file(file, library=FOLDER)
-    sys.stdout.write(
-        "\n".join([*changes, f"{file}: {len(changes)} changes" if changes else f"{file}: up to date"]) + "\n"
-    )
-    return 0

@@ -1,4 +1,4 @@
-"""Renamed preset keys and values: one table for the error message and the migration.
+"""Renamed preset keys and values: one table for the error message and for records of earlier versions.
 
 A pattern has the current names of the tables around a key: ``*`` is any name or number, ``<rl>`` a table of that
 ``kind``, ``**`` at the front any tables.

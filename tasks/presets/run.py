@@ -180,7 +180,7 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     base_path = _base_of(document, path, library)
     document.pop("extends", None)
     inherited = _read_with_bases(base_path, library, (*above, path)) if base_path else {}
-    fix = f"rlcore migrate-preset {path} rewrites them"
+    fix = f"rename them in {path}"
     _require_present_names(document, kinds_in(inherited, document), where=str(path), fix=fix)
     if base_path is None:
         return _located(document, path.parent, library, document)
