@@ -184,7 +184,9 @@ class Gateway:
             case ("POST", "v1", "responses"):
                 return await self._complete(request, session, "responses")
             case ("POST", "v1", "reward"):
-                body = read_json(await request.body())
+                data, run = await request.body(), asyncio.get_running_loop().run_in_executor
+                async with session.turn:
+                    body = await run(self._readers, read_json, data)
                 with self._lock:
                     session.set_reward(body.get("reward"))
                 return JSONResponse({"reward": body["reward"]})
@@ -212,11 +214,11 @@ class Gateway:
                 if asked.error:
                     raise asked.error
                 session.require_open()
-                reply = self._body(session, asked)
+                reply = self._reply(session, asked)
                 session.set_delivered(asked)
                 waited = max(asked.sampled_at, put_at) - put_at
                 self._overhead_seconds += time.monotonic() - read_at - waited
-            return _response(asked.placement.request, reply)
+            return reply
         finally:
             leaving.cancel()
 
@@ -251,17 +253,18 @@ class Gateway:
         if asked.num_readers == 0 and not session.is_closed and self._desk.drop(asked.tickets):
             session.forget(asked)
 
-    def _body(self, session: Session, asked: Asked) -> Json:
+    def _reply(self, session: Session, asked: Asked) -> Response:
         """Return the reply; a repeated request gets the same."""
-        if asked.body is None:
+        if asked.reply is None:
             request, answers = asked.placement.request, [asked.answers[number] for number in asked.numbers]
             name = uuid.uuid4().hex
             if request.kind == "chat":
-                asked.body = chat_body(request, answers, name)
+                body = chat_body(request, answers, name)
             else:
-                asked.body = responses_body(request, answers[0], name)
-                session.stored.add(request, answers[0], asked.body)
-        return asked.body
+                body = responses_body(request, answers[0], name)
+                session.stored.add(request, answers[0], body)
+            asked.reply = _response(request, body)
+        return asked.reply
 
 
 def _response(request: Request, body: Json) -> Response:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -41,11 +41,13 @@ class Placement:
     Attributes:
         path: Answers from the root to the one that the request continues; empty for a root.
         fork: Reason if it is not the next request of a single conversation, else "".
+        digests: Digest of the tools, and of each beginning of the conversation.
         added: Token ids after the last answer; for a root, the whole prompt.
         text: Prompt as the chat template writes it, with marks for sampled answers.
     """
 
     request: Request
+    digests: Sequence[str]
     path: tuple[Node, ...] = ()
     fork: str
     added: Ids
@@ -100,9 +102,9 @@ class Node:
         return (*self.placement.request.turns, self.turn)
 
     @property
-    def key(self) -> str:
-        """Digest of the conversation with the answer."""
-        return conversation_digests(self.placement.request.tools, self.turns)[-1]
+    def digests(self) -> Sequence[str]:
+        """Digests of the placement, and of the conversation with the answer."""
+        return (*self.placement.digests, _next_digest(self.placement.digests[-1], _canonical(self.turn, {})))
 
 
 class CallTree:
@@ -121,7 +123,7 @@ class CallTree:
         """
         digests = conversation_digests(request.tools, request.turns)
         parent = next((self._nodes[digest] for digest in reversed(digests) if digest in self._nodes), None)
-        return self._placed(request, parent, self._why(request, parent))
+        return self._placed(request, digests, parent)
 
     def hold(self, placement: Placement) -> None:
         """Remember a request, which later ones are compared with."""
@@ -133,21 +135,23 @@ class CallTree:
 
     def add(self, node: Node) -> None:
         """Add an answer, which later requests may continue."""
-        self._nodes[node.key] = node
+        self._nodes[node.digests[-1]] = node
 
-    def _placed(self, request: Request, parent: Node | None, why: str) -> Placement:
+    def _placed(self, request: Request, digests: Sequence[str], parent: Node | None) -> Placement:
+        why = self._why(request, digests, parent)
         ending = None if parent is None else self._ending(parent)
         if parent is not None and ending is not None:
             answers = [len(node.turns) - 1 for node in parent.path]
             before = parent.placement.text
             tail = self._renderer.tail(request.turns, request.tools, answers=answers, before=before)
             if tail is not None:
-                return Placement(request=request, path=parent.path, fork=why, added=(*ending, *tail[0]), text=tail[1])
+                added, path = (*ending, *tail[0]), parent.path
+                return Placement(request=request, digests=digests, path=path, fork=why, added=added, text=tail[1])
             why = why or "the chat template writes the earlier messages differently now"
         elif parent is not None:
             why = "the answer before was cut at its limit"
         ids, text = self._renderer.root(request.turns, request.tools)
-        return Placement(request=request, fork=why, added=ids, text=text)
+        return Placement(request=request, digests=digests, fork=why, added=ids, text=text)
 
     def _ending(self, node: Node) -> Ids | None:
         """Return the tokens that end an answer and were not sampled; None for an answer that a limit cut."""
@@ -155,35 +159,34 @@ class CallTree:
             return ()
         return self._renderer.tokenizer.end_of_turn if node.rollout.finish_reason == "stop" else None
 
-    def _why(self, request: Request, parent: Node | None) -> str:
+    def _why(self, request: Request, digests: Sequence[str], parent: Node | None) -> str:
         """Return the reason why a request is not the next of a single conversation, or ""."""
         others = [each for each in self._placements if each.parent is parent]
         if not others:
             return ""
-        key = conversation_digests(request.tools, request.turns)[-1]
-        if any(conversation_digests(each.request.tools, each.request.turns)[-1] == key for each in others):
+        if any(each.digests[-1] == digests[-1] for each in others):
             return "the same request again"
-        if all(_canonical_tools(each.request.tools) != _canonical_tools(request.tools) for each in others):
+        if all(each.digests[0] != digests[0] for each in others):
             return "the tools were changed"
-        known = [*(node.turns for node in list(self._nodes.values())), *(each.request.turns for each in others)]
-        return _difference(request.turns, known, is_root=parent is None)
+        known = [(node.digests, node.turns) for node in list(self._nodes.values())]
+        known += [(each.digests, each.request.turns) for each in others]
+        pairs = [(_common(digests, theirs) - 1, turns) for theirs, turns in known]
+        shared, closest = max(pairs, key=lambda pair: (pair[0], len(pair[1])))
+        return _difference(request.turns, closest, shared, is_root=parent is None)
 
 
 def conversation_digests(tools: str, turns: Sequence[Turn]) -> list[str]:
-    """Return a digest of each beginning of a conversation, from one turn to all."""
-    digest, digests = hashlib.sha256(_canonical_tools(tools).encode()).hexdigest(), []
-    for text in canonical_turns(turns):
-        digest = hashlib.sha256(f"{digest}{text}".encode()).hexdigest()
-        digests.append(digest)
-    return digests
-
-
-def canonical_turns(turns: Sequence[Turn]) -> Iterator[str]:
-    """Yield the canonical form of each turn."""
+    """Return a digest of the tools, and of each beginning of a conversation, from one turn to all."""
+    digests = [_next_digest("", json.loads(tools or "[]"))]
     places: dict[str, str] = {}
     for index, turn in enumerate(turns):
         places |= {call.call_id: f"{index}.{number}" for number, call in enumerate(turn.calls)}
-        yield json.dumps(_canonical(turn, places), sort_keys=True)
+        digests.append(_next_digest(digests[-1], _canonical(turn, places)))
+    return digests
+
+
+def _next_digest(before: str, value: object) -> str:
+    return hashlib.sha256(f"{before}{json.dumps(value, sort_keys=True)}".encode()).hexdigest()
 
 
 def _canonical(turn: Turn, places: Mapping[str, str]) -> list[object]:
@@ -195,15 +198,8 @@ def _canonical(turn: Turn, places: Mapping[str, str]) -> list[object]:
     return [turn.role, split_thought(turn.content)[1].strip(), calls]
 
 
-def _canonical_tools(tools: str) -> str:
-    return json.dumps(json.loads(tools), sort_keys=True) if tools else ""
-
-
-def _difference(turns: Sequence[Turn], known: Sequence[Sequence[Turn]], *, is_root: bool) -> str:
-    """Return the first difference of a conversation from the most similar known one."""
-    new = list(canonical_turns(turns))
-    pairs = [(_common(new, list(canonical_turns(each))), each) for each in known]
-    shared, closest = max(pairs, key=lambda pair: (pair[0], len(pair[1])))
+def _difference(turns: Sequence[Turn], closest: Sequence[Turn], shared: int, *, is_root: bool) -> str:
+    """Return the first difference of a conversation from the closest known one, of which it shares turns."""
     if all(turn.role == "system" for turn in turns[:shared]) and is_root:
         return "another conversation"
     if shared == len(closest):

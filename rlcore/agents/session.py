@@ -12,12 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from starlette.responses import Response
+
 from rlcore.agents.branches import episode_of
 from rlcore.agents.desk import Made, Ticket
 from rlcore.agents.history import CallTree, Node, Placement
 from rlcore.agents.records import Call, Limits, Record
 from rlcore.agents.rendering import TOO_LONG, PromptRenderer
-from rlcore.agents.wire.conversation import Answer, Json, Request
+from rlcore.agents.wire.conversation import Answer, Request
 from rlcore.agents.wire.replies import ReplyReader, as_seen
 from rlcore.agents.wire.responses import Stored
 from rlcore.errors import shown
@@ -36,12 +38,13 @@ _END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
 class Asked:
     """Request that waits for its answers, and later holds them.
 
-    ``num_readers``: connections that wait. ``sampled_at``: time at which the engine returned. ``body``: the reply.
-    ``wake``: calls a function in the thread of the server, to which ``done`` belongs.
+    ``num_readers``: connections that wait. ``sampled_at``: time at which the engine returned.
+    ``prompt``: digest of its tokens. ``wake``: calls a function in the thread of the server, to which ``done`` belongs.
     """
 
     digest: str
     placement: Placement
+    prompt: str
     numbers: range
     wake: Wake
     begun: float = field(default_factory=time.monotonic)
@@ -51,7 +54,7 @@ class Asked:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     num_readers: int = 1
     sampled_at: float = 0.0
-    body: Json | None = None
+    reply: Response | None = None
 
     @property
     def is_answered(self) -> bool:
@@ -139,7 +142,7 @@ class Session:
             raise _too_long(len(prompt_ids), used, limits)
         numbers = range(self._last_number + 1, self._last_number + request.n + 1)
         self._tree.hold(placement)
-        asked = Asked(digest, placement, numbers, self._shared.wake)
+        asked = Asked(digest, placement, _digest(prompt_ids), numbers, self._shared.wake)
         self._num_calls, self._last_number = self._num_calls + request.n, numbers[-1]
         limit = min(room, request.max_tokens or room)
         asked.tickets = [self._ticket(asked, number, prompt_ids, limit) for number in numbers]
@@ -148,11 +151,10 @@ class Session:
 
     def _ticket(self, asked: Asked, number: int, prompt_ids: Ids, limit: int) -> Ticket:
         name = f"{self.prompt.prompt_id}/{self.sample}/{number}"
-        digest = _digest(prompt_ids)
-        self._draws[digest] += 1
+        self._draws[asked.prompt] += 1
         return Ticket(
             prompt=replace(self.prompt, prompt_id=name, token_ids=prompt_ids),
-            draw=derive_seed(self.place, self.sample, digest, self._draws[digest]),
+            draw=derive_seed(self.place, self.sample, asked.prompt, self._draws[asked.prompt]),
             limit=limit,
             owner=self,
             finish=lambda made: self._finish(asked, number, made),
@@ -163,7 +165,7 @@ class Session:
         self.asked.remove(asked)
         self._tree.remove(asked.placement)
         self._num_calls -= len(asked.numbers)
-        self._draws[_digest(asked.placement.prompt_ids)] -= len(asked.numbers)
+        self._draws[asked.prompt] -= len(asked.numbers)
 
     def _finish(self, asked: Asked, number: int, made: Made) -> None:
         """Record an answer of the engine, in the engine's thread."""
@@ -280,7 +282,7 @@ def _answer(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -
     request, tokenizer, ids = placement.request, shared.renderer.tokenizer, made.completion_ids
     sampled = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
     spelled, unseen = tokenizer.spell(sampled), tokenizer.decode(sampled)[len(made.text) :]
-    prompt_ids, is_whole = placement.prompt_ids, made.finish_reason == "stop"
+    prompt_ids, is_whole = made.prompt.token_ids, made.finish_reason == "stop"
     turn, is_unparsed = shared.reader.read(
         made.text,
         spelled.removesuffix(unseen) if spelled.endswith(unseen) else made.text,

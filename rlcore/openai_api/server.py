@@ -26,6 +26,7 @@ MAX_CONNECTIONS_OF_KEY = 32
 _SILENT_SECONDS = 30.0  # before, between and within the heads of requests, and in the rest of a refused body
 _GRACE_SECONDS = 5  # for unfinished replies when the server ends
 _BACKLOG = 1024
+_ACCEPTED = 64  # connections at once: each is a file of the process until the surplus is closed
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -103,13 +104,19 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
+            backlog=_ACCEPTED,
             timeout_keep_alive=int(_SILENT_SECONDS),
             timeout_graceful_shutdown=grace_seconds,
         )
         most = max_connections()
         config.connections = Connections(most, max_of_key or most)
         super().__init__(config)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, few at a time; many may wait."""
+        await super().startup(sockets)
+        for each in sockets or []:
+            each.listen(_BACKLOG)
 
     def serve_until_signal(self, at: socket.socket) -> int:
         """Serve until a signal; return 0, or 128 plus the number of the signal, as shells do."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
@@ -23,7 +23,7 @@ from rlcore.errors import ModelError
 Author = Literal["template", "assistant", "other"]
 Ids = tuple[int, ...]
 _TAG = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # tags that rewards look for
-_PRIVATE = 0xF0000  # first character of a private-use plane
+_PRIVATE = "\U000f0000"
 _MANY = 16  # texts
 _ADD_NOTHING = ("NFC", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "ByteLevel")
 
@@ -116,12 +116,9 @@ class PartEncoder:
     def _marked(self, parts: Sequence[Part]) -> Ids:
         """Return the ids of a text that spells control tokens: real control tokens get temporary names."""
         whole = "".join([part.text for part in parts])
-        mark = next(each for each in map(chr, count(_PRIVATE)) if each not in whole)
-        if mark not in self._copies:
-            self._copies[mark] = _renamed(self.backend, _names(self.controls, mark))
-        names = _names(self.controls, mark)
+        names, copied = self._copy
         text = "".join(self._patterns[part.author].sub(lambda found: names[found.group()], part.text) for part in parts)
-        ids = tuple(self._copies[mark].encode(text, add_special_tokens=False).ids)
+        ids = tuple(copied.encode(text, add_special_tokens=False).ids)
         found, expected = self._count(ids), self._expected(parts)
         if found < expected:
             raise ModelError(
@@ -156,8 +153,11 @@ class PartEncoder:
         return {token: number for token, number in self.controls.items() if not _TAG.search(token)}
 
     @cached_property
-    def _copies(self) -> dict[str, Tokenizer]:
-        return {}
+    def _copy(self) -> tuple[Mapping[str, str], Tokenizer]:
+        """Names of the control tokens that nobody can guess and so no text spells, and a tokenizer with these names."""
+        mark = f"{_PRIVATE}{secrets.token_hex(16)}{_PRIVATE}"
+        names = {token: f"{mark}{number}{_PRIVATE}" for token, number in self.controls.items()}
+        return names, _renamed(self.backend, names)
 
     @cached_property
     def _numbers(self) -> frozenset[int]:
@@ -191,10 +191,6 @@ def control_tokens_of(backend: PreTrainedTokenizerBase) -> dict[str, int]:
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
     longest_first = sorted(filter(None, words), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-
-
-def _names(controls: Mapping[str, int], mark: str) -> dict[str, str]:
-    return {token: f"{mark}{number}{mark}" for token, number in controls.items()}
 
 
 def _renamed(backend: PreTrainedTokenizerBase, names: Mapping[str, str]) -> Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from rlcore.tasks.serving.engine import Piece, TokenLogprob
@@ -110,12 +111,11 @@ def _logprobs(head: Head, found: Sequence[TokenLogprob], offset: int) -> dict[st
             for each in found
         ]
         return {"content": content, "refusal": None}
-    offsets = [offset + sum(len(each.text) for each in found[:place]) for place in range(len(found))]
     return {
         "tokens": [each.text for each in found],
         "token_logprobs": [each.logprob for each in found],
         "top_logprobs": [dict(each.top) for each in found],
-        "text_offset": offsets,
+        "text_offset": [*accumulate([len(each.text) for each in found], initial=offset)][:-1],
     }
 
 

@@ -7,6 +7,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from rlcore.agents.wire.conversation import FunctionCall, Turn
@@ -18,6 +19,8 @@ from rlcore.openai_api.errors import ApiError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout
 
+_MOST_HIDDEN = 64  # tokens, single bytes, that the next one may hide
+_parsed = lru_cache(maxsize=1)(json.loads)  # one request has many answers
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of response templates
 
 
@@ -46,7 +49,7 @@ class ReplyReader:
         plain = Turn(role="assistant", content=content, thought=thought)
         if not tools:
             return plain, False
-        declared = json.loads(tools)
+        declared = _parsed(tools)
         if self.parse is not None:
             try:
                 return _turn_of(self.parse(prompt, spelled, declared), seed), False
@@ -115,10 +118,11 @@ def as_seen(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Ro
     if stop_in(count) is None:
         return replace(made, text=tokenizer.decode(ids))
     length = 1 + bisect_left(range(1, count), True, key=lambda each: stop_in(each) is not None)
-    for earlier in range(length - 1, 0, -1):  # some tokenizers hide single bytes while the next character is incomplete
-        if stop_in(earlier) is not None:
+    # Some tokenizers hide single bytes while the next character is incomplete.
+    for earlier in range(length - 1, max(0, length - _MOST_HIDDEN), -1):
+        if first_stop(text := tokenizer.decode(ids[:earlier]), stops) is not None:
             length = earlier
-        elif not tokenizer.decode(ids[:earlier]).endswith("\ufffd"):
+        elif not text.endswith("\ufffd"):
             break
     return replace(
         made,

@@ -248,14 +248,14 @@ def test_the_death_of_the_gateway_is_no_crash_of_agents(
 def test_an_unexpected_exception_fails_the_episode_that_meets_it_and_ends_the_run_if_all_do(
     tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
-    answer = Gateway._body
+    answer = Gateway._reply
 
     def broken(self: Gateway, session: Session, asked: Asked) -> object:
         if f"{session.prompt.prompt_id}/{session.sample}" in are_broken:
             raise ZeroDivisionError("planted")
         return answer(self, session, asked)
 
-    monkeypatch.setattr(Gateway, "_body", broken)
+    monkeypatch.setattr(Gateway, "_reply", broken)
     program = agent(f"if 'error' in call(): {after}")
     names = {f"{prompt.prompt_id}/0" for prompt in prompts}
     are_broken = {min(names)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -92,6 +93,28 @@ def test_silent_connections_leave_room_for_honest_ones(few: int) -> None:
             for _ in range(few):
                 open_ones.enter_context(connected(port))
             assert status(honest, head()) == 200  # it keeps its connection
+
+
+def test_a_burst_of_connections_holds_few_files(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    burst, files, made = 400, [], server.Connection.connection_made
+
+    def counted(self: server.Connection, transport: Any) -> None:
+        files.append(len(list(Path("/proc/self/fd").iterdir())))
+        made(self, transport)
+
+    monkeypatch.setattr(server.Connection, "connection_made", counted)
+    running, is_over = ServerThread(Guard(echo, Admission(allows=KEYS.__contains__), Limits())), threading.Event()
+    port = running.start()
+    with ExitStack() as open_ones:
+        running.call_soon(is_over.wait)  # all wait to be accepted
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(burst):
+            open_ones.enter_context(connected(port))
+        is_over.set()
+        with connected(port) as honest:
+            assert status(honest, head()) == 200
+        running.stop()
+    assert len(files) > burst and max(files) - before - burst <= few + 256
 
 
 def test_a_key_has_a_limited_number_of_connections_and_another_key_is_served(few: int) -> None:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import ModelError
+from rlcore.text import text_parts
 from rlcore.text.text_parts import Part
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
@@ -54,6 +55,21 @@ def test_a_control_word_of_a_person_stays_text(
     controls = frozenset(tokenizer.special_tokens.values())
     assert Counter(filter(controls.__contains__, ids)) == Counter(filter(controls.__contains__, plain))
     assert hostile in tokenizer.spell(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_leaves_control_words_without_a_name_or_costs_one_more_copy(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of a large tokenizer take seconds and tens of megabytes, and are kept."""
+    copies, copy = [], text_parts._renamed
+    monkeypatch.setattr(text_parts, "_renamed", lambda *args: copies.append(args) or copy(*args))
+    shape = next(each for each in SHAPES.values() if each.controls)
+    encoder = load_tokenizer(tmp_path, kind, shape).encoder
+    private = "".join(map(chr, range(0xF0000, 0x110000)))
+    for taken in (0, 1, 2, 300, len(private)):
+        encoder.encode([Part(f"a{shape.controls[0]}b{private[:taken]}", "other")])
+    assert len(copies) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
