@@ -31,6 +31,14 @@ def differences(expected: list[str], found: list[str]) -> list[str]:
     return [f"- {line}" for line in (wanted - had).elements()] + [f"+ {line}" for line in (had - wanted).elements()]
 
 
+def repeated_points(home: Path) -> list[str]:
+    """Points of curves that a run has more than once."""
+    query = "SELECT name, key, step FROM metrics JOIN runs USING (run_uuid) GROUP BY run_uuid, key, step"
+    with closing(sqlite3.connect(home / "mlflow.db")) as database:
+        found = database.execute(f"{query} HAVING count(*) > 1").fetchall()
+    return [f"run {name}: metric {key} at {step} more than once" for name, key, step in found]
+
+
 def _stages(tags: Mapping[str, str]) -> dict[str, str]:
     return {tag: value.partition(":")[0] for tag, value in tags.items() if tag.startswith("stage.")}
 
