@@ -92,8 +92,8 @@ class PromptRenderer:
     def _render(self, turns: Sequence[Turn], tools: str, answers: Collection[int] = ()) -> str:
         names = {call.call_id: call.name for turn in turns for call in turn.calls}
         messages = [self._message(turn, names, index if index in answers else None) for index, turn in enumerate(turns)]
+        declared = json.dumps(self._held(json.loads(tools))) if tools and self._shows_tools else ""
         try:
-            declared = json.dumps(self._held(json.loads(tools))) if tools and self._shows_tools else ""
             text = render_turns(self.tokenizer.hf_tokenizer, messages, add_generation_prompt=True, tools=declared)
         except Exception as error:  # a chat template is a program, which may fail at any message
             raise _refusal(error) from error

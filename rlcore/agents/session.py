@@ -165,7 +165,8 @@ class Session:
         self.asked.remove(asked)
         self._tree.remove(asked.placement)
         self._num_calls -= len(asked.numbers)
-        self._draws[asked.prompt] -= len(asked.numbers)
+        if not any(each.prompt == asked.prompt and each.numbers[0] > asked.numbers[0] for each in self.asked):
+            self._draws[asked.prompt] -= len(asked.numbers)  # else a later request has the next draws already
 
     def _finish(self, asked: Asked, number: int, made: Made) -> None:
         """Record an answer of the engine, in the engine's thread."""

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from rlcore.agents.gateway import Gateway, Limits
 from rlcore.agents.history import Placement
-from rlcore.agents.session import Session
+from rlcore.agents.session import Asked, Session
+from rlcore.agents.wire.chat import read_chat
 from rlcore.agents.wire.conversation import Request
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import SamplingError
@@ -493,3 +494,21 @@ def test_recorded_log_probabilities_are_those_of_the_trainer(
         mask = torch.tensor(sample.loss_mask)
         torch.testing.assert_close(torch.tensor(sample.sampler_logprobs)[mask], score[mask], atol=1e-5, rtol=0)
         assert not any(each for each, own in zip(sample.sampler_logprobs, sample.loss_mask, strict=True) if not own)
+
+
+def test_equal_requests_have_draws_of_their_own_whichever_of_them_leaves(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    session = Gateway(RandomSampler(tokenizer), tokenizer, LIMITS, temperature=1.0, seed=0).open(
+        prompts[0], place=0, sample=0
+    )
+
+    def asked() -> Asked:
+        return session.ask(session.located(read_chat({"messages": [user("1")], "n": 2})), "x")
+
+    first, second = asked(), asked()
+    session.forget(first)
+    third = asked()
+    assert len({ticket.draw for each in (second, third) for ticket in each.tickets}) == 4
+    session.forget(third)
+    assert [ticket.draw for ticket in asked().tickets] == [ticket.draw for ticket in third.tickets]

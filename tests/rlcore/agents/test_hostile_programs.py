@@ -253,7 +253,7 @@ def run(code: str, key: str, *, is_boxed: bool, seconds: float) -> Ended:
 
 @contextmanager
 def bystander(*, is_boxed: bool) -> Iterator[list[Ended]]:
-    """Another episode, which calls the gateway while an attack goes on, and ends well."""
+    """Another episode, which calls the gateway during an attack, and ends well."""
     code = "import os, urllib.request as u\nprint(u.urlopen(os.environ['OPENAI_BASE_URL'] + '/wait').read().decode())"
     found = list[Ended]()
     Gateway.is_over.clear()

@@ -310,7 +310,7 @@ def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_c
     routes: tuple[type[Routes], str], sampler: VllmSampler, prompts: list[Prompt]
 ) -> None:
     kind, _ = routes
-    kind.trouble["hang"] = 1  # past its deadline: long enough to be looked at, and asked for again
+    kind.trouble["hang"] = 1  # past its deadline: long enough for a check and a retry
     sampler.sample(prompts, PARAMS, seed=1)
     figures = sampler.take_metrics()
     check_names(figures)
