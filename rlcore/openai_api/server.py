@@ -24,6 +24,7 @@ from rlcore.openai_api.guard import App
 logger = logging.getLogger(__name__)
 MAX_CONNECTIONS_OF_KEY = 32
 _SILENT_SECONDS = 30.0  # before, between and within the heads of requests, and in the rest of a refused body
+_UNREAD_SECONDS = 60.0  # in which a client reads nothing of a reply
 _GRACE_SECONDS = 5  # for unfinished replies when the server ends
 _BACKLOG = 1024
 _ACCEPTED = 64  # connections at once: each is a file of the process until the surplus is closed
@@ -188,9 +189,13 @@ class ServerThread:
 
 
 class Connection(H11Protocol):
-    """Connection that rejects other input than HTTP in the form of all rejections, and ends if it is silent."""
+    """Connection that rejects other input than HTTP in the form of all rejections.
+
+    It ends if its client sends nothing, or reads nothing.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -208,15 +213,25 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # pause_writing tells of every byte that the client does not read
         self.app_state = {**self.app_state, "connection": self}
         self._all.add(self)
         self._limit_silence()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._all.remove(self)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in filter(None, (self._timer, self._unread)):
+            timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(_UNREAD_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -21,6 +21,7 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.waiting import LONG
 
 LIMITS = Limits(max_calls=32, max_new_tokens=600, max_tokens=1000)
 ADD = {
@@ -100,7 +101,7 @@ class Gated(RandomSampler):
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
         self.has_begun.set()
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(LONG)
         self.batches.append(len(prompts))
         return super().sample(prompts, params, seed=seed, places=places)
 
@@ -118,7 +119,7 @@ def running(
             yield gateway
         finally:
             done.set()
-            thread.join(30)
+            thread.join(LONG)
             assert not thread.is_alive()
 
 
@@ -142,7 +143,7 @@ class Reply:
 
 
 def connect(gateway: Gateway) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", urlsplit(gateway.url).port, timeout=30)
+    return http.client.HTTPConnection("127.0.0.1", urlsplit(gateway.url).port, timeout=LONG)
 
 
 def ask(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,13 @@ from rlcore.types import Message, Prompt
 
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="hi"),), token_ids=(1,), reference="7", task="t")
 CLIENT = """
-import json, os, signal, socket, subprocess, sys, time, urllib.error, urllib.request
+import json, os, signal, socket, subprocess, sys, threading, time, urllib.error, urllib.request
 from pathlib import Path
 
 TASK, URL, KEY = json.loads(os.environ["RLCORE_TASK"]), os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 USER = TASK["messages"]
 
-def post(path, data, key=KEY, timeout=60):
+def post(path, data, key=KEY, timeout=600):
     headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
     try:
         with urllib.request.urlopen(urllib.request.Request(f"{URL}/{path}", data, headers), timeout=timeout) as reply:
@@ -30,7 +28,7 @@ def post(path, data, key=KEY, timeout=60):
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)["error"]["message"]
 
-def call(messages=USER, key=KEY, timeout=60, **more):
+def call(messages=USER, key=KEY, timeout=600, **more):
     status, body = post("chat/completions", json.dumps({"messages": messages, **more}).encode(), key, timeout)
     print(status, flush=True)
     return body["choices"][0]["message"] if status == 200 else body
@@ -62,13 +60,6 @@ else:
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def marked(mark: str) -> list[int]:
     """Return the processes whose command line or environment has a mark."""
     found = set[int]()
@@ -77,13 +68,6 @@ def marked(mark: str) -> list[int]:
             if mark.encode() in path.read_bytes():
                 found.add(int(path.parent.name))
     return sorted(found)
-
-
-def wait_for(is_true: Callable[[], bool], *, seconds: float = 600.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def agent(code: str, **settings: Any) -> AgentConfig:

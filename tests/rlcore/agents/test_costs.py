@@ -13,11 +13,14 @@ import pytest
 
 from rlcore.agents import gateway as gateways
 from rlcore.agents import history, session
+from rlcore.agents.rendering import PromptRenderer
+from rlcore.agents.wire.conversation import Turn
 from rlcore.agents.wire.replies import as_seen
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tests.quick import within_seconds
 from tests.rlcore.agents.gateways import ADD, RandomSampler, ask, chat, message_of, running, user
+from tests.waiting import LONG
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_a_reward_that_takes_long_to_read_delays_no_other_agent(
     is_over, read = threading.Event(), gateways.read_json
 
     def slow(body: bytes) -> dict[str, Any]:
-        assert b"reward" not in body or is_over.wait(300)
+        assert b"reward" not in body or is_over.wait(LONG)
         return read(body)
 
     monkeypatch.setattr(gateways, "read_json", slow)
@@ -81,7 +84,7 @@ def test_a_reward_that_takes_long_to_read_delays_no_other_agent(
         assert message_of(chat(gateway, other, user("1")))
         is_over.set()
         for thread in held:
-            thread.join(300)
+            thread.join(LONG)
         assert gateway.close(first).reward == 1.0
 
 
@@ -102,3 +105,10 @@ def test_a_stop_string_after_many_broken_characters_is_found_at_once(
     with within_seconds():
         seen = as_seen(made, ["y"], tokenizer)
     assert seen.completion_ids == ids[:8002] and seen.text == "\ufffd" * 8000 + "x"
+
+
+def test_a_prompt_of_many_short_messages_is_written_at_once(tokenizer: ChatTokenizer) -> None:
+    renderer = PromptRenderer.of(tokenizer, max_tokens=10**7)
+    turns = [Turn(role="user", content=f"{number} {'x' * 100}") for number in range(60_000)]
+    with within_seconds():
+        renderer._render(turns, "")

@@ -13,6 +13,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tests.rlcore.agents.gateways import RandomSampler
+from tests.waiting import LONG
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=999, num_samples=1)
 
@@ -52,12 +53,12 @@ def test_a_request_waits_a_moment_for_agents_that_are_about_to_ask(prompts: list
 
 
 def test_nobody_is_waited_for_if_all_agents_wait(prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.agents.desk.GRACE_SECONDS", 60.0)
-    monkeypatch.setattr("rlcore.agents.desk.MAX_GRACE_SECONDS", 60.0)
+    monkeypatch.setattr("rlcore.agents.desk.GRACE_SECONDS", 2 * LONG)
+    monkeypatch.setattr("rlcore.agents.desk.MAX_GRACE_SECONDS", 2 * LONG)
     desk = Desk(lambda: 2)
     desk.put([ticket(prompts[0], [], owner="a"), ticket(prompts[0], [], owner="b")])
     begun = time.monotonic()
-    assert len(desk.take(1.0)) == 2 and time.monotonic() - begun < 30.0
+    assert len(desk.take(1.0)) == 2 and time.monotonic() - begun < LONG
     assert desk.take(0.0) == []
 
 

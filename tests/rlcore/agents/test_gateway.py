@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ from tests.rlcore.agents.gateways import (
     scripted,
     user,
 )
+from tests.waiting import LONG, until
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
@@ -51,7 +51,7 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LONG)
     return [found[number] for number in range(len(calls))]
 
 
@@ -135,11 +135,15 @@ def test_a_retry_of_a_call_that_still_runs_waits_for_it(tokenizer: ChatTokenizer
         session = gateway.open(prompts[0], place=0, sample=0)
 
         def again() -> Any:
-            assert engine.has_begun.wait(30)
-            threading.Timer(0.2, engine.may_answer.set).start()
+            assert engine.has_begun.wait(LONG)
             return chat(gateway, session, user("3+4"), retry=1)
 
-        first, second = in_threads(lambda: chat(gateway, session, user("3+4")), again)
+        def answer() -> None:
+            assert engine.has_begun.wait(LONG)
+            until(lambda: session.asked[0].num_readers == 2)
+            engine.may_answer.set()
+
+        first, second, _ = in_threads(lambda: chat(gateway, session, user("3+4")), again, answer)
     assert first.body == second.body and engine.batches == [1]
 
 
@@ -149,25 +153,22 @@ def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTok
         one, other = (gateway.open(prompts[0], place=0, sample=sample) for sample in (0, 1))
         holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
         holder.start()
-        assert engine.has_begun.wait(30)
+        assert engine.has_begun.wait(LONG)
         body = {"messages": [user("3+4")]}
         leaver = connect(gateway)
         leaver.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {one.key}"})
-        while not one.asked:
-            time.sleep(0.01)
+        until(lambda: one.asked)
         replies: list[Any] = []
         again = threading.Thread(
             target=lambda: replies.append(ask(gateway, one, "/v1/chat/completions", body, retry=1))
         )
         again.start()
-        while one.asked[0].num_readers < 2:
-            time.sleep(0.01)
+        until(lambda: one.asked[0].num_readers == 2)
         leaver.close()
-        while one.asked[0].num_readers > 1:
-            time.sleep(0.01)
+        until(lambda: one.asked[0].num_readers == 1)
         engine.may_answer.set()
         for thread in (holder, again):
-            thread.join(30)
+            thread.join(LONG)
     assert [reply.status for reply in replies] == [200] and engine.batches == [1, 1]
 
 
@@ -179,7 +180,7 @@ def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
         one, other = (gateway.open(prompts[0], place=0, sample=sample) for sample in (0, 1))
         holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
         holder.start()
-        assert engine.has_begun.wait(30)
+        assert engine.has_begun.wait(LONG)
         leaver = connect(gateway)
         leaver.request(
             "POST",
@@ -187,13 +188,11 @@ def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
             b'{"messages": [{"role": "user", "content": "3+4"}]}',
             {"Authorization": f"Bearer {one.key}"},
         )
-        while not one.asked:
-            time.sleep(0.01)
+        until(lambda: one.asked)
         leaver.close()
-        while one.asked:
-            time.sleep(0.01)
+        until(lambda: not one.asked)
         engine.may_answer.set()
-        holder.join(30)
+        holder.join(LONG)
         assert gateway.close(one).rollout is None and engine.batches == [1]
 
 
@@ -208,7 +207,7 @@ def test_an_answer_that_nobody_read_is_in_no_sample(tokenizer: ChatTokenizer, pr
             b'{"messages": [{"role": "user", "content": "3+4"}]}',
             {"Authorization": f"Bearer {session.key}"},
         )
-        assert engine.has_begun.wait(30)
+        assert engine.has_begun.wait(LONG)
         leaver.close()
         engine.may_answer.set()
         kept = message_of(chat(gateway, session, user("another")))
@@ -226,15 +225,14 @@ def test_agents_that_wait_at_the_same_time_share_an_engine_call(
         sessions = [gateway.open(prompts[0], place=0, sample=sample) for sample in range(9)]
         first = threading.Thread(target=chat, args=(gateway, sessions[0], user("1")))
         first.start()
-        assert engine.has_begun.wait(30)
+        assert engine.has_begun.wait(LONG)
         others = [threading.Thread(target=chat, args=(gateway, each, user("1"))) for each in sessions[1:]]
         for thread in others:
             thread.start()
-        while not all(session.asked for session in sessions):
-            time.sleep(0.01)
+        until(lambda: all(session.asked for session in sessions))
         engine.may_answer.set()
         for thread in (first, *others):
-            thread.join(30)
+            thread.join(LONG)
         assert engine.batches == [1, 8]
         assert (gateway.statistics["engine_calls"], gateway.statistics["requests"]) == (2, 9)
 
@@ -333,7 +331,7 @@ def test_a_broken_engine_ends_serving_and_answers_those_who_wait(
         thread.start()
         with pytest.raises(SamplingError, match="is broken"):
             gateway.serve(lambda: False)
-        thread.join(30)
+        thread.join(LONG)
         replies.append(chat(gateway, session, user("1")))
     assert [(each.status, each.headers["x-should-retry"]) for each in replies] == [(503, "false")] * 2
 
@@ -344,12 +342,11 @@ def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokeniz
         session = gateway.open(prompts[0], place=0, sample=0)
         thread = threading.Thread(target=lambda: replies.append(chat(gateway, session, user("1"))))
         thread.start()  # nobody serves
-        while not session.asked:
-            time.sleep(0.01)
+        until(lambda: session.asked)
         idle = connect(gateway)
         idle.request("GET", "/v1/models", headers={"Authorization": f"Bearer {session.key}"})
         assert idle.getresponse().read()
-    thread.join(30)
+    thread.join(LONG)
     assert not thread.is_alive() and [reply.status for reply in replies] == [409]
     assert idle.sock.recv(1) == b""
     idle.close()
@@ -426,7 +423,7 @@ def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
     is_over, located = threading.Event(), Session.located
 
     def slow(self: Session, request: Request) -> Placement:
-        assert self.sample != 0 or is_over.wait(300)
+        assert self.sample != 0 or is_over.wait(LONG)
         return located(self, request)
 
     monkeypatch.setattr(Session, "located", slow)
@@ -438,7 +435,7 @@ def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
         assert all(message_of(chat(gateway, each, user("1"))) for each in others)
         is_over.set()
         for thread in held:
-            thread.join(300)
+            thread.join(LONG)
         assert len(gateway.close(first).calls) == 6
 
 

@@ -20,12 +20,13 @@ from rlcore.agents.program import open_program
 from rlcore.config import AgentConfig
 from rlcore.openai_api.guard import Receive, Scope, Send
 from rlcore.openai_api.server import ServerThread
-from tests.rlcore.agents.programs import PROMPT, marked, wait_for
+from tests.rlcore.agents.programs import PROMPT, marked
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.waiting import given_time, until
 
 LATE_SECONDS, SECONDS = 2.0, 600.0  # of an agent that hangs, of another
 MOST_SECONDS = 900.0  # of a row, on a busy machine
-LATE, KILLED, FINE = "timed out after 2 s", "exit code 137", ""
+LATE, KILLED, FINE = "timed out after", "exit code 137", ""
 WARDEN_KILLED = "its warden was ended by SIGKILL"
 
 
@@ -47,6 +48,7 @@ class Row:
 BEGIN = """
 import ctypes, mmap, os, pathlib, resource, signal, socket, subprocess, sys, threading, time
 PARENT, GATEWAY = os.getppid(), ("127.0.0.1", int(os.environ["OPENAI_BASE_URL"].split(":")[2].partition("/")[0]))
+print("began", flush=True)
 """
 FORGE = """
 for number in (1, 2):
@@ -282,7 +284,13 @@ def test_an_attack_ends_alone_in_time_and_with_all_that_it_started(name: str, pl
     code = f"{BEGIN}CANARY = {str(canary)!r}  # {mark}\n{row.code}"
     with bystander(is_boxed=is_boxed) as other:
         began = time.monotonic()
-        ended = run(code, mark, is_boxed=is_boxed, seconds=LATE_SECONDS if failure == LATE else SECONDS)
+        ended = given_time(
+            lambda seconds: run(code, mark, is_boxed=is_boxed, seconds=seconds),
+            lambda made: (
+                made.code is not None or ("began" in made.output and (not is_boxed or row.output in made.output))
+            ),
+            seconds=LATE_SECONDS if failure == LATE else SECONDS,
+        )
         seconds = time.monotonic() - began
     assert ended.failure.startswith(failure) and bool(ended.failure) == bool(failure), ended
     assert seconds < MOST_SECONDS
@@ -293,4 +301,4 @@ def test_an_attack_ends_alone_in_time_and_with_all_that_it_started(name: str, pl
     if row.leaves and not is_boxed:
         (left,) = marked(mark)
         os.kill(left, signal.SIGKILL)
-    wait_for(lambda: not marked(mark))
+    until(lambda: not marked(mark))

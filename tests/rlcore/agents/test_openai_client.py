@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.rlcore.agents.gateways import ADD, CALL, Gated, running, scripted
 from tests.rlcore.environments.tool_templates import HERMES, with_template
+from tests.waiting import until
 
 openai = pytest.importorskip("openai")
 TURNS = [f"<think>Add them.</think>\nI add.\n{CALL}", "It is 7."]
@@ -129,12 +129,11 @@ def test_the_clients_retry_after_a_timeout_gets_the_answer_that_the_engine_had_b
         session = gateway.open(prompts[0], place=0, sample=0)
 
         def release() -> None:
-            while not gateway.statistics["retries"]:
-                time.sleep(0.01)
+            until(lambda: gateway.statistics["retries"])
             engine.may_answer.set()
 
         threading.Thread(target=release).start()
-        with openai.OpenAI(base_url=gateway.url, api_key=session.key, max_retries=3, timeout=0.5) as made:
+        with openai.OpenAI(base_url=gateway.url, api_key=session.key, max_retries=3, timeout=5.0) as made:
             made.chat.completions.create(model="m", messages=[{"role": "user", "content": "3+4"}])
         record = gateway.close(session)
     assert engine.batches == [1] and record.rollout is not None and record.rollout.branches == ()

@@ -15,8 +15,9 @@ import pytest
 from rlcore.agents.processes import KEPT_BYTES, Agents, Ended
 from rlcore.agents.program import Program
 from rlcore.config import AgentConfig
-from tests.rlcore.agents.programs import DAEMON, PROMPT, is_alive, marked, play, wait_for
+from tests.rlcore.agents.programs import DAEMON, PROMPT, marked, play
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.waiting import LONG, given_time, is_alive, until
 
 RUN = """
 from rlcore.agents.processes import Agents
@@ -52,14 +53,17 @@ def test_a_failure_has_its_reason(tmp_path: Path, code: str, failure: str) -> No
 def test_a_command_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     made = Program(config=AgentConfig(command=("no-such-program",), sandbox=False), room=tmp_path)
     with made.folder(PROMPT) as folder:
-        ended = Agents().run(made.command(folder), {"PATH": os.defpath}, folder, seconds=30.0)
+        ended = Agents().run(made.command(folder), {"PATH": os.defpath}, folder, seconds=LONG)
     reason = "the command cannot be started: No such file or directory: no-such-program"
     assert ended.failure == f"exit code 127; last output: {reason}"
 
 
 @pytest.mark.parametrize("then", ["pass", "raise SystemExit(1)", "time.sleep(600)"])
 def test_a_daemon_without_session_environment_and_parent_ends_with_its_agent(tmp_path: Path, then: str) -> None:
-    ended = play(tmp_path, DAEMON.format(then=then), seconds=2.0)
+    code = DAEMON.format(then=then)
+    ended = given_time(
+        lambda seconds: play(tmp_path, code, seconds=seconds), lambda made: "daemon" in made.output, seconds=2.0
+    )
     _, pid = ended.output.split()
     assert not is_alive(int(pid))
 
@@ -74,9 +78,13 @@ def test_a_family_that_forks_on_and_on_is_ended(tmp_path: Path) -> None:
             print(os.getpid(), flush=True)
         time.sleep(600)
     """
-    ended = play(tmp_path, code, seconds=1.0)
-    assert len(pids := set(map(int, ended.output.split()))) >= 32
-    assert not [pid for pid in pids if is_alive(pid)]
+    ended = given_time(
+        lambda seconds: play(tmp_path, code, seconds=seconds),
+        lambda made: len(set(made.output.split())) == 64,
+        seconds=1.0,
+    )
+    pids = set(map(int, ended.output.split()))
+    assert len(pids) == 64 and not [pid for pid in pids if is_alive(pid)]
 
 
 def test_of_a_flood_of_output_the_end_is_kept(tmp_path: Path) -> None:
@@ -91,15 +99,15 @@ def test_all_agents_can_be_ended_and_none_starts_afterwards(tmp_path: Path) -> N
     started = [tmp_path / f"started-{number}" for number in range(3)]
     codes = [f"import time; open({str(path)!r}, 'w'); time.sleep(600)" for path in started]
     threads = [
-        threading.Thread(target=lambda code=code: found.append(play(tmp_path, code, agents=agents, seconds=60.0)))
+        threading.Thread(target=lambda code=code: found.append(play(tmp_path, code, agents=agents, seconds=LONG)))
         for code in codes
     ]
     for thread in threads:
         thread.start()
-    wait_for(lambda: all(path.exists() for path in started))
+    until(lambda: all(path.exists() for path in started))
     agents.end()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(LONG)
     assert [each.code for each in found] == [None] * 3
     assert play(tmp_path, "print('late')", agents=agents).failure == "the run ended before it began"
 
@@ -113,8 +121,8 @@ def test_if_the_run_is_killed_agent_and_daemon_end(sandbox: bool, count: int, nu
     agent = f"# {mark}\n" + DAEMON.format(then="time.sleep(600)")
     run = subprocess.Popen([sys.executable, "-c", RUN.format(agent, sandbox)], cwd=Path(__file__).parents[3])
     try:
-        wait_for(lambda: len(marked(mark)) >= count)
+        until(lambda: len(marked(mark)) >= count)
     finally:
         os.kill(run.pid, number)
         run.wait()
-    wait_for(lambda: not marked(mark))
+    until(lambda: not marked(mark))

@@ -25,6 +25,7 @@ from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.gateways import LIMITS
 from tests.rlcore.agents.programs import PROMPT
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.waiting import LONG
 
 SHOWN = "import json, os; print(json.dumps([dict(os.environ), sorted(os.listdir()), json.load(open('task.json'))]))"
 ROW = dataclasses.replace(PROMPT, columns=json.dumps({"answer": "7", "repo": "r"}))
@@ -36,7 +37,7 @@ URL = "http://127.0.0.1:1/v1"
 def run(program: Program, prompt: Prompt = PROMPT) -> Ended:
     with program.folder(prompt) as folder:
         environment = program.environment("secret", folder, URL)
-        return Agents().run(program.command(folder), environment, folder, seconds=60.0)
+        return Agents().run(program.command(folder), environment, folder, seconds=LONG)
 
 
 def plain(*command: str, **settings: Any) -> AgentConfig:
@@ -174,7 +175,7 @@ def reach(port):
     except OSError:
         return False
 try:
-    urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models", timeout=20)
+    urllib.request.urlopen(os.environ["OPENAI_BASE_URL"] + "/models", timeout=600)
 except urllib.error.HTTPError as error:
     print(error.code, "invalid_api_key" in error.read().decode())
 print([os.path.exists(path) for path in {paths!r}], reach({port}), os.listdir({room!r}), open({shown!r}).read())

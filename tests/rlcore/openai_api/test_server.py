@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from rlcore.openai_api import guard, server
 from rlcore.openai_api.guard import Admission, Guard, Limits
 from rlcore.openai_api.server import MAX_CONNECTIONS_OF_KEY, ServerThread
+from tests.waiting import LONG
 
 KEYS = ("one", "other")
 Address = int | str  # a port, or the path of a Unix socket
@@ -179,3 +180,25 @@ def test_the_end_of_the_server_closes_every_connection() -> None:
         assert all(map(is_closed, waiting))
         with pytest.raises(ConnectionRefusedError):
             connected(port)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_client_that_never_reads_its_reply_holds_no_connection(
+    is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_UNREAD_SECONDS", 0.2)
+    ended, lost = threading.Event(), server.Connection.connection_lost
+
+    async def talk(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
+        await JSONResponse({"text": "x" * (32 << 20)})(scope, receive, send)
+
+    def note(self: server.Connection, error: Exception | None) -> None:
+        lost(self, error)
+        ended.set()
+
+    monkeypatch.setattr(server.Connection, "connection_lost", note)
+    running = ServerThread(Guard(talk, Admission(allows=KEYS.__contains__), Limits()))
+    with connected(running.start()) as connection:
+        connection.sendall(head(more="Connection: close" * is_last))
+        assert ended.wait(LONG)
+        running.stop()
