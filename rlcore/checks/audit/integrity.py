@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -91,14 +93,29 @@ def digest_of_prompts(prompts: Iterable[Prompt]) -> str:
 
 
 def write_model_digest(folder: Path, *, stage: str, model: Path, start: Path | None = None) -> bool:
-    """Write the digests of a stage's model, and return True if it has the weights of ``start``.
+    """Write the digests of a stage's model, and return True if it has the weights of ``start``, in any precision.
 
-    ``model``: its checkpoint below ``folder``. ``start``: artifact that training started from.
+    ``model``: its checkpoint below ``folder``. ``start``: checkpoint that training started from.
     """
     seal = {"stage": stage, "weights": weights_digest(model), "tokens": fingerprint(ChatTokenizer.load(model))}
-    before = {"start": json.loads((start / SEAL).read_text(encoding="utf-8"))["weights"]} if start else {}
-    (folder / SEAL).write_text(json.dumps(seal | before, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return seal["weights"] == before.get("start")
+    unchanged = start is not None and _have_equal_values(model, start)
+    text = json.dumps(seal | {"unchanged": unchanged}, indent=1, sort_keys=True)
+    (folder / SEAL).write_text(text + "\n", encoding="utf-8")
+    return unchanged
+
+
+def _have_equal_values(model: Path, start: Path) -> bool:
+    """Return True if all weights that two checkpoints name are equal numbers; a tied weight may be in one alone."""
+    with ExitStack() as stack:
+        one, other = (_tensors(folder, stack) for folder in (model, start))
+        common = one.keys() & other.keys()
+        return all(torch.equal(one[name]().float(), other[name]().float()) for name in common)
+
+
+def _tensors(folder: Path, stack: ExitStack) -> dict[str, Callable[[], Tensor]]:
+    """Return a reader of each tensor of a checkpoint."""
+    files = [stack.enter_context(safe_open(path, framework="pt")) for path in sorted(folder.glob("*.safetensors"))]
+    return {name: partial(file.get_tensor, name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
 def verify_model(folder: Path, *, stage: str, model: Path) -> ChatTokenizer:

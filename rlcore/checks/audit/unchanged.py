@@ -1,4 +1,4 @@
-"""Stages that end with the weights of their start, by the digests next to their models. It needs no torch."""
+"""Stages that end with the weights of their start, as ``seal.json`` next to their models says. It needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ SEAL = "seal.json"
 
 
 def is_unchanged(folder: Path) -> bool:
-    """Return True if training left the weights of its start as they were, by the digests in ``folder``."""
+    """Return True if training left the weights of its start as they were, by ``seal.json`` in ``folder``."""
     path = folder / SEAL
-    seal = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return "start" in seal and seal["start"] == seal["weights"]
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("unchanged") is True

@@ -51,8 +51,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
         margins = run_dpo_steps(learner, data.train, data.held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.like_start)
         memory = peak_memory_gib(runtime.device)
-    model, before = context.folder / MODEL, context.inputs[start]
-    if write_model_digest(context.folder, stage=context.stage, model=model, start=before):
+    if write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL, start=checkpoint):
         context.log(unchanged(config.learning_rate))
     write_json(history, context.folder / "history.json")
     figures = _figures(margins, data.held_out, history[-1], confidence=context.config.confidence)

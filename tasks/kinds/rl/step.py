@@ -68,7 +68,7 @@ def _artifact(context: StageContext, components: Components, outcome: TrainResul
     """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
     components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.like_start)
-    if write_model_digest(folder, stage=context.stage, model=folder / MODEL, start=context.inputs[START]):
+    if write_model_digest(folder, stage=context.stage, model=folder / MODEL, start=context.inputs[START] / MODEL):
         context.log(unchanged(context.config.stage.settings.learning_rate, took_steps=outcome.took_steps))
     shutil.copytree(context.work / "rollouts", folder / "rollouts")
     if (skipped := context.work / "checkpoints" / SKIPPED).is_dir():

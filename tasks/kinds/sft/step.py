@@ -61,8 +61,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         context.log(str(shuffle_gap))
         require_shuffle_gap(shuffle_gap, config.min_shuffle_gap)
         memory = peak_memory_gib(runtime.device)
-    model, before = context.folder / MODEL, context.inputs[start]
-    if write_model_digest(context.folder, stage=context.stage, model=model, start=before):
+    if write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL, start=checkpoint):
         context.log(unchanged(config.learning_rate))
     write_json(history, context.folder / "history.json")
     result = {name: history[-1][name] for name in ("sft/loss", "sft/eval_loss")}

@@ -40,21 +40,22 @@ def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded
         verify_saved(model.state_dict(), tmp_path / "model")
 
 
-def test_training_that_ends_with_the_weights_of_its_start_is_known_by_the_digests(
+def test_training_that_ends_with_the_weights_of_its_start_is_known_in_any_precision(
     start: Path,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     model = load_policy(start, **CPU)
-    for name in ("start", "same", "other"):
+    model.to(torch.bfloat16)
+    for name in ("start", "same", "wide", "other"):
         save_model(model, start, tmp_path / name / "model")
-        model.get_input_embeddings().weight.data.mul_(1.5 if name == "same" else 1.0)
+        model.to(torch.float32 if name == "same" else model.dtype)
+        model.get_input_embeddings().weight.data.mul_(1.5 if name == "wide" else 1.0)
+    before = {"start": None, **dict.fromkeys(("same", "wide", "other"), tmp_path / "start" / "model")}
     found = {
-        name: write_model_digest(
-            tmp_path / name, stage=name, model=tmp_path / name / "model", start=tmp_path / "start" if number else None
-        )
-        for number, name in enumerate(("start", "same", "other"))
+        name: write_model_digest(tmp_path / name, stage=name, model=tmp_path / name / "model", start=path)
+        for name, path in before.items()
     }
-    assert found == {"start": False, "same": True, "other": False}
+    assert found == {"start": False, "same": True, "wide": True, "other": False}
     assert {name: is_unchanged(tmp_path / name) for name in (*found, "no artifact")} == found | {"no artifact": False}
     verify_model(tmp_path / "same", stage="same", model=tmp_path / "same" / "model")
 
