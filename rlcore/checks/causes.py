@@ -12,6 +12,7 @@ from rlcore.checks.health import HealthFinding
 from rlcore.config import RlConfig
 
 _CUT = 0.95  # fraction of truncated completions from which truncation explains equal rewards
+_PARTLY_CUT = 0.3  # fraction from which it is named beside another cause
 _SOLVED = 0.99  # fraction of the largest reward
 _FALL = 0.6  # of the first entropy: sound runs of tests fall by up to 0.47 after one update, wrecked ones by 0.9
 _FAR = 1.0  # nats per token: entropies of few prompts differ by less
@@ -126,21 +127,28 @@ def _gradient_spike(figures: Figures) -> str:
     return ""
 
 
-def _all_cut(figures: Figures) -> str:
+def _all_cut(figures: Figures, least: float = _CUT) -> str:
     cut = figures.recent("completion/truncated")
-    if figures.is_solved or not cut or fmean(cut) < _CUT or _cut_answers_earned_more(figures):
+    if figures.is_solved or not cut or fmean(cut) < least or _cut_answers_earned_more(figures, least):
         return ""
     subject = "every answer was" if min(cut) == 1.0 else f"{fmean(cut):.0%} of the answers were"
     return f"{subject} cut at sampling.max_new_tokens = {figures.rl.sampling.max_new_tokens}"
 
 
-def _cut_answers_earned_more(figures: Figures) -> bool:
+def _cut_answers_earned_more(figures: Figures, least: float) -> bool:
     """Return True if cut answers of earlier iterations had rewards, so that the cut does not explain equal ones."""
     now = figures.reward
     earlier = (row for row in figures.rows if row["iteration"] < figures.since)
     return now is not None and any(
-        row.get("completion/truncated", 0.0) >= _CUT and row.get("reward/mean", now) > now for row in earlier
+        row.get("completion/truncated", 0.0) >= least and row.get("reward/mean", now) > now for row in earlier
     )
+
+
+def _partly_cut(figures: Figures) -> str:
+    cut = _all_cut(figures, _PARTLY_CUT)
+    others = (_no_format, _never_solved, _constant, _all_or_nothing)
+    other = next(filter(None, (cause(figures) for cause in others)), "")
+    return f"{cut}, and {other}" if cut and other else ""
 
 
 def _no_format(figures: Figures) -> str:
@@ -188,6 +196,11 @@ CAUSES: tuple[Cause, ...] = (
         rules=("zero_signal", "length", "tools"),
         evidence=_all_cut,
         fix="raise sampling.max_new_tokens, or ask for short answers in data.<name>.system_prompt",
+    ),
+    Cause(
+        rules=("zero_signal",),
+        evidence=_partly_cut,
+        fix="raise sampling.max_new_tokens; if the answers that are not cut still get equal rewards, read a few",
     ),
     Cause(
         rules=("zero_signal",),

@@ -72,6 +72,11 @@ SHOWN: Mapping[str, tuple[str, Rows, str]] = {
         rows(WRONG | {"completion/truncated": 0.97}),
         "97% of the answers were cut at sampling.max_new_tokens = 64",
     ),
+    "partly cut": (
+        "zero_signal",
+        rows(WRONG | {"completion/truncated": 0.87}),
+        "87% of the answers were cut at sampling.max_new_tokens = 64, and rewards are constant at 0",
+    ),
     "cut before a call": (
         "tools",
         rows({"episode/parsed": 0.0, "completion/truncated": 1.0}),
