@@ -20,7 +20,7 @@ class Progress:
     """``done`` of ``total`` of ``label``.
 
     A ``stage`` has one ``loop``, such as iterations; a turn of it has phases, such as an update; a phase has parts,
-    such as answers. Stages and phases only begin, with ``total`` 0. ``fraction``: finished part of the work, if
+    such as answers. Stages and phases have ``total`` 0. ``fraction``: finished part of the work, if
     unfinished units count too. ``metrics``: those of the last turn, or ``tokens`` so far.
     """
 
@@ -40,6 +40,11 @@ def show(progress: Progress) -> None:
 def begin(label: str, *, scope: Scope = "phase") -> None:
     """Report the begin of a stage or phase."""
     show(Progress(scope=scope, label=label))
+
+
+def end_stage() -> None:
+    """Report that a stage has ended."""
+    show(Progress(scope="stage", label=""))
 
 
 def advance(label: str, done: int, total: int, *, fraction: float | None = None, tokens: int = 0) -> None:

@@ -86,11 +86,10 @@ class RunState(logging.Handler):
     def rows(self) -> list[list[Text | str]]:
         """Return the cells of each line: the loop, then the running parts or the phase."""
         running = [each for each in self._parts.values() if each.progress.done < each.progress.total]
-        label = " ".join(filter(None, (self._stage, self._phase)))
+        label = " ".join(filter(None, (self._stage, self._phase))) or "between stages"
         waiting: list[list[Text | str]] = [[Text(label, style="bold"), duration(time.monotonic() - self._began)]]
         lines = [_cells(label, each, each.progress.label) for each in running] or waiting
-        is_looping = self._loop is not None and self._loop.progress.done < self._loop.progress.total
-        return [self._loop_cells(), *lines] if is_looping else lines
+        return [self._loop_cells(), *lines] if self._is_looping else lines
 
     def line(self) -> str:
         """Return the newest progress as one line: of the part that runs, else the time since the phase began."""
@@ -98,8 +97,17 @@ class RunState(logging.Handler):
         now = [f"{duration(time.monotonic() - self._began)} so far"]
         if running:
             now = [_counted(running[-1].progress), f"{fraction_of(running[-1].progress):.0%}", *running[-1].speed()]
-        loop = _counted(self._loop.progress) if self._loop else ""
+        loop = _counted(self._loop.progress) if self._loop and self._is_looping else ""
         return ": ".join(filter(None, (loop or self._stage, self._phase, ", ".join(now))))
+
+    @property
+    def is_idle(self) -> bool:
+        """True between a stage's end and the next one's begin."""
+        return not (self._stage or self._phase)
+
+    @property
+    def _is_looping(self) -> bool:
+        return self._loop is not None and self._loop.progress.done < self._loop.progress.total
 
     def _loop_cells(self) -> list[Text | str]:
         assert self._loop is not None
@@ -144,7 +152,8 @@ class PlainLines(RunState):
         while not self._ended.wait(max(self._logged + PLAIN_SECONDS - time.monotonic(), 0.0)):
             if time.monotonic() >= self._logged + PLAIN_SECONDS:
                 self._logged = time.monotonic()
-                logger.info("%s", self.line())
+                if not self.is_idle:
+                    logger.info("%s", self.line())
 
 
 def _continued(known: Timed | None, each: Progress) -> Timed:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rlcore.errors import RlcoreError, StorageError
-from rlcore.progress import begin
+from rlcore.progress import begin, end_stage
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import OUTCOME, key_of, without_outcome
@@ -78,6 +78,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
             log_cache_hit(stage.name, record.ref, run)
             publish(record)
             logger.info("%s: cached seconds=%.1f%s", stage.name, time.perf_counter() - started, note and f" ({note})")
+            end_stage()
             return record.ref
         if ingredients["machine"] and _machine_differs(stage, config, ingredients):
             return run_stage(stage, config, inputs, run)
@@ -93,6 +94,7 @@ def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]
         _write_record(record, stage, config, run)
         publish(record)
     logger.info("%s: done seconds=%.1f", stage.name, record.seconds)
+    end_stage()
     return record.ref
 
 

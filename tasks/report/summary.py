@@ -34,11 +34,13 @@ _OF_VERSIONS = (
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """Format a table of the stages with their original seconds, followed by the comparison's page."""
     from rlcore.tasks.report.run_page import last_report  # what a run has imported, and show would for nothing
-    from rlcore.tasks.report.terminal_summary import place_lines, rl_lines
+    from rlcore.tasks.report.terminal_summary import conclusion_lines, place_lines, rl_lines
 
     lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    lines += [*rl_lines(home, refs), "", *place_lines(home, refs, report=last_report(home))]
-    lines.append("open the UIs: rlcore ui")
+    lines += [*rl_lines(home, refs), "", *place_lines(home, preset, refs, report=last_report(home))]
+    lines.append(f"{'open the UIs':<24}rlcore ui")
+    if "compare" in refs:
+        lines += ["", *conclusion_lines(home.root / refs["compare"].uri)]
     return "\n".join(lines) + "\n"
 
 

@@ -33,6 +33,8 @@ _DEFAULTS = {
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "rlcore",  # rlcore's progress lines appear on the flow run's page
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # the same lines outside of a flow run
+    # A line begins with its stage; names of modules tell a user nothing.
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_FORMAT": "%(asctime)s.%(msecs)03d | %(levelname)-7s | %(message)s",
     # Prefect's server removes ended flow runs after 90 days, and events after 30; its own defaults: never, and 7.
     "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
     "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "7776000",

@@ -150,6 +150,14 @@ def test_show_and_the_report_tell_that_a_model_did_not_change(run: Done, project
     assert "cut at sampling.max_new_tokens = 4; raise sampling.max_new_tokens" in page
 
 
+def test_the_run_ends_with_the_names_of_its_models_and_what_changed(run: Done) -> None:
+    text = run.text
+    assert re.search(r"^model grpo +mine-grpo/1 ", text, re.MULTILINE)
+    assert "rlcore serve mine-grpo/1; rlcore export mine-grpo/1 FOLDER" in text
+    assert "\ngrpo is not told apart from sft: +0 points [" in text
+    assert "rlcore.tasks" not in text  # names of modules tell a user nothing
+
+
 DIGITS = """def digits(rollouts):
     return [sum(map(str.isdigit, rollout.text)) / max(1, len(rollout.text)) for rollout in rollouts]
 """

@@ -168,6 +168,8 @@ def test_the_terminal_ends_with_the_shape_of_the_rollouts_and_where_everything_l
     assert not [line for line in lines if line.startswith("report ")]  # another process wrote those that are there
     said = [line for line in lines if line and not line.startswith(("|", " "))]
     assert len(said) == len(set(said))  # nothing twice
+    told = r"\w+ (solves \d+ points (more|fewer) than|is not told apart from) \w+.* \[.*\]"
+    assert [bool(re.fullmatch(told, line)) for line in lines[-4:]] == [False, True, True, True]  # sft, grpo, ppo
 
 
 def test_the_report_needs_nothing_from_outside(micro_home: Path) -> None:

@@ -128,6 +128,11 @@ def test_a_new_stage_forgets_the_loop_and_a_finished_part_is_not_shown(state: Ru
     progress.advance("answers", 3, 10)
     assert state.line() == "evaluate_grpo: answers 3/10, 30%"
     assert len(state.rows()) == 1
+    report_progress("steps", 3, 3)
+    assert state.line() == "evaluate_grpo: 0 s so far"  # what follows the last step
+    assert not state.is_idle
+    progress.end_stage()
+    assert state.is_idle
 
 
 def test_samples_are_the_same_whether_somebody_looks_or_not(tmp_path: Path) -> None:
