@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import tomllib
 import unicodedata
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.architecture.source_files import ROOT
@@ -65,6 +67,21 @@ def pages_of(entry: Any) -> Iterator[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     assert sorted(pages_of(settings["nav"])) == sorted(str(path.relative_to(DOCS)) for path in PAGES)
+
+
+def test_every_toml_block_can_be_read() -> None:
+    for path in DOCUMENTS:
+        for block in re.findall(r"^```toml\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            assert tomllib.loads(block), path
+
+
+def test_every_commit_that_a_figure_names_is_in_the_history() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (*DOCUMENTS, *(ROOT / "benchmarks/results").glob("*.json"))]
+    named = {name for text in texts for name in re.findall(r'[Cc]ommit["`: ]+([0-9a-f]{7,40})\b', text)}
+    done = subprocess.run(["git", "rev-list", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode or (ROOT / ".git/shallow").exists():
+        pytest.skip("no history of git here")
+    assert [name for name in named if f"\n{name}" not in f"\n{done.stdout}"] == []
 
 
 def test_the_site_fetches_nothing_from_the_internet() -> None:
