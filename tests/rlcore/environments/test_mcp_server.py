@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ def call(tool: str, **arguments: Any) -> ParsedCall:
 
 def servers() -> list[int]:
     """The processes of the example server that this one has started."""
-    return [each.pid for each in psutil.Process().children(recursive=True) if SERVER in each.cmdline()]
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            found += [each.pid] if SERVER in each.cmdline() else []
+    return found
 
 
 @pytest.fixture
