@@ -104,15 +104,15 @@ attack: $(VENV)/.extra-services  ## what docs/security.md promises, attacked; pr
 	@infra/install_programs.sh || true
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack.run --write
 
-attack-run: setup  ## 268 silent faults, one at a time, in small runs; alarms in 2,000 sound iterations (an hour)
+attack-run: setup  ## 268 silent faults, one at a time, in small runs; alarms in 2,000 healthy iterations (an hour)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --sound 2000 --results attack-run.jsonl
 
-rehearsal: $(VENV)/.extra-services  ## years of operation on real servers, in minutes: approvals, budgets, backup, erasure; all killed once
+rehearsal: $(VENV)/.extra-services  ## years of operation on real servers, in minutes: approvals, budgets, backup, erasure; each killed once
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(PYTEST) -x -m rehearsal tests/rehearsal
 
-chaos: setup  ## whole runs, killed hundreds of times; weights and books compared: CHAOS='--share 10 --seed 0' (minutes to hours)
+chaos: setup  ## whole runs, killed hundreds of times; weights and records compared: CHAOS='--share 10 --seed 0' (minutes to hours)
 	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
 bench: setup  ## speed against TRL, on equal work, into README and docs (30 minutes); make bench-NAME BENCH='options': others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from rlcore.errors import ConfigError
@@ -41,8 +42,10 @@ def preset_path(preset: str) -> Path:
     except (OSError, ValueError):  # too long for a name, or with a NUL
         is_there = False
     if not is_there:
-        known = ", ".join(sorted(file.stem for file in FOLDER.glob("*.toml")))
+        known = sorted(file.stem for file in FOLDER.glob("*.toml"))
+        near = get_close_matches(path.stem, known)
+        fix = f"did you mean {' or '.join(near)}?" if near else f"name one of {', '.join(known)}"
         raise ConfigError(
-            f"there is no preset {preset!r}", where=str(path), fix=f"name one of {known}, or the path of a .toml file"
+            f"there is no preset {preset!r}", fix=f"{fix}; your own preset is named by its path, a .toml file"
         )
     return path

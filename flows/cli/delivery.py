@@ -23,7 +23,6 @@ def export(
         Literal["keep", "float32", "bfloat16", "float16"],
         Parameter(help="Precision of the weights; keep: the checkpoint's."),
     ] = "keep",
-    gguf: Annotated[bool, Parameter(help="Not supported; the error names a tool that writes GGUF.")] = False,
     push: Annotated[
         str, Parameter(help="OWNER/NAME of a repository of the hub to upload the folder to.", show_default=False)
     ] = "",
@@ -41,7 +40,8 @@ def export(
     rlcore export mine-grpo/3 exported --push me/mine --dry-run     # look at exported/README.md
     ```
 
-    Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`. `--push` takes the token of
+    Load it without rlcore: `AutoModelForCausalLM.from_pretrained("exported")`. For GGUF run llama.cpp's
+    convert_hf_to_gguf.py on the folder. `--push` takes the token of
     `hf auth login` or HF_TOKEN, and the hub of HF_ENDPOINT.
     """
     if (public or dry_run) and not push:
@@ -55,7 +55,7 @@ def export(
     if dry_run:
         sys.stdout.write(f"the card is in {export_card(home, model, folder, repo=push).absolute()}\n")
         return 0
-    written = export_model(home, model, folder, dtype=dtype, gguf=gguf, repo=push)
+    written = export_model(home, model, folder, dtype=dtype, repo=push)
     sys.stdout.write(f"{model} is in {written.absolute()}\n")
     if push:
         sys.stdout.write(f"uploaded: {push_folder(written, push, private=not public)}\n")

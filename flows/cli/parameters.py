@@ -47,8 +47,7 @@ Overrides = Annotated[
         name="--set",
         converter=_overrides,
         show_default=False,
-        help="KEY=VALUE: a changed key of the preset, such as stages.grpo.learning_rate=2e-6. Several in "
-        "one text, with blanks between them, or --set once for each. The keys: rlcore config.",
+        help="Override a key of the preset; repeatable: stages.grpo.learning_rate=2e-6. The keys: rlcore config.",
     ),
 ]
 Gpus = Annotated[int, Parameter(show_default=False, help="GPUs to divide between learner and engines.")]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -208,7 +209,10 @@ def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
     try:
         function = getattr(importlib.import_module(term.module), _name_of(term))
     except (Exception, SystemExit) as error:  # a user's module may raise anything, and end its script
+        lacks = error.name if isinstance(error, ModuleNotFoundError) else None
         fix = "name a function as module:function, of a module in the current folder or on PYTHONPATH"
+        if lacks and not f"{term.module}.".startswith(f"{lacks}."):  # a package that the module imports
+            fix = f"install the package of {lacks!r} into {sys.prefix}, or name an interpreter that has it as python"
         said = f"it ends Python with {error}" if isinstance(error, SystemExit) else error
         what = f"cannot import the function {term.kind!r}: {said}"
         raise ConfigError(what, where=f"{path}.kind", fix=fix) from error

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore.errors import ConfigError, StorageError
+from rlcore.errors import StorageError
 from rlcore.models.exporting import ExportDtype, export_checkpoint
 from rlcore.models.saving import unfinished_prefix
 from rlcore.tasks.steps.base import MODEL
@@ -51,23 +51,15 @@ def open_registered(home: Home, model: str) -> Iterator[RegisteredVersion]:
         yield RegisteredVersion(tags=tags, folder=download_model(f"models:/{tags['name']}/{tags['version']}", folder))
 
 
-def export_model(
-    home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", gguf: bool = False, repo: str = ""
-) -> Path:
+def export_model(home: Home, model: str, folder: Path, *, dtype: ExportDtype = "keep", repo: str = "") -> Path:
     """Write a registered model into ``folder`` for transformers, vLLM and model hubs; return the folder.
 
     Safetensors in ``dtype`` with merged LoRAs, the tokenizer and its chat template, the generation configuration with
     the EOS ids, and the model card as README.md: for the hub's repository ``repo`` if it is named.
     Raises:
-        ConfigError: ``gguf`` was requested.
         ModelError: there is no such model, or it is a reward model.
         StorageError: ``folder`` is not empty, or writing fails; then no folder is left.
     """
-    if gguf:
-        raise ConfigError(
-            "GGUF files are not written: the library gguf has a writer for them, and no converter of models",
-            fix="export without it, then run llama.cpp's convert_hf_to_gguf.py on the folder",
-        )
     target = folder.absolute()
     with open_registered(home, model) as registered, announced(home.work, target.parent, unfinished_prefix(target)):
         export_checkpoint(registered.folder, target, dtype=dtype, readme=_card(home, registered, repo))

@@ -33,7 +33,6 @@ def test_an_exported_model_is_a_folder_that_transformers_loads_in_the_dtype_that
     [
         (("export", "toy-sft/1"), 2, "FOLDER"),
         (("export", "toy-sft/1", "out", "--dtype", "int4"), 2, "bfloat16"),
-        (("export", "toy-sft/1", "out", "--gguf"), 2, "convert_hf_to_gguf.py"),
         (("export", "toy-sft@champion", "out"), 1, "no registered model 'toy-sft@champion'"),
         (("serve", "toy-sft@champion"), 1, "no registered model 'toy-sft@champion'"),
         (("serve", "toy-sft/1", "--engine", "llama"), 2, "native"),

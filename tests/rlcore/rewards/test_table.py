@@ -84,6 +84,7 @@ NOTHING = RewardResources()
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{MODULE}.py").write_text(FUNCTIONS, encoding="utf-8")
+    (tmp_path / "lacking_module.py").write_text("import absent_package", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     return MODULE
@@ -263,6 +264,10 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind="length", options={"limit": 4, "buffer": 5}), r"buffer 5 is longer than limit 4"),
         (RewardTerm(kind="reward_model"), r"the reward model '' does not exist"),
         (RewardTerm(kind="no.such.module:f"), r"cannot import the function 'no.such.module:f'"),
+        (
+            RewardTerm(kind="lacking_module:f"),
+            r"No module named 'absent_package'.*install the package of 'absent_package'",
+        ),
         (RewardTerm(kind=":f"), r"cannot import"),
         (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
         (RewardTerm(kind=f"{MODULE}:not_a_function"), r"is not a function"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from rlcore.errors import ConfigError, ModelError, StorageError
+from rlcore.errors import ModelError, StorageError
 from rlcore.models import saving
 from rlcore.tasks.pipeline.model_export import export_model, open_registered
 from rlcore.tasks.store.settings import Home, configure_environment, find_home
@@ -91,8 +91,6 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tracked_h
     out = tmp_path / "out"
     with pytest.raises(ModelError, match="no registered model 'toy-sft@champion'"):
         export_model(tracked_home, "toy-sft@champion", out)
-    with pytest.raises(ConfigError, match="GGUF"):
-        export_model(tracked_home, "toy-sft/1", out, gguf=True)
     assert not out.exists()
     out.mkdir()
     (out / "notes.txt").write_text("mine")
