@@ -44,8 +44,6 @@ def preset_path(preset: str) -> Path:
     if not is_there:
         known = sorted(file.stem for file in FOLDER.glob("*.toml"))
         near = get_close_matches(path.stem, known)
-        fix = f"did you mean {' or '.join(near)}?" if near else f"name one of {', '.join(known)}"
-        raise ConfigError(
-            f"there is no preset {preset!r}", fix=f"{fix}; your own preset is named by its path, a .toml file"
-        )
+        fix = f"name one of {', '.join(near or known)}, or the path of a .toml file"
+        raise ConfigError(f"there is no preset {preset!r}", fix=fix)
     return path

@@ -84,7 +84,7 @@ NOTHING = RewardResources()
 @pytest.fixture
 def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / f"{MODULE}.py").write_text(FUNCTIONS, encoding="utf-8")
-    (tmp_path / "lacking_module.py").write_text("import absent_package", encoding="utf-8")
+    (tmp_path / "lacking_module.py").write_text("import absent_pack", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     return MODULE
@@ -266,7 +266,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind="no.such.module:f"), r"cannot import the function 'no.such.module:f'"),
         (
             RewardTerm(kind="lacking_module:f"),
-            r"No module named 'absent_package'.*install the package of 'absent_package'",
+            r"No module named 'absent_pack'.*install the package of 'absent_pack'",
         ),
         (RewardTerm(kind=":f"), r"cannot import"),
         (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
