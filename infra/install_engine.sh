@@ -8,9 +8,8 @@ stamp=$folder/.installed
 [ -e "$stamp" ] && [ "$stamp" -nt "$0" ] && [ "$stamp" -nt "$here/locks/engine.txt" ] && exit 0
 
 "$python" -m venv "$folder"
-pip() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check "$@"; }
 uv() { VIRTUAL_ENV=$folder "$folder/bin/uv" pip install --quiet --constraint "$here/locks/engine.txt" "$@"; }
-pip --no-deps --require-hashes --requirement "$here/locks/first.txt"
+"$here/install_first.sh" "$folder/bin/python"
 if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
   echo "installing vllm (CUDA) into $folder"
   uv vllm
