@@ -31,7 +31,7 @@ _LEAD = re.compile(
 # The name of a value: AB = 5, S_{10} = 5, P(A) = 5, \angle ABC = 5, \text{Area} = 5.
 _NAMED = re.compile(
     r"(?:(?:[A-Za-z]|\\[a-z]{2,8})(?:_(?:[A-Za-z0-9]|\{[^{}]{1,30}\}))?'{0,3}(?:\( ?[^()=a-z]{1,20} ?\))?|[A-Z]{2,3}"
-    r"|\|[A-Z]{2}\||\\overline ?\{ ?[A-Z]{2} ?\}|\\angle ?[A-Z]{1,3}"
+    r"|\|[A-Z]{2}\||\\overline ?\{ ?[A-Z]{2} ?\}|\\(?:overline|bar|hat|tilde|vec) ?\{ ?[A-Za-z] ?\}|\\angle ?[A-Z]{1,3}"
     r"|\\text\{ ?[A-Za-z ]{1,40}(?P<stop>: ?)?\}) ?(?(stop)|[=:]) ?"
 )
 # \text{The answer is } 5
@@ -63,6 +63,8 @@ _AT_START = re.compile(
     r"\A(?:\s|\\[,;:! ]|~|\\(?:q?quad|displaystyle|textstyle|large|Large|LARGE|huge|Huge)(?![A-Za-z]))*"
 )
 _AT_END, _MAX_AT_END = re.compile(r"(?:\s|\\[,;:! ]|~|\\q?quad(?![A-Za-z])|\\\\)+\Z"), 60
+# Dollar signs around a part of an answer: 20 $cm^2$, not $5 and $6
+_DELIMITED = re.compile(r"(?<!\\)\$(?! )([^$]{1,200})(?<![ \\])\$(?![0-9])")
 _SET_IN_WORDS = re.compile(
     r"(?:\\text\{ ?)?(?:((?:the set of )?all real(?:s| numbers)|全体实数|任意实数)"
     r"|(?:the )?empty set|no (?:real )?(?:solutions?|roots?)|无解|无实数解|空集)(?: ?\})?",
@@ -226,7 +228,7 @@ def find_reference(reference: str) -> str:
 
 def spelled(text: str) -> str:
     """Return an answer without decoration, in plain characters, with signs for percent and for sets named by words."""
-    found = with_percent_sign(clean(plainly(text)))
+    found = with_percent_sign(_DELIMITED.sub(r"\1", clean(plainly(text))))
     words = _SET_IN_WORDS.fullmatch(found)
     return found if words is None else r"\mathbb{R}" if words.group(1) else r"\emptyset"
 

@@ -72,11 +72,17 @@ _FORMULA = re.compile(r"\$([^$]{3,200})\$|\\\((.{3,200}?)\\\)|\\\[(.{3,200}?)\\\
 _PLAIN_FORMULA = re.compile(
     r"(?<![A-Za-z\\])(?:[0-9.+*/^()=<>{} -]|\\[a-z]+|(?<![A-Za-z])[A-Za-z]{1,2}(?![A-Za-z])){4,200}"
 )
+# Before and after an item of a list: (a) 2/5 (b) 3; 2/5, 3 or 4.
+_BEFORE_ITEM = re.compile(r"(?:(?<![A-Za-z0-9])[A-Ja-j1-9][).]|[0-9}$] ?(?:[,;]|,? ?\b(?:and|or)\b))[\s$]*\Z")
+_AFTER_ITEM = re.compile(r"[\s$]*(?:[,;]|,? ?\b(?:and|or)\b)[\s$]*[-+]?[0-9.\\]")
 _MAX_PROBLEM, _MAX_FORMULAS = 4_000, 8
 # Parentheses or a style around a whole number.
 _WRAPPED = re.compile(
     r"(?:\\left ?)?\(([^()]*?)(?:\\right ?)?\)|\\(?:text|mathrm|mathbf|textbf|boldsymbol|mathit|underline)\{([^{}]*)\}"
 )
+# Parentheses behind a sign, -(5/6), and around a part of a fraction, (-5)/(6).
+_SIGNED = re.compile(r"([-+]) ?(?:\\left ?)?\( ?([0-9.\\][^()]*?) ?(?:\\right ?)?\)")
+_PART = re.compile(r"(?:^|(?<=^-)|(?<=/)) ?\( ?([-+]?[0-9.]{1,40}) ?\)(?=$| ?/)")
 _SHORT_WORD = re.compile("[A-Z][a-z]")
 _MIN_WORD = 3  # shorter references (x, ab, A) are mathematics or choices
 
@@ -181,6 +187,10 @@ def _best(scores: Sequence[Score]) -> Score:
 
 def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:
     """Return the result without symbolic mathematics; None if that is needed."""
+    words = _WORDS.fullmatch(reference)
+    is_worded = words is not None and _is_word(words.group(1))
+    if answer and (answer == reference or (is_worded and _as_words(answer) == _as_words(reference))):
+        return True
     answer = _as_stated(answer, reference)
     if not answer or (answer != reference and _is_refused(answer, reference)):
         return False
@@ -188,6 +198,8 @@ def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem:
         return True
     expected = parse_quantity(reference)
     given = parse_quantity(answer if expected is None else _as_plain(answer))
+    if expected is not None and expected == given and _is_item(answer, problem):
+        return same_magnitude(answer, reference)
     if not same_magnitude(answer, reference) or (evaluated_only and _is_restated(answer, reference, problem)):
         return False
     if expected is not None and given is not None:
@@ -200,8 +212,7 @@ def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem:
         return False
     if scale_words(answer) != scale_words(reference):
         return False
-    words = _WORDS.fullmatch(reference)
-    if words is not None and _is_word(words.group(1)):
+    if is_worded:
         return _as_words(answer) == _as_words(reference)
     return False if expected is not None and _WORDS.fullmatch(answer) else None
 
@@ -239,8 +250,22 @@ def _is_restated(answer: str, reference: str, problem: str) -> bool:
     if parse_quantity(answer) is not None and (parse_number(answer) is None or _is_fraction(expected)):
         return False  # 60 km/h for 60, and 3/4 for \\frac{3}{4}
     forms = {written, "=".join(written.split("=")[::-1])}  # both directions
-    as_written = "|".join(r"\s*".join(map(re.escape, form)) for form in forms)
-    return re.search(rf"(?<![\w.])(?:{as_written})(?!\w|\^|\.[0-9])", _respelt(problem)) is not None
+    return any(_occurrences(form, _respelt(problem)) for form in forms)
+
+
+def _is_item(answer: str, problem: str) -> bool:
+    """Return True if an answer is one of several values that the problem lists."""
+    text = _respelt(problem)
+    found = _occurrences("".join(_respelt(answer).split()), text)
+    return any(
+        _BEFORE_ITEM.search(text, max(start - 40, 0), start) or _AFTER_ITEM.match(text, end) for start, end in found
+    )
+
+
+def _occurrences(form: str, text: str) -> list[tuple[int, int]]:
+    """Return where a text has a formula, whatever its blanks."""
+    as_written = r"\s*".join(map(re.escape, form))
+    return [found.span() for found in re.finditer(rf"(?<![\w.])(?:{as_written})(?!\w|\^|\.[0-9])", text)]
 
 
 def _is_fraction(text: str) -> bool:
@@ -264,6 +289,10 @@ def _as_plain(answer: str) -> str:
     text = _BASE_TEN.sub("", re.sub(r"^([0-9]{1,40}) ?: ?([0-9]{1,40})$", r"\1/\2", _ORDINAL.sub("", text)))
     text = re.sub(r"^([-+])(?: |\\[,;:!])+(?=[0-9.\\$])", r"\1", text)
     text = re.sub(r"^(\\?\$)-(?=[0-9.])", r"-\1", text)
+    text = _PART.sub(r"\1", text)
+    signed = _SIGNED.fullmatch(text)
+    if signed is not None and parse_number(signed[2]) is not None:
+        text = signed[1] + signed[2]
     return separate_unit(text)
 
 

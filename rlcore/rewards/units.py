@@ -16,7 +16,7 @@ from rlcore.rewards.plain_numbers import PlainNumber, parse_number
 _SPACE = r"(?:[ ~]|\\[ ,;:!]){0,4}"
 _STYLED = (
     r"(?:\\mu ?)?\\(?:text(?:normal|bf|it|rm|sf|tt|up)?|mathrm|mbox|hbox|operatorname)"
-    r" ?\{(?! ?[abcefijknopqruvwxyz] ?\})(?:[^{}%]|\{[^{}%]{0,10}\}){1,60}\}"
+    r" ?\{(?! ?[abcefijknopqruvwxyz] ?\})(?:[^{}%0-9!=]|\^ ?-?[0-9]|\^?\{[^{}%!=]{0,10}\}){1,60}\}"
 )
 _DEGREE = r"(?:\^ ?(?:\\circ|\{ ?\\circ ?\})|°|\\degree)"
 _SIGN = rf"{_DEGREE}(?: ?[CF](?![a-z]))?|[€£¥₹₩₽¢℃℉Ω]|\\?\$|\\(?:Omega|ohm)(?![a-z])"
@@ -91,6 +91,8 @@ _DEGREES = re.compile(_DEGREE)
 _TEMPERATURE = re.compile(r"(?:° ?|degrees? )([cf])(?:elsius|ahrenheit)?(?![a-z])")
 _MILLIWATT = re.compile(r"(?<![A-Za-z])mW(?![A-Za-z])")
 _HALF_OF_DAY = re.compile(r"\b([ap])\. ?m\b\.?|\b([ap]) m\b")
+_INCH = re.compile(r"\{ ?in\.? ?\}|(?<=/)in\b|\bin(?= ?\^)")
+_POWER = re.compile(r"\^ ?\{[^{}]*\}")
 _TAIL = re.compile(rf"{_SPACE}(?:(?:{_STYLED}|\\?\$|\\cdot|[A-Za-z€£¥₹₩₽¢°/ {_HAN}]){_EXPONENT}){{1,60}}$")
 _PREFIX = re.compile(r"[-+]? ?(?:[A-Z]{0,3}\\?(\$)|([€£¥₹₩₽])|(USD|EUR|GBP|JPY|INR) )")
 
@@ -130,13 +132,16 @@ def _units_of(text: str) -> list[tuple[int, str, str]]:
     tail, prefix = _TAIL.search(written[-_MAX_TAIL:]), _PREFIX.match(written)
     words: list[tuple[str, str]] = []
     if tail:
-        plain = _MILLIWATT.sub("milliwatt", re.sub(r"\\[A-Za-z]+", " ", tail.group())).lower()
+        spelled = _INCH.sub("{inch}", _MILLIWATT.sub("milliwatt", tail.group()))
+        plain = re.sub(r"\\[A-Za-z]+", " ", spelled).lower()
         plain = _TEMPERATURE.sub(r"°\1", re.sub(r"[{}]|\\.", "", plain).replace(" ^", "^").replace("^ ", "^"))
         plain = _HALF_OF_DAY.sub(lambda match: f"{match.group(1) or match.group(2)}m", plain)
         plain = _SQUARE.sub(lambda match: f"{match.group(2)}^{'3' if match.group(1) == 'cubic' else '2'}", plain)
         words = _UNIT_WORDS.findall(plain)
     is_unit = tail is not None and (
-        "{" in tail.group() or "/" in tail.group() or parse_number(written[: -len(tail.group())]) is not None
+        "{" in _POWER.sub("", tail.group())
+        or "/" in tail.group()
+        or parse_number(written[: -len(tail.group())]) is not None
     )
     found = [
         (*_UNITS[word], exponent)

@@ -38,6 +38,7 @@ from rlcore.rewards.mathematics.structures import (
 )
 from rlcore.rewards.units import parse_quantity, same_magnitude
 
+_CHOICES = frozenset("ABCDEFGHIJ")
 _DECIMAL = re.compile(r"-?[0-9]*\.?[0-9]+")
 
 
@@ -131,10 +132,10 @@ def _with_constant(answer: Node, reference: Node) -> Node:
 def _equals_text(reference: Item, answer: Item) -> bool:
     """Compare texts as spelled; a sequence of choice letters as a list."""
     if isinstance(reference, Text) and isinstance(answer, Text):
-        is_one = len(reference.text) == len(answer.text) == 1 and reference.text in "ABCDEFGHIJ"
+        is_one = len(reference.text) == len(answer.text) == 1 and reference.text in _CHOICES
         return reference.text == answer.text or (is_one and reference.text == answer.text.upper())
     if isinstance(reference, Text) and isinstance(answer, Value) and len(reference.text) == 1:
-        return answer.text.upper() == reference.text and reference.text in "ABCDEFGHIJ"  # a lower-case choice
+        return answer.text.upper() == reference.text and reference.text in _CHOICES  # a lower-case choice
     text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
     if isinstance(text, Text) and isinstance(other, Items) and other.kind == "list":
         letters = [letter_of(item) for item in other.items]
@@ -222,6 +223,8 @@ def _equals_unnamed(reference: Item, answer: Named) -> bool:
     if isinstance(reference, Relation):
         ours = as_relation(answer)
         return ours is not None and equal_relations(equals, reference, ours)
+    if isinstance(reference, Text) and {reference.text, answer.name} <= _CHOICES:
+        return False  # B = A
     used = free_symbols(answer.item.node) if isinstance(answer.item, Value) else frozenset()
     return answer.name not in used and equals(reference, answer.item)
 

@@ -39,7 +39,7 @@ _ORDER = re.compile(r"\\(?:le|ge|ne|in|approx)(?![a-z])|[<>=]")
 _SET_SIGN = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
 _COLON = re.compile(":")
 _CONDITION = re.compile(r"\\mid(?![a-z])|\||:")
-_NAME = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]{1,12}\}|[A-Za-z0-9]))?'{0,3}(?:\( ?[A-Za-z](?:, ?[A-Za-z])* ?\))?"
+_NAME = r"(?:[A-Za-z]|\\(?:overline|hat|tilde) ?\{ ?[A-Za-z] ?\}|\\[a-z]+)(?:_(?:\{[^{}]{1,12}\}|[A-Za-z0-9]))?'{0,3}(?:\( ?[A-Za-z](?:, ?[A-Za-z])* ?\))?"
 _ANSWER_NAME = re.compile(
     rf"{_NAME}|[A-Z]{{2,3}}|\\angle ?[A-Z]{{1,3}}|\\text\{{[A-Za-z ]{{1,30}}\}}|\|(?:[A-Za-z]|[A-Z]{{2}})\|"
 )
@@ -50,14 +50,15 @@ _REFERENCE_NAME = re.compile(
 _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|[A-Za-z0-9])")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' -]*")
 _CHOICE = re.compile(
-    r"(?:\\text\{)?(?:\( ?([A-J]) ?\)(?: ?[:.])?|([A-J])[.):]) ?\}?(?! ?(?:[,;]|and |or |$))(.*)"
+    r"(?:\\text\{)?(?:\( ?([A-J]) ?\)(?: ?[:.])?|([A-J])[.):]) ?\}?(?! ?(?:[,;]|and |or |$))"
+    r"(?!.*(?:(?<![A-Za-z])\( ?[A-J] ?\)|(?<![A-Za-z(])[A-J][.):]))(.*)"  # nor of several, (A)(B)
     r"|(?!(?:not?|nor|neither|except|never)\b)([^A-Z(]{1,80}) \( ?([A-J]) ?\)",
     re.DOTALL,
 )
 _CHOSEN = re.compile(r"\A(?i:the )?(?i:option|choice|answer|选项|故选|选|答案)(?: is\b)?[: ]*(?=\(?[A-J]\b)")
 _LETTER = re.compile(r"\( ?([A-Ja-j]) ?\)|([A-Z])\)?")
 _CAPITALS = re.compile(r"[A-Z]{2,}")
-_UNIT = re.compile(r"(?<=[0-9A-Za-z})]) ?\\text\{[^{}]*\}(?: ?\^ ?\{?[23]\}?)?$")
+_UNIT = re.compile(r"(?<=[0-9A-Za-z})]) ?\\text\{[^{}0-9!=]*\}(?: ?\^ ?\{?[23]\}?)?$")
 _IF = re.compile(r"\A(?:\\text\{ ?(?:if|for|when|where),? ?\}|if |for |when )")
 _LOGIC = re.compile(r"\\(lor|land|cup|cap)(?![a-z])")
 _SIGNS = re.compile(r"\\[pm][pm](?![a-z])")

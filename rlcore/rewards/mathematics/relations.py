@@ -30,15 +30,8 @@ def equal_relations(equals: Equal, reference: Relation, answer: Relation) -> boo
         )
     nodes = [side.node for side in sides if isinstance(side, Value)]
     if not free_symbols(difference(*nodes[:2])) or equal_values(nodes[0], nodes[1]):
-        return _same_texts(reference, answer)  # without a variable, all true equations would be equal
+        return nodes[:2] == nodes[2:]  # without a variable, all true equations would be equal
     return _proportional(difference(*nodes[:2]), difference(*nodes[2:]), reference.operators[0])
-
-
-def _same_texts(reference: Relation, answer: Relation) -> bool:
-    texts = [
-        [side.text.replace(" ", "") for side in one.sides if isinstance(side, Value)] for one in (reference, answer)
-    ]
-    return texts[0] == texts[1]
 
 
 def _proportional(first: Node, second: Node, operator: str) -> bool:

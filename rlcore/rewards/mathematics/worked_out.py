@@ -41,6 +41,8 @@ def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
         return False
     if not isinstance(ours, Value) and _has_open_number(ours, theirs):
         return False
+    if isinstance(theirs, Relation) and _common_factor(theirs) > 1 >= _common_factor(ours):
+        return False
     if isinstance(ours, Relation):
         return all(_keeps_sides(ours, theirs, read(formula)) for formula in problem)
     if not isinstance(ours, Value) or not isinstance(theirs, Value) or ours.node == theirs.node:
@@ -57,6 +59,21 @@ def is_worked_out(reference: str, answer: str, problem: Sequence[str]) -> bool:
 
 def _bare(item: Item) -> Item:
     return item.item if isinstance(item, Named) else item
+
+
+def _common_factor(item: Item) -> int:
+    """Return the largest integer that divides an equation: 2 for ``2y = 4x + 6``."""
+    sides = item.sides if isinstance(item, Relation) else ()
+    if not all(isinstance(side, Value) for side in sides):
+        return 1
+    return math.gcd(*(_coefficient(term) for side in sides if isinstance(side, Value) for term in _terms(side.node)))
+
+
+def _coefficient(term: Node) -> int:
+    """Return the integer factor of a term; 1 if it has a number that is not an integer."""
+    numbers = [(Fraction(factor.value), times) for factor, times in _powers(term) if factor.kind == "number"]
+    is_whole = all(value.denominator == 1 and times > 0 for value, times in numbers)
+    return math.prod(int(value) ** times for value, times in numbers) if is_whole else 1
 
 
 def _new_names(answer: Node, reference: Node) -> frozenset[str]:
@@ -110,6 +127,8 @@ def _idle(node: Node) -> frozenset[str]:
             found.add("product of numbers")
         if part.kind == "pow" and part.args[0].kind == "pow" and exact_rational(part.args[1]) != -1:
             found.add("power of a power")
+        if part.kind == "pow" and exact_rational(part.args[0]) in (0, 1):
+            found.add("power of 0 or 1")
         if part.kind == "call" and part.value == "ln" and any(each.value == "e" for each in walk(part.args[0])):
             found.add("logarithm of a power of e")
     return frozenset(found)

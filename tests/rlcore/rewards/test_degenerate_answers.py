@@ -31,7 +31,7 @@ NUM_PROBLEMS = 2
 SLOW_TO_MAKE = {"knight_swap", "rubiks_cube"}
 ANSWERS = (
     "0", "1", "-1", "2", "3", "5", "10", "24", "42", "100", "1000", "0.0", "0.5", "1/2", "1/0", "1e308", "0e0", "0e0*1",
-    "0123456789", "0 0", "0 1", "1 2 3 4", "1,2,3", "6*4*1*1", "(1+2+3)*4", "True", "False", "true", "yes", "no", "Yes",
+    "0123456789", "0 0", "0 1", "1 2 3 4", "1,2,3", "6*4*1*1", "(1+2+3)*4", "True", "False", "True False", "true", "Yes No", "yes", "no", "Yes",
     "No", "None", "null", "nan", "NaN", "nan+nanj", "inf", "-inf", "oo", "zoo", "[]", "{}", "()", "[[]]", "[0]",
     "[[0]]", "a", "x", "e", "pi", "i", "*", "?", "-", "answer", "I don't know", "impossible", "infeasible", "up", "odd",
     "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ",

@@ -414,6 +414,12 @@ CHOICES: Table = [
     ("I and III", "I, III", R),
     ("I and III", "I, II", W),
     ("C", "not (C)", W),
+    ("A", "(A)(B)(C)(D)", W),
+    ("A", "(A) / (B)", W),
+    ("A", "A. B. C.", W),
+    ("A", "(A) P(A) = 1", R),
+    ("A", "B=A", W),
+    ("B", "x=B", R),
 ]
 RESIDUES: Table = [
     (r"x \equiv 4 \pmod 9", r"x\equiv 4 \pmod{9}", R),
@@ -451,7 +457,38 @@ SYSTEMS: Table = [
     (r"\begin{pmatrix}4&5\\6&7\end{pmatrix}", "[[4,5],[6,7]]", R),
     (r"\begin{pmatrix}4&5\\6&7\end{pmatrix}", "[[4,6],[5,7]]", W),
 ]
+TEXTS_AND_UNITS: Table = [
+    ("There is no solution.", "There is no solution.", R),
+    ("They are the same.", "they are the same", R),
+    ("They are the same.", "They are different.", W),
+    ("t^{4}+t^{2}", "t^{2}+t^{4}", R),
+    ("s^{3}-s^{2}", "-s^{2}+s^{3}", R),
+    ("s^{3}-s^{2}", "s^{2}-s^{3}", W),
+    (r"11.6 \mathrm{lb}/\mathrm{in}^{2}", r"11.6 \mathrm{lb}/\mathrm{in}^{4}", W),
+    (r"11.6 \mathrm{lb}/\mathrm{in}^{2}", r"11.6 \text{ lb}/\text{in}^2", R),
+    ("5 dollars", "5 dollars in total", R),
+    ("20 $cm^{2}$", "20 cm^2", R),
+    ("20 $cm^{2}$", "20 cm^3", W),
+    ("20 cm^2", "20 $cm^2$", R),
+    ("6", r"6\text{!}", W),
+    ("12", r"12\text{13}", W),
+    ("12", r"12\text{ cm}^2", R),
+    (r"\bar{x}=0, \bar{y}=\frac{28}{9\pi}", r"\bar{x}=0, \bar{y}=28/(9\pi)", R),
+    (r"\bar{x}=0, \bar{y}=\frac{28}{9\pi}", r"\bar{y}=0, \bar{x}=28/(9\pi)", W),
+    ("28/9", r"\bar{y}=28/9", R),
+    (r"-\frac{5}{6}", "-(5/6)", R),
+    (r"-\frac{5}{6}", r"\frac{5}{-6}", R),
+    (r"-\frac{5}{6}", "(-5)/(6)", R),
+    ("5", "2(3)/(6)", W),
+    ("5", "-(-5)", W),  # not evaluated
+    (r"\log_{6}\left(\frac{1}{36}\right)=-2", r"\log_{6}(1/36)=-2", R),
+    (r"\log_{6}\left(\frac{1}{36}\right)=-2", r"\log_{6}(1/6)=-1", W),
+    ("y=2x+3", "2y=4x+6", W),  # not in lowest terms
+    ("y=2x+3", "2x-y=-3", R),
+    ("x+1", "x+1^{x-1}", W),
+]
 TABLES: dict[str, Table] = {
+    "texts and units": TEXTS_AND_UNITS,
     "exact values": EXACT,
     "times and dates": TIMES_AND_DATES,
     "ratios": RATIOS,

@@ -119,6 +119,9 @@ ECHOES = [
     (r"Which is more, $x+1$ or $x$?", "x+1", "1+x", True),
     (r"A car does $60\text{ km/h}$. How fast is it?", "60", r"60\text{ km/h}", True),
     ("Write $2*10^3$ out.", "2000", "2*10^3", False),
+    ("Which is the third biggest? (a) -2/5 (b) 21584/11 (c) 2 (d) 0.1", "-0.4", "-2/5", True),
+    ("Which is the biggest: 4/10, 1/5 or -3?", "0.4", "4/10", True),
+    ("Write as a decimal: 2/5", "0.4", "2/5", False),
     ("How many metres are in two kilometres?", "2000", r"2 \times 10^3", True),
 ]
 
