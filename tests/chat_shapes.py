@@ -209,6 +209,13 @@ SHAPES = {
         "<|end|>",
         ("rstrip",),
     ),
+    "GLM": Shape(  # the next role's marker ends a turn
+        "{{ '<s>' }}{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ '\\n' }}"
+        "{% if m.role == 'assistant' %}{{ '<think></think>\\n' ~ (m.content | trim) }}{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
+        ("<s>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        "<|user|>",
+    ),
     "DeepSeek R1": Shape(
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}"
         "{{ '<|User|>' ~ m.content }}{% else %}{{ '<|Assistant|>' ~ m.content.split('</think>')[-1] ~ '</s>' }}"

@@ -35,14 +35,14 @@ class AssistantTurn:
     Attributes:
         prefill: Thought that the generation prompt begins; completions continue it.
         opening: Text between the generation prompt and the message.
-        end: Text from the message to the EOS, inclusive.
-        rest: Text after the EOS.
+        end: Text from the message to the EOS, inclusive: also one that begins the next message, as GLM's do.
+        tail: Text after the message at the end of a conversation.
     """
 
     prefill: str
     opening: str
     end: str
-    rest: str
+    tail: str
 
 
 def template_pieces(backend: PreTrainedTokenizerBase, roles: Sequence[Role], *, tools: str = "") -> list[str]:
@@ -127,7 +127,7 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
     thought = _OPEN_THOUGHT.search(prompt.rpartition(user.content)[2])
     prefill = thought.group() if thought else ""
     opening = head.removeprefix(prompt) if head.startswith(prompt) and not prefill else ""
-    end = _end_of(backend, tail, eos_ids)
+    end = _end_of(backend, tail, eos_ids) or _end_of(backend, _before_next(backend), eos_ids)
     # A demonstration need not contain the thought that the generation prompt begins or skips.
     if not head.startswith((prompt.removesuffix(prefill), _CLOSED_THOUGHT.sub("", prompt))):
         what = f"the generation prompt {prompt!r} differs from the start of the assistant's turn in {demonstration!r}"
@@ -141,7 +141,15 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
         controls = sorted((token for token in control_tokens_of(backend) if token in tail), key=tail.find)
         extra = f"set model.extra_eos = {json.dumps(controls[:1])} if that ends a turn; otherwise {TEMPLATE_FIX}"
         raise _untrainable(backend, what, fix=extra if controls else TEMPLATE_FIX)
-    return AssistantTurn(prefill=prefill, opening=opening, end=end, rest=tail.removeprefix(end))
+    return AssistantTurn(prefill=prefill, opening=opening, end=end, tail=tail)
+
+
+def _before_next(backend: PreTrainedTokenizerBase) -> str:
+    """Return the text between an assistant's message and the next user's; empty if the template refuses them."""
+    try:
+        return template_pieces(backend, ["user", "assistant", "user"])[2]
+    except ModelError:
+        return ""
 
 
 def _end_of(backend: PreTrainedTokenizerBase, tail: str, eos_ids: Sequence[int]) -> str:

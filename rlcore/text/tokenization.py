@@ -159,8 +159,8 @@ class ChatTokenizer:
         whole = render(
             self.hf_tokenizer, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
         )
-        answer = whole.removeprefix(prompt).removesuffix(turn.end + turn.rest)
-        if whole == prompt + answer + turn.end + turn.rest and _letters(answer) in (
+        answer = whole.removeprefix(prompt).removesuffix(turn.tail)
+        if whole == prompt + answer + turn.tail and _letters(answer) in (
             _letters(words),
             _letters(turn.opening + words),
         ):
@@ -226,7 +226,9 @@ def require_same_tokens(tokenizer: ChatTokenizer) -> None:
         )
         # Templates that drop or begin a thought write an answer differently from a sampled one.
         if whole[: len(prompt)] == prompt and not tokenizer.prefill:
-            _compare(tokenizer, (*prompt, *answer), whole[: len(prompt) + len(answer)], (*roles, "assistant"))
+            length = len(prompt) + len(answer)
+            ours = (*prompt, *answer)[: length if tokenizer.turn.tail.startswith(tokenizer.turn.end) else len(whole)]
+            _compare(tokenizer, ours, whole[:length], (*roles, "assistant"))
 
 
 def _theirs(tokenizer: ChatTokenizer, messages: Sequence[Message], *, add_generation_prompt: bool) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ AROUND = {
     "Vicuna": ("", " ", "</s>"),
     "harmony": ("", "<|channel|>final<|message|>", "<|return|>"),
     "Qwen 3": ("", "<think>\n\n</think>\n\n", "<|im_end|>"),
+    "GLM": ("", "\n<think></think>\n", "<|user|>"),
     "DeepSeek R1": ("<think>\n", "", "</s>"),
 }
 
