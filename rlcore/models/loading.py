@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from rlcore.errors import ModelError
 from rlcore.models.batching import choose_kernels
 from rlcore.models.saving import atomic_folder, cast_like
+from rlcore.models.stored_weights import refuse_unknown_weights
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -96,6 +97,7 @@ def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: An
     errors = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
     if errors:  # transformers would fill them with random numbers
         raise ModelError(f"the weights are incomplete: {errors}", where=str(name), fix="fetch the checkpoint again")
+    refuse_unknown_weights(model, map(str, report["unexpected_keys"]), where=str(name))
     if getattr(model.config, "quantization_config", None) is not None:
         raise ModelError("quantized weights cannot be trained", where=str(name), fix="use the unquantized model")
     return model

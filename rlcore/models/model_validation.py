@@ -17,25 +17,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rlcore.errors import ModelError
+from rlcore.models.stored_weights import AGAIN, require_weights
 from rlcore.text.chat_template import TEMPLATE_FIX
 from rlcore.text.tokenization import PROBE_ROLES
 
-MAX_TENSORS = 100_000
 MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
 MAX_TOKEN_ID = 2**24  # the largest vocabularies have a few hundred thousand tokens
 MAX_GROWTH = 1_000  # maximum factor by which a normalizer may lengthen a text
 _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
-_SPARE = 2.0  # maximum ratio of model parameters to stored numbers: tied weights are stored once
 _TEMPLATE_SECONDS = 10.0  # of processor time; a template takes milliseconds
 _TEMPLATE_BYTES = 1 << 30
 _OUT_OF_MEMORY = 3
-_AGAIN = "fetch the checkpoint again, with the configuration that it was saved with"
 # Renders as transformers does, in a process that can be killed: ``**`` on huge integers holds the interpreter lock.
 _RENDER = """
 import json, resource, signal, sys
@@ -83,13 +79,26 @@ def validate_model_dir(folder: Path) -> PretrainedConfig:
     require_files(folder)
     require_tokenizer(folder)
     config = read_config(folder, local_files_only=True)
+    require_loadable(config, folder)
+    return config
+
+
+def require_loadable(config: PretrainedConfig, folder: Path) -> None:
+    """Check that the files hold the weights of the configuration, by their headers.
+
+    Raises:
+        ModelError: They do not, or the configuration describes no causal language model.
+    """
     try:
         require_weights(config, folder)
     except ModelError:
         raise
-    except Exception as error:
-        raise ModelError(f"the model cannot be loaded: {error}", where=str(folder), fix=_AGAIN) from error
-    return config
+    except Exception as error:  # any of the class
+        raise ModelError(
+            f"config.json describes no causal language model ({config.model_type}): {str(error).partition(chr(10))[0]}",
+            where=str(folder),
+            fix="take a decoder-only model, such as Llama or Qwen, with the configuration that it was saved with",
+        ) from error
 
 
 def require_files(folder: Path) -> None:
@@ -122,14 +131,14 @@ def require_tokenizer(folder: Path) -> None:
             largest = max(_token_ids(document), default=0)
             growth = max((_growth(document.get(part)) for part in ("normalizer", "decoder")), default=1)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            raise ModelError(f"the tokenizer cannot be read: {error}", where=str(path), fix=_AGAIN) from error
+            raise ModelError(f"the tokenizer cannot be read: {error}", where=str(path), fix=AGAIN) from error
         if largest > MAX_TOKEN_ID:
-            raise ModelError(f"token id {largest:,} is too large (limit {MAX_TOKEN_ID:,})", where=str(path), fix=_AGAIN)
+            raise ModelError(f"token id {largest:,} is too large (limit {MAX_TOKEN_ID:,})", where=str(path), fix=AGAIN)
         if growth > MAX_GROWTH:
             raise ModelError(
                 f"the tokenizer may lengthen a text {growth:,} times (limit {MAX_GROWTH:,})",
                 where=str(path),
-                fix=_AGAIN,
+                fix=AGAIN,
             )
 
 
@@ -179,26 +188,6 @@ def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
     config._attn_implementation = None
     config._experts_implementation = None
     return config
-
-
-def require_weights(config: PretrainedConfig, folder: Path) -> None:
-    """Check that the files hold the weights of the configuration; missing ones would be drawn at random in memory.
-
-    Raises:
-        ModelError: The configuration describes far more weights than the files hold.
-    """
-    stored = sum(_numbers_in(path) for path in folder.glob("*.safetensors"))
-    if not stored:
-        return  # the loader reports missing files
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    described = sum(each.numel() for each in empty.parameters())
-    if described > _SPARE * stored:
-        raise ModelError(
-            f"config.json describes {described:,} parameters, but the files hold {stored:,}",
-            where=str(folder),
-            fix=_AGAIN,
-        )
 
 
 def require_template_ends(backend: PreTrainedTokenizerBase) -> None:
@@ -251,19 +240,5 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
         raise ModelError(
             f"config.json has {path} = {value:,} (limit {most:,})",
             where=str(name),
-            fix=_AGAIN,
+            fix=AGAIN,
         )
-
-
-def _numbers_in(path: Path) -> int:
-    try:
-        with safe_open(path, framework="pt") as file:
-            if (count := len(file.keys())) > MAX_TENSORS:
-                raise ModelError(
-                    f"the file has {count:,} tensors (limit {MAX_TENSORS:,})",
-                    where=str(path),
-                    fix=_AGAIN,
-                )
-            return sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118 - no dict
-    except SafetensorError as error:
-        raise ModelError(f"the weights cannot be loaded: {error}", where=str(path), fix=_AGAIN) from error

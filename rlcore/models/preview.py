@@ -14,7 +14,7 @@ from rlcore.config import ModelConfig, to_dict
 from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ModelError
 from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
-from rlcore.models.model_validation import read_config, require_files
+from rlcore.models.model_validation import read_config, require_files, require_loadable
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.models.source_files import find_package_file
 from rlcore.strict_config import build
@@ -40,7 +40,9 @@ def _config(spelled: str, _state: object) -> PretrainedConfig | None:
         return make_config(model.shape, make_tokenizer(max_positions=model.shape.max_positions))
     if model.source == "folder":
         require_files(Path(model.path))
-        return read_config(Path(model.path), local_files_only=True)
+        config = read_config(Path(model.path), local_files_only=True)
+        require_loadable(config, Path(model.path))
+        return config
     if (file := _gguf(model)) is None:
         return None
     try:

@@ -61,11 +61,11 @@ def read_eos_ids(folder: Path, backend: PreTrainedTokenizerBase, *, optional: bo
         declared = _read_json(folder / "config.json").get("eos_token_id")
     ids = [*(declared if isinstance(declared, list) else [declared]), backend.eos_token_id]
     known = [number for number in ids if number is not None]
-    if not all(type(number) is int and number >= 0 for number in known):
+    if not all(type(number) is int and 0 <= number < len(backend) for number in known):
         raise ModelError(
             f"eos_token_id must be token ids, got {known}",
             where=str(folder / "generation_config.json"),
-            fix="use whole numbers, 0 or more",
+            fix=f"use whole numbers from 0 to {len(backend) - 1}, the tokens of the tokenizer",
         )
     unique = tuple(dict.fromkeys(known))
     if not unique and not optional:

@@ -19,8 +19,10 @@ from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import MergedState, add_lora
+from rlcore.models.model_validation import read_config
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.size import model_size
+from rlcore.models.stored_weights import require_weights
 from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -183,6 +185,7 @@ def test_a_checkpoint_gives_the_weights_back_and_they_have_its_names(
 ) -> None:
     model = make(architecture)
     model.save_pretrained(tmp_path)
+    require_weights(read_config(tmp_path), tmp_path)
     loaded = load_policy(tmp_path, device=torch.device("cpu"), dtype=torch.float32)
     expected, found = model.state_dict(), loaded.state_dict()
     assert all(torch.equal(expected[name], found[name]) for name in expected)

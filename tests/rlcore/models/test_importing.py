@@ -295,6 +295,37 @@ def reshape_a_tensor(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def add_a_layer(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    added = {name.replace(".1.", ".2."): each.clone() for name, each in weights.items() if ".layers.1." in name}
+    save_file(weights | added, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def add_a_bias(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.o_proj.bias"] = torch.ones(32)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def make_integers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name].to(torch.int8)}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def name_an_unknown_eos(folder: Path) -> None:
+    for name in ("config.json", "generation_config.json"):
+        document = json.loads((folder / name).read_text("utf-8"))
+        (folder / name).write_text(json.dumps(document | {"eos_token_id": [99_999]}), "utf-8")
+
+
+def split_and_lose_a_shard(folder: Path) -> None:
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    places = {name: "model-1.safetensors" for name in names} | {"model.norm.weight": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}), "utf-8")
+
+
 def plant_a_nan(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][200, 0] = float("nan")  # one logit of 262
@@ -327,10 +358,15 @@ def remove_tokenizer(folder: Path) -> None:
         (truncate, "cannot be loaded"),
         (damage_header, "cannot be loaded"),
         (drop_a_tensor, r"incomplete.*up_proj"),
-        (reshape_a_tensor, "cannot be loaded"),
+        (reshape_a_tensor, "has the shape"),
+        (add_a_layer, "does not describe, such as layers.2"),
+        (add_a_bias, "does not describe, such as layers.0.self_attn.o_proj.bias"),
+        (make_integers, "is of type I8: quantized weights cannot be trained"),
+        (name_an_unknown_eos, "eos_token_id must be token ids"),
+        (split_and_lose_a_shard, "the index names model-2.safetensors, which is missing"),
         (plant_a_nan, "NaN or infinity"),
-        (remove_weights, "cannot be loaded"),
-        (only_a_pickle, "cannot be loaded"),
+        (remove_weights, "no model.safetensors"),
+        (only_a_pickle, "no model.safetensors, only pytorch_model.bin"),
         (unknown_architecture, "perceptron-9000"),
         (remove_configuration, "the folder has no model"),
         (remove_tokenizer, "tokenizer"),

@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         configure(model_type="gpt_neo", attention_types=[[["global"], 10**9]]), "attention_types = 1,000,000,000",
     ),
     "a row of 10^18": (configure(hidden_size=10**18), "hidden_size"),
-    "more than the files hold": (configure(intermediate_size=2**28), "the files hold"),
+    "more than the files hold": (configure(intermediate_size=2**28), "config.json describes [268435456, 32]"),
     "labels without end": (configure(num_labels=10**9), "num_labels = 1,000,000,000"),
     "very many tensors": (many_tensors, "200,000 tensors"),
     "a token far beyond the others": (tokenize(added_tokens=[{"id": 10**9, "content": "<far>"}]), "id 1,000,000,000"),
