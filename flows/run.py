@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import shlex
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.flows.plan import preflight_lines
-from rlcore.flows.presets import FOLDER, open_preset
+from rlcore.flows.presets import FOLDER, open_preset, preset_path
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.kinds.kind import Stage
@@ -34,7 +32,7 @@ from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recip
 from rlcore.tasks.pipeline.run import Report, run_pipeline
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.retrain import RetrainConfig
-from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.run import RunConfig, read_chain
 from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.report.run_page import publish_report
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -100,10 +98,8 @@ def _report(name: str, preset: str, overrides: Sequence[str]) -> Report:
 
 def _extended(preset: str) -> str:
     """Return the preset that one extends, for :func:`open_preset`; itself if it extends none."""
-    path = Path(preset) if preset.endswith(".toml") else FOLDER / f"{preset}.toml"
-    base = tomllib.loads(path.read_text(encoding="utf-8")).get("extends")
-    beside = path.with_name(f"{base}.toml")
-    return preset if base is None else str(beside) if preset.endswith(".toml") and beside.is_file() else str(base)
+    *_, base, _ = (None, *read_chain(preset_path(preset), FOLDER))
+    return preset if base is None else base.stem if base.parent == FOLDER else str(base)
 
 
 def run_promotion(preset: str, overrides: Sequence[str]) -> dict[str, ArtifactRef]:

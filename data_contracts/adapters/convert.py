@@ -193,7 +193,7 @@ def _imported(name: str) -> Adapter:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (Exception, SystemExit) as error:  # a module may raise anything; a relative name is a TypeError
         raise ContractError(
             f"the adapter {name!r} cannot be imported: {error}", fix="name it as module:NAME, as Python imports it"
         ) from error

@@ -5,7 +5,16 @@ names the path of every error (``stages.grpo.learning_rate``). ``tasks/presets``
 """
 
 from rlcore.config.agents import AgentConfig, player_of
-from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.bounds import (
+    Decay,
+    Duration,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scalar,
+)
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.distributed import DistributedConfig, RayConfig
 from rlcore.config.engine import EngineConfig, GpuConfig, TimeoutConfig, TransferKind
@@ -47,6 +56,7 @@ __all__ = [
     "Decay",
     "DistributedConfig",
     "DpoConfig",
+    "Duration",
     "EngineConfig",
     "EpisodeConfig",
     "Fraction",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from rlcore.config.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.config.bounds import Duration, NonNegativeFloat, NonNegativeInt, PositiveInt
 from rlcore.config.engine import EngineConfig
 from rlcore.config.rl import RlConfig
 from rlcore.config.training import DpoConfig, OptimConfig, RewardModelConfig, SftConfig
@@ -57,7 +57,7 @@ class DistributedConfig:
     cpu_offload: bool = False
     tensor_parallel: PositiveInt = 1
     devices: tuple[NonNegativeInt, ...] = ()
-    timeout_minutes: PositiveFloat = 60.0
+    timeout_minutes: Duration = 60.0
     max_restarts: NonNegativeInt = 3
     ray: RayConfig = field(default_factory=RayConfig)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.config.bounds import Duration, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from rlcore.errors import ConfigError
+from rlcore.strict_config import AtLeast, Below
 
 TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
 
@@ -16,8 +17,8 @@ TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
 class TimeoutConfig:
     """Timeouts of an engine. ``request_seconds``: per completion; a completion that times out is requested again."""
 
-    startup_seconds: PositiveFloat = 600.0
-    request_seconds: NonNegativeFloat = 0.0  # 0: ten minutes plus 0.1 s for each token
+    startup_seconds: Duration = 600.0
+    request_seconds: Annotated[float, AtLeast(0.0), Below(1e6)] = 0.0  # 0: ten minutes plus 0.1 s for each token
 
     def for_request(self, num_tokens: int) -> float:
         """Return the seconds that a completion of ``num_tokens`` may take."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rlcore.config.bounds import PositiveFloat, PositiveInt, Scalar
+from rlcore.config.bounds import Duration, PositiveInt, Scalar
 from rlcore.errors import ConfigError
 from rlcore.strict_config import AtLeast
 
@@ -29,7 +29,7 @@ class EpisodeConfig:
     environment: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    timeout_seconds: PositiveFloat = 5.0  # for one Python program, and for one call of the environment
+    timeout_seconds: Duration = 5.0  # for one Python program, and for one call of the environment
     search_corpus: str = ""  # for search: a JSONL or Parquet file of passages
     search_top_k: PositiveInt = 3  # per search
     tool_role: Literal["tool", "user"] = "tool"

@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rlcore.config.agents import AgentConfig
-from rlcore.config.bounds import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.bounds import (
+    Duration,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scalar,
+)
 from rlcore.config.engine import EngineConfig
 from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.lora import LoraConfig
@@ -180,7 +188,7 @@ class RewardTerm:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     python: str = ""
-    timeout_minutes: PositiveFloat = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which scores all rollouts
+    timeout_minutes: Duration = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which scores all rollouts
 
     @property
     def module(self) -> str:
@@ -232,7 +240,7 @@ class CheckpointConfig:
     ``every_iterations`` > 0 replaces ``every_minutes``. No result depends on the number of checkpoints.
     """
 
-    every_minutes: PositiveFloat = 15.0
+    every_minutes: Duration = 15.0
     every_iterations: NonNegativeInt = 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.bounds import Duration, Fraction, NonNegativeInt, PositiveInt, Scalar
 from rlcore.config.rl import DEFAULT_TIMEOUT_MINUTES, RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError
 
@@ -22,7 +22,7 @@ class JudgeConfig:
     stage: str = ""
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    timeout_minutes: PositiveFloat = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which compares all pairs
+    timeout_minutes: Duration = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which compares all pairs
 
     def __post_init__(self) -> None:
         if self.kind not in ("judge", "reward_model") and ":" not in self.kind:

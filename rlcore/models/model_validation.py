@@ -31,7 +31,8 @@ _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
 _TEMPLATE_SECONDS = 10.0  # of processor time; a template takes milliseconds
 _TEMPLATE_BYTES = 1 << 30
-_OUT_OF_MEMORY = 3
+_TEMPLATE_CHARACTERS = 100_000  # around short messages
+_OUT_OF_MEMORY, _TOO_LONG = 3, 4
 # Renders as transformers does, in a process that can be killed: ``**`` on huge integers holds the interpreter lock.
 _RENDER = """
 import json, resource, signal, sys
@@ -49,7 +50,7 @@ def refuse(text):
     raise ValueError(text)
 
 request = json.load(sys.stdin)
-seconds, most_bytes, out_of_memory = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+seconds, (most_bytes, most_characters, out_of_memory, too_long) = float(sys.argv[1]), map(int, sys.argv[2:])
 resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 signal.setitimer(signal.ITIMER_PROF, seconds)
 environment = ImmutableSandboxedEnvironment(
@@ -62,11 +63,13 @@ for roles in request["roles"]:
         messages = [{"role": role, "content": "3 + 4 = ?"} for role in roles]
         try:
             template = environment.from_string(request["template"])
-            template.render(messages=messages, add_generation_prompt=is_prompt, **request["tokens"])
+            text = template.render(messages=messages, add_generation_prompt=is_prompt, **request["tokens"])
         except MemoryError:
             sys.exit(out_of_memory)
         except Exception:
-            pass  # the tokenizer's check reports template errors
+            continue  # the tokenizer's check reports template errors
+        if len(text) > most_characters:
+            sys.exit(too_long)
 """
 
 
@@ -191,19 +194,20 @@ def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
 
 
 def require_template_ends(backend: PreTrainedTokenizerBase) -> None:
-    """Check that a chat template ends within its time and memory limits.
+    """Check that a chat template ends within its limits of time, memory and characters.
 
     Raises:
         ModelError: The template was stopped.
     """
     tokens = {name: text for name, text in backend.special_tokens_map.items() if isinstance(text, str)}
     document = json.dumps({"template": backend.chat_template or "", "tokens": tokens, "roles": PROBE_ROLES})
-    limits = [str(each) for each in (_TEMPLATE_SECONDS, _TEMPLATE_BYTES, _OUT_OF_MEMORY)]
-    command = [sys.executable, "-I", "-c", _RENDER, *limits]
+    limits = (_TEMPLATE_SECONDS, _TEMPLATE_BYTES, _TEMPLATE_CHARACTERS, _OUT_OF_MEMORY, _TOO_LONG)
+    command = [sys.executable, "-I", "-c", _RENDER, *map(str, limits)]
     done = subprocess.run(command, input=document, text=True, capture_output=True, check=False)
     reasons = {
         -signal.SIGPROF: f"does not end: it was stopped after {_TEMPLATE_SECONDS:g} s of processor time",
         _OUT_OF_MEMORY: f"takes more than {_TEMPLATE_BYTES >> 30} GiB of memory",
+        _TOO_LONG: f"writes more than {_TEMPLATE_CHARACTERS:,} characters around short messages",
     }
     if done.returncode in reasons:
         raise ModelError(

@@ -105,7 +105,7 @@ def _refuse_other_shapes(model: PreTrainedModel, stored: Mapping[str, StoredWeig
         raise ModelError(what, where=str(folder), fix=AGAIN)
     for name, each in expected.items():
         # Experts, of three dimensions, may be stored transposed.
-        if name in given and each.ndim <= 2 and given[name].shape != tuple(each.shape):  # noqa: PLR2004 - matrices
+        if name in given and each.ndim <= 2 and given[name].shape != tuple(each.shape):
             described, found = list(each.shape), list(given[name].shape)
             what = f"{name} has the shape {found}, but config.json describes {described}"
             raise ModelError(what, where=str(folder), fix=AGAIN)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.config import Duration, PositiveInt
 from rlcore.rewards.answers import final_part, marked_answers
 from rlcore.rewards.base import failed_score, scored
 from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
@@ -38,7 +38,7 @@ class CodeOptions:
     """
 
     credit: Literal["all", "share"] = "all"
-    timeout_seconds: PositiveFloat = 5.0
+    timeout_seconds: Duration = 5.0
     num_workers: PositiveInt = 2
     backend: Backend = "bubblewrap"
 

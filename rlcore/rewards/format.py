@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlcore.config import PositiveFloat
+from rlcore.config import Duration
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import final_part, has_content, marked_answers, required_prefix
 from rlcore.rewards.base import score_all, scored
@@ -41,7 +41,7 @@ class FormatOptions:
     tags: str = ""
     pattern: str = ""
     example: str = ""
-    timeout_seconds: PositiveFloat = 1.0
+    timeout_seconds: Duration = 1.0
 
     def __post_init__(self) -> None:
         if (self.style == "tags") != bool(self.tags):

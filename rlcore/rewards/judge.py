@@ -20,7 +20,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from rlcore.config import NonNegativeInt, PositiveFloat, PositiveInt
+from rlcore.config import Duration, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.chat_endpoint import ChatEndpoint, EndpointError, Reply
@@ -67,7 +67,7 @@ class EndpointOptions:
     model: str
     template: str = ""
     max_tokens: PositiveInt = 64
-    timeout_seconds: PositiveFloat = 60.0
+    timeout_seconds: Duration = 60.0
     max_concurrency: PositiveInt = 16
     retries: NonNegativeInt = 3
     api_key_env: str = ""

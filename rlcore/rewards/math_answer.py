@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from rlcore.config import Duration, PositiveInt
 from rlcore.config import Fraction as Share
-from rlcore.config import PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import (
     MAX_ANSWER_CHARACTERS,
@@ -102,7 +102,7 @@ class MathOptions:
     last_number: bool = True
     evaluated_only: bool = True
     partial: Share = 0.0
-    timeout_seconds: PositiveFloat = 1.0
+    timeout_seconds: Duration = 1.0
     num_workers: PositiveInt = 2
 
     def __post_init__(self) -> None:
@@ -187,15 +187,12 @@ def _best(scores: Sequence[Score]) -> Score:
 
 def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem: str = "") -> bool | None:
     """Return the result without symbolic mathematics; None if that is needed."""
-    words = _WORDS.fullmatch(reference)
-    is_worded = words is not None and _is_word(words.group(1))
-    if answer and (answer == reference or (is_worded and _as_words(answer) == _as_words(reference))):
+    stated = _as_stated(answer, reference)
+    if any(_has_same_text(each, reference) for each in (answer, stated)):
         return True
-    answer = _as_stated(answer, reference)
-    if not answer or (answer != reference and _is_refused(answer, reference)):
+    answer = stated
+    if not answer or _is_refused(answer, reference):
         return False
-    if answer == reference:
-        return True
     expected = parse_quantity(reference)
     given = parse_quantity(answer if expected is None else _as_plain(answer))
     if expected is not None and expected == given and _is_item(answer, problem):
@@ -212,9 +209,18 @@ def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem:
         return False
     if scale_words(answer) != scale_words(reference):
         return False
-    if is_worded:
-        return _as_words(answer) == _as_words(reference)
-    return False if expected is not None and _WORDS.fullmatch(answer) else None
+    return False if _is_in_words(reference) or (expected is not None and _WORDS.fullmatch(answer)) else None
+
+
+def _has_same_text(answer: str, reference: str) -> bool:
+    """Return True if an answer repeats the reference; words in any case."""
+    is_same = answer == reference or (_is_in_words(reference) and _as_words(answer) == _as_words(reference))
+    return bool(answer) and is_same
+
+
+def _is_in_words(reference: str) -> bool:
+    words = _WORDS.fullmatch(reference)
+    return words is not None and _is_word(words.group(1))
 
 
 def _is_word(text: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from rlcore.config import PositiveFloat, PositiveInt
+from rlcore.config import Duration, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.extras import install_command
 from rlcore.rewards.answers import clean, find_answer
@@ -24,7 +24,7 @@ class ProceduralOptions:
     """Options of the reward ``procedural``. ``last_number``: accept the last number of a finished completion."""
 
     last_number: bool = True
-    timeout_seconds: PositiveFloat = 5.0  # the first answer of a task also creates its scorer, up to 0.5 s
+    timeout_seconds: Duration = 5.0  # the first answer of a task also creates its scorer, up to 0.5 s
     num_workers: PositiveInt = 2
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlcore.config.bounds import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
+from rlcore.config.bounds import Duration, Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Scalar
 from rlcore.config.engine import EngineConfig
 from rlcore.config.rl import DEFAULT_TIMEOUT_MINUTES, RewardTerm
 from rlcore.errors import ConfigError
@@ -34,7 +34,7 @@ class VerifierConfig:
     options: Mapping[str, Scalar] = field(default_factory=dict)
     files: tuple[str, ...] = ()
     python: str = ""
-    timeout_minutes: PositiveFloat = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which grades all answers
+    timeout_minutes: Duration = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which grades all answers
     correct_from: float | None = None  # default: 0.99; of a reward model 0, the mean of its reference set
 
     def __post_init__(self) -> None:

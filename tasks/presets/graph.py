@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REGISTRY = "models:/"
 """Prefix of the URI of a registered model."""
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
 _TAKEN = (
     *(BASE, "policy", "critic", "reference", "import_sft", "compare"),
     *("champion", "champion_win_rate", "drift", "reward_gate", "promote"),

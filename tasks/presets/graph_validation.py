@@ -40,7 +40,7 @@ from rlcore.tasks.presets.stages import (
 if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
 
-_PRESET_NAME = re.compile(r"\w[\w .-]*")
+_PRESET_NAME = re.compile(r"\w[\w .-]{0,99}")
 _SMALLEST_SHARE = 0.001  # smallest mixture weight; below it a dataset would never be sampled
 
 
@@ -63,11 +63,13 @@ def graph_errors(config: RunConfig) -> list[str]:
 
 def _names(config: RunConfig) -> Iterator[str]:
     if not _PRESET_NAME.fullmatch(config.name):
-        yield f"name = {config.name!r}: names folders and models; take letters, digits, blanks, _ . -, no blank first"
+        rule = "take up to 100 letters, digits, blanks, _ . -, no blank first"
+        yield f"name = {config.name!r}: names folders and models; {rule}"
     for section in ("data", "stages"):
         for name in getattr(config, section):
             if not is_name(name):
-                yield f"{section}.{name}: not a name; take small letters, digits and _, and none that the pipeline uses"
+                rule = "take up to 60 small letters, digits and _, and none that the pipeline uses"
+                yield f"{section}.{name}: not a name; {rule}"
     for name in config.data.keys() & config.stages.keys():
         yield f"stages.{name}: a dataset has this name too; rename one of them"
 

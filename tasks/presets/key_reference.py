@@ -11,7 +11,6 @@ import io
 import json
 import re
 import tokenize
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Annotated, Any, Literal
 from rlcore.config import to_dict
 from rlcore.strict_config import Above, AtLeast, Below, Between, OneOf
 from rlcore.tasks.presets.overrides import apply_override
-from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.run import RunConfig, read_chain
 
 NAME, NUMBER = "<name>", "<number>"  # placeholder for a name in the path of a section
 UNSET = "left out"
@@ -117,13 +116,11 @@ def comments(kind: type) -> Mapping[str, str]:
 def origins(path: Path, library: Path, overrides: Iterable[str] = ()) -> dict[str, str]:
     """Return the source that set each key last: the file of the ``extends`` chain by its name, or ``--set``."""
     found: dict[str, str] = {}
-    document = tomllib.loads(path.read_text(encoding="utf-8"))
-    if base := document.pop("extends", None):
-        beside = path.with_name(f"{base}.toml")
-        found = origins(beside if beside.is_file() else library / beside.name, library)
-    for gone in document.pop("without", []):
-        found = {key: file for key, file in found.items() if not _is_in(key, gone)}
-    found = _set(found, document, path.name)
+    for file, document in read_chain(path, library).items():
+        document.pop("extends", None)
+        for gone in document.pop("without", []):
+            found = {key: source for key, source in found.items() if not _is_in(key, gone)}
+        found = _set(found, document, file.name)
     for override in overrides:
         one: dict[str, Any] = {}
         apply_override(one, override)

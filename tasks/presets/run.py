@@ -192,8 +192,8 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     return merged
 
 
-def read_chain(path: Path, library: Path) -> list[dict[str, Any]]:
-    """Return the documents of a preset and of those that it extends, as in their files, its own last.
+def read_chain(path: Path, library: Path) -> dict[Path, dict[str, Any]]:
+    """Return the documents of a preset and of those that it extends, as in their files, by file, its own last.
 
     Raises:
         ConfigError: One cannot be read or is not TOML, or they extend each other.
@@ -205,7 +205,7 @@ def read_chain(path: Path, library: Path) -> list[dict[str, Any]]:
             raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*chain, each))))
         chain[each] = read_toml(each, what="preset")
         each = _base_of(chain[each], each, library)
-    return list(reversed(chain.values()))
+    return dict(reversed(chain.items()))
 
 
 def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> Path | None:

@@ -39,7 +39,8 @@ _ORDER = re.compile(r"\\(?:le|ge|ne|in|approx)(?![a-z])|[<>=]")
 _SET_SIGN = re.compile(r"\\(?:cup|cap|setminus)(?![a-z])")
 _COLON = re.compile(":")
 _CONDITION = re.compile(r"\\mid(?![a-z])|\||:")
-_NAME = r"(?:[A-Za-z]|\\(?:overline|hat|tilde) ?\{ ?[A-Za-z] ?\}|\\[a-z]+)(?:_(?:\{[^{}]{1,12}\}|[A-Za-z0-9]))?'{0,3}(?:\( ?[A-Za-z](?:, ?[A-Za-z])* ?\))?"
+_LETTER_NAME = r"(?:[A-Za-z]|\\(?:overline|hat|tilde) ?\{ ?[A-Za-z] ?\}|\\[a-z]+)"
+_NAME = _LETTER_NAME + r"(?:_(?:\{[^{}]{1,12}\}|[A-Za-z0-9]))?'{0,3}(?:\( ?[A-Za-z](?:, ?[A-Za-z])* ?\))?"
 _ANSWER_NAME = re.compile(
     rf"{_NAME}|[A-Z]{{2,3}}|\\angle ?[A-Z]{{1,3}}|\\text\{{[A-Za-z ]{{1,30}}\}}|\|(?:[A-Za-z]|[A-Z]{{2}})\|"
 )

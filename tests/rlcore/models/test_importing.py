@@ -322,7 +322,7 @@ def name_an_unknown_eos(folder: Path) -> None:
 def split_and_lose_a_shard(folder: Path) -> None:
     names = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-    places = {name: "model-1.safetensors" for name in names} | {"model.norm.weight": "model-2.safetensors"}
+    places = dict.fromkeys(names, "model-1.safetensors") | {"model.norm.weight": "model-2.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}), "utf-8")
 
 

@@ -141,6 +141,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a template of loops": (replace("chat_template.jinja", LOOPS.encode()), "does not end"),
     "a template of a power": (replace("chat_template.jinja", b"{{ 9 ** (9 ** 9) }}"), "does not end"),
     "a template of much text": (replace("chat_template.jinja", b"{{ 'x' * 10 ** 11 }}"), "GiB of memory"),
+    "a template of many characters": (replace("chat_template.jinja", b"{{ 'x' * 10 ** 6 }}"), "more than 100,000 char"),
     "a template that divides by zero": (replace("chat_template.jinja", b"{{ 1 / 0 }}"), ""),
     "a template that adds a text to a list": (replace("chat_template.jinja", b"{{ messages + 'x' }}"), ""),
     "a template that looks for a way out": (

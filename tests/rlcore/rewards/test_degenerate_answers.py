@@ -31,10 +31,10 @@ NUM_PROBLEMS = 2
 SLOW_TO_MAKE = {"knight_swap", "rubiks_cube"}
 ANSWERS = (
     "0", "1", "-1", "2", "3", "5", "10", "24", "42", "100", "1000", "0.0", "0.5", "1/2", "1/0", "1e308", "0e0", "0e0*1",
-    "0123456789", "0 0", "0 1", "1 2 3 4", "1,2,3", "6*4*1*1", "(1+2+3)*4", "True", "False", "True False", "true", "Yes No", "yes", "no", "Yes",
+    "0123456789", "0 0", "0 1", "1 2 3 4", "1,2,3", "6*4*1*1", "(1+2+3)*4", "True", "False", "true", "yes", "no", "Yes",
     "No", "None", "null", "nan", "NaN", "nan+nanj", "inf", "-inf", "oo", "zoo", "[]", "{}", "()", "[[]]", "[0]",
     "[[0]]", "a", "x", "e", "pi", "i", "*", "?", "-", "answer", "I don't know", "impossible", "infeasible", "up", "odd",
-    "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
+    "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "True False", "Yes No", "A B C D",
 )  # fmt: skip
 
 
@@ -142,6 +142,9 @@ def test_a_probability_a_truth_and_a_complex_number_have_to_be_right(paid: Paid)
 def test_an_answer_that_holds_the_right_one_earns_no_part_of_it(paid: Paid) -> None:
     entry = {"question": "What is 40 + 2?", "answer": "42", "metadata": {}}
     assert paid("chain_sum", entry, ["42", "42 or 43", "40 41 42 43", "142"]) == [1.0, 0.0, 0.0, 0.0]
+    for dataset, both in (("ransom_note", "True False"), ("isomorphic_strings", "True False"), ("syllogism", "Yes No")):
+        truths = [{**each, "answer": answer} for each in problems(dataset) for answer in both.split()]
+        assert [paid(dataset, each, [both, each["answer"]]) for each in truths] == [[0.0, 1.0]] * len(truths)
 
 
 def test_the_countdown_of_the_committed_preset_pays_its_answers_and_nothing_that_only_looks_like_them(

@@ -98,8 +98,8 @@ def test_the_file_that_set_a_key_last_is_named(tmp_path: Path) -> None:
     (tmp_path / "low.toml").write_text(
         'name = "low"\nseed = 1\nitems = [{ a = 1, b = 2 }]\n[x]\na = 1\nb = 2\n[y]\na = 1\n[z]\noptions = { c = 1 }\n'
     )
-    (tmp_path / "top.toml").write_text(
-        'extends = "low"\nname = "top"\nwithout = ["y"]\nitems = [{ a = 3 }]\n[x]\nb = 3\n'
+    (tmp_path / "top.toml").write_text(  # with a byte order mark, as editors on Windows write it
+        '\ufeffextends = "low"\nname = "top"\nwithout = ["y"]\nitems = [{ a = 3 }]\n[x]\nb = 3\n'
     )
     found = origins(tmp_path / "top.toml", tmp_path, ("x.a=5", "new={ d = 1 }"))
     names = ("name", "seed", "x.a", "x.b", "y.a", "z.options", "items.0.a", "items.0.b", "new.d")

@@ -139,6 +139,8 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
             "stages.grpo.update.rollout_correction.high=0.1",
             "stages.grpo.update.rollout_correction: low must not be above high",
         ),
+        ("hardware.num_threads=100000", "hardware.num_threads = 100000: must be between 0 and 1024"),
+        ("distributed.timeout_minutes=1e300", "distributed.timeout_minutes = 1e+300: must be less than 1000000.0"),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
         ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
     ],
@@ -157,7 +159,17 @@ def test_all_faults_of_a_preset_are_listed_at_once(preset: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"name = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (None, "cannot read")]
+    ("content", "message"),
+    [
+        (b"name = ", "not valid TOML"),
+        ("name = 'é'".encode("utf-16"), "not written in UTF-8: byte 0xff in line 1"),
+        (b"name = 'a'\n# \xe9", "not written in UTF-8: byte 0xe9 in line 2"),
+        (b"#" * 2_000_000, "more than 1 MiB"),
+        (b"".join(b"k%d = 1\n" % number for number in range(8_000)), "more than 2,000 keys and values"),
+        (b"a = " + b"[" * 320 + b"]" * 320, "nested in more than 32 levels"),
+        (b"[" + b".".join([b"a"] * 320) + b"]", "nested in more than 32 levels"),
+        (None, "cannot read"),
+    ],
 )
 def test_an_unreadable_preset_is_refused_with_its_path(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "broken.toml"
