@@ -160,7 +160,7 @@ def _probe(python: str) -> _Interpreter:
 def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
     """Publish a new image by renaming it once complete, and point to it."""
     for left in folder.glob(".new-*"):  # left by a killed process; this process has the lock
-        shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
     try:
         _fill(work / "root", interpreter)
@@ -173,7 +173,7 @@ def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
         work.rename(image)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    new = pointer.with_suffix(".new")
+    new = folder / f".new-{pointer.name}"
     new.write_text(json.dumps(found))
     new.replace(pointer)
     return image

@@ -129,7 +129,7 @@ def recover_dead_runs(home: Home) -> tuple[str, ...]:
         if engine_name() != "inline":
             done += _crash_flow_runs(home, {lease.flow_run_id for lease in alive if lease})
         unswept = home.leases / _UNSWEPT
-        if dead:
+        if dead or any(home.leases.glob(".*.new")):  # a kill before a lease had its name
             unswept.touch()
         if not alive and unswept.exists():
             remove_partial_files(home)
@@ -149,6 +149,8 @@ def remove_partial_files(home: Home) -> None:
             shutil.rmtree(remains, ignore_errors=True)
         else:
             remains.unlink(missing_ok=True)
+    for remains in home.root.glob(".*.new"):
+        remains.unlink()
     for lock in (*home.work.glob("*.lock"), *home.root.glob("*.lock")):
         with file_lock(lock, wait=False):
             pass  # removed with its file

@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +99,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
         document["data"] |= known.get("data", {})
         document["stages"] |= known["stages"] if stage in document["stages"] else {}
         for key, path in record.files.items():
-            section, _, last = key.rpartition(".")
-            reduce(getitem, section.split("."), document)[last] = path
+            _place(document, key.replace("stage.", f"stages.{stage}.", 1) if key.startswith("stage.") else key, path)
     machine = origin.record.ingredients.get("machine", {})
     document["hardware"] = to_dict(preset.hardware) | document["hardware"] | hardware_config_for(machine)
     document["seed"] = origin.record.ingredients["seed"]
@@ -190,6 +187,18 @@ def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, Artifa
         differing = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
         lines += [f"{name}: {len(differing)} of {len(old)} files differ: {', '.join(differing[:5])}"] * bool(differing)
     return lines
+
+
+def _place(document: dict[str, Any], key: str, path: str) -> None:
+    """Set the path of a file in the configuration; an item of a list by its number. A preset may lack the stage."""
+    *tables, last = key.split(".")
+    node: Any = document
+    for name in tables:
+        node = node.get(name, {})
+    if isinstance(node, list):
+        node[int(last) : int(last) + 1] = [path]
+    else:
+        node[last] = path
 
 
 def _collect(home: Home, origins: Origins, record: Record, chain: dict[str, Record]) -> None:

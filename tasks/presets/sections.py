@@ -86,6 +86,10 @@ def _files(name: str, section: Any) -> Iterator[tuple[str, str]]:
             yield from _files(f"{name}.{each}", inner)
     elif isinstance(section, DatasetConfig | ModelConfig):
         yield from ((f"{name}.{key}", str(Path(path).absolute())) for key, path in section.files.items())
+    elif type(section) in STAGE_KINDS.values() and (sampling := sampling_of(section)) and sampling.agent:
+        for key in ("files", "sandbox_read"):
+            paths = enumerate(getattr(sampling.agent, key))
+            yield from ((f"{name}.sampling.agent.{key}.{at}", str(Path(path).absolute())) for at, path in paths)
 
 
 def _counted(section: Any) -> Any:

@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
+_ERROR = "error"  # tag with the reason of an end
 _MAX_PARAM = 500  # MLflow's limit in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
 _WRITE_SECONDS = 5.0  # between two writes of metrics, of 30 ms each; MLflow's own queue would only log errors
@@ -78,8 +79,8 @@ class Tracker:
     def reopen_run(self, run_id: str, *, tags: Mapping[str, str] | None = None, parent: str = "") -> RunTracker | None:
         """Continue an interrupted run, or return None if MLflow no longer has it.
 
-        The tag ``restarts`` counts the continuations. Metrics of steps that the run already has are dropped: MLflow
-        would keep both.
+        The tag ``restarts`` counts the continuations, and ``error`` is removed. Metrics of steps that the run already
+        has are dropped: MLflow would keep both.
         """
         run = none_if_missing(self.client.get_run, run_id)
         if run is None:
@@ -89,6 +90,8 @@ class Tracker:
         # The lease comes first: a kill between the two leaves no running run without a lease.
         again.set_tags({"restarts": str(1 + int(run.data.tags.get("restarts", 0))), **(tags or {}), **nested})
         self.client.update_run(run_id, status="RUNNING")
+        if _ERROR in run.data.tags:
+            self.client.delete_tag(run_id, _ERROR)
         return again
 
     def find_run(self, run_id: str) -> RunTracker | None:
@@ -154,7 +157,7 @@ class RunTracker:
         if error is None:
             self.end("FINISHED")
             return
-        reason = {"error": f"{type(error).__name__}: {error}"[:5000]}
+        reason = {_ERROR: f"{type(error).__name__}: {error}"[:5000]}
         status: Status = "KILLED" if is_continued(error) else "FAILED"
         for log_end in (partial(self.set_tags, reason), partial(self.end, status)):
             try:

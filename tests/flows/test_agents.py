@@ -68,6 +68,13 @@ def test_checkpoints_are_evaluated_by_the_same_program(home: Path) -> None:
     assert answers["completion"].str.contains("[search] ", regex=False).any()
 
 
+def test_its_version_is_made_once_more_with_the_files_of_the_agent(home: Path) -> None:
+    """Agents answer at their own pace, so that other completions share a batch: the weights may differ in bits."""
+    done = run_warm(["reproduce", "towns_agent-grpo/1"], environment(home), ROOT)
+    assert f"iteration {ITERATIONS}/{ITERATIONS}" in done.stderr, done.stdout + done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith(("gone", "changed", "sft"))] == []
+
+
 def test_a_run_that_was_killed_resumes_with_exact_books(home: Path, tmp_path: Path) -> None:
     code = f"from rlcore.flows.run import run_targets; run_targets('towns_agent', {(*SETTINGS, *OWN)!r}, ['grpo'])"
     command = [sys.executable, "-c", code]

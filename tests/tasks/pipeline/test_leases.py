@@ -116,8 +116,6 @@ def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(trac
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
     (tracked_home.work / "abc.lock").touch()
-    recover_dead_runs(tracked_home)
-    assert all(path.exists() for path in half)  # nobody is known to have died
     leave_dead_lease(tracked_home)
     with hold_lease(tracked_home, experiment="toy"):
         recover_dead_runs(tracked_home)
@@ -126,6 +124,17 @@ def test_half_written_files_go_when_their_writer_is_dead_and_no_other_lives(trac
     assert not any(path.exists() for path in (*half, half[1].parent, half[3].parent, tracked_home.work / "abc.lock"))
     assert all(path.exists() for path in whole)
     assert list(tracked_home.leases.iterdir()) == []
+
+
+def test_a_file_of_a_process_that_was_killed_before_its_lease_had_a_name_goes_at_the_next_start(
+    tracked_home: Home,
+) -> None:
+    left = [tracked_home.leases / ".abc.json.new", tracked_home.root / ".passwords.json.new"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    recover_dead_runs(tracked_home)
+    assert not any(path.exists() for path in left)
 
 
 KILLED_OUTSIDE = """

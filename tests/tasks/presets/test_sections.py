@@ -108,5 +108,11 @@ def test_the_files_that_sections_name_are_known_with_their_folders_and_counted_w
     data = dataclasses.replace(open_preset("tiny").data["prompts"], adapter="prompts", path="rows.jsonl")
     sections = Sections({"data": {"prompts": data, "pairs": dataclasses.replace(data, path="hub:a/b@0")}})
     assert sections.files() == {"data.prompts.path": str(Path("rows.jsonl").absolute())}
+    played = open_preset("towns_agent", ["stages.grpo.sampling.agent.sandbox_read=['/data']"])
+    at, named = "stage.sampling.agent", played.stages["grpo"].settings.sampling.agent.files
+    assert stage_sections(played, "grpo").files() == {
+        **{f"{at}.files.{number}": str(Path(file).absolute()) for number, file in enumerate(named)},
+        f"{at}.sandbox_read.0": "/data",
+    }
     elsewhere = Sections({"data": {"prompts": dataclasses.replace(data, path="/elsewhere/rows.jsonl")}})
     assert elsewhere.for_key()["data"]["prompts"] == sections.for_key()["data"]["prompts"]

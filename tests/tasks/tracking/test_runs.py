@@ -102,6 +102,8 @@ def test_a_failed_run_says_why_and_an_interrupted_one_is_killed(tracker: Tracker
         raise KeyboardInterrupt
     stored = tracker.client.get_run(failed.run_id)
     assert (stored.info.status, stored.data.tags["error"]) == ("FAILED", "ValueError: boom")
+    tracker.reopen_run(failed.run_id)
+    assert "error" not in tracker.client.get_run(failed.run_id).data.tags
     assert tracker.client.get_run(killed.run_id).info.status == "KILLED"
 
 
