@@ -21,7 +21,7 @@ from rlcore.models.gguf import read_gguf
 from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.logprob_check import check_model
-from rlcore.models.model_validation import read_config, validate_model_dir
+from rlcore.models.model_validation import read_config, require_rows, validate_model_dir
 from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file
@@ -150,10 +150,7 @@ def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> N
     """
     copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
     rows = model.get_input_embeddings().weight.shape[0]
-    if tokenizer.vocabulary_size > rows:
-        raise ModelError(
-            f"the tokenizer has {tokenizer.vocabulary_size} tokens, but the model only {rows}", where=str(folder)
-        )
+    require_rows(tokenizer, rows, where=str(folder))
     if not bool(copy(torch.tensor([tokenizer.encode("3 + 4 = 7")])).logits.isfinite().all()):
         raise ModelError("the model computes NaN or infinity", where=str(folder), fix="fetch the model again")
     check_model(copy, tokenizer)

@@ -22,11 +22,12 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 from rlcore.errors import ModelError
 from rlcore.models.stored_weights import AGAIN, require_weights
 from rlcore.text.chat_template import TEMPLATE_FIX
-from rlcore.text.tokenization import PROBE_ROLES
+from rlcore.text.tokenization import PROBE_ROLES, ChatTokenizer
 
 MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
 MAX_TOKEN_ID = 2**24  # the largest vocabularies have a few hundred thousand tokens
 MAX_GROWTH = 1_000  # maximum factor by which a normalizer may lengthen a text
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
 _TEMPLATE_SECONDS = 10.0  # of processor time; a template takes milliseconds
@@ -193,6 +194,17 @@ def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
     return config
 
 
+def require_rows(tokenizer: ChatTokenizer, rows: int, *, where: str) -> None:
+    """Check that a model's embedding has a row for each token.
+
+    Raises:
+        ModelError: It has fewer.
+    """
+    if tokenizer.vocabulary_size > rows:
+        what = f"the tokenizer has {tokenizer.vocabulary_size} tokens, but the model only {rows}"
+        raise ModelError(what, where=where, fix="take the tokenizer that the weights were trained with")
+
+
 def require_template_ends(backend: PreTrainedTokenizerBase) -> None:
     """Check that a chat template ends within its limits of time, memory and characters.
 
@@ -240,9 +252,7 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
     key = path.rpartition(".")[2]
     is_layers = any(word in key for word in _LAYERS) and "size" not in key  # vocab_size_per_layer_input is a size
     most = MAX_LAYERS if is_layers else MAX_EXPERTS if "experts" in key or key == "num_labels" else MAX_SIZE
+    if key in _DEPTHS and value < 1:
+        raise ModelError(f"config.json has {path} = {value}: must be at least 1", where=str(name), fix=AGAIN)
     if value > most and not any(word in key for word in _NO_SIZES):
-        raise ModelError(
-            f"config.json has {path} = {value:,} (limit {most:,})",
-            where=str(name),
-            fix=AGAIN,
-        )
+        raise ModelError(f"config.json has {path} = {value:,} (limit {most:,})", where=str(name), fix=AGAIN)

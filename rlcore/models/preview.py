@@ -14,7 +14,7 @@ from rlcore.config import ModelConfig, to_dict
 from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ModelError
 from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
-from rlcore.models.model_validation import read_config, require_files, require_loadable
+from rlcore.models.model_validation import read_config, require_files, require_loadable, require_rows
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.models.source_files import find_package_file
 from rlcore.strict_config import build
@@ -87,7 +87,9 @@ def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
             shutil.copy(folder / _GENERATION, name)
         try:
             write_tokenizer(backend, Path(name), extra_eos=model.extra_eos)
-            return load_tokenizer(Path(name))
+            tokenizer = load_tokenizer(Path(name))
+            require_rows(tokenizer, config.get_text_config().vocab_size, where=model.path)
+            return tokenizer
         except ModelError as error:
             where = error.where.replace(name, model.path)
             raise ModelError(error.what, where=where or model.path, fix=error.fix) from error

@@ -21,6 +21,7 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SPARE = 2.0  # maximum ratio of model parameters to stored numbers: tied weights are stored once
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
+_POINTER = b"version https://git-lfs"
 _SHOWN = 3
 
 
@@ -101,7 +102,7 @@ def _refuse_other_shapes(model: PreTrainedModel, stored: Mapping[str, StoredWeig
     }
     missing = [name for name in expected if name not in given and _NUMBER.sub("0", name) in patterns]
     if missing:
-        what = f"the weights are incomplete: {_named(missing)} is missing"
+        what = f"the weights are incomplete: the files lack {_named(missing)}"
         raise ModelError(what, where=str(folder), fix=AGAIN)
     for name, each in expected.items():
         # Experts, of three dimensions, may be stored transposed.
@@ -176,4 +177,9 @@ def _header(path: Path) -> dict[str, StoredWeight]:
             slices = {name: file.get_slice(name) for name in names}
             return {name: StoredWeight(tuple(each.get_shape()), each.get_dtype()) for name, each in slices.items()}
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"the weights cannot be loaded: {error}", where=str(path), fix=AGAIN) from error
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_POINTER)) == _POINTER
+        what = (
+            "the file names weights that were not fetched" if is_pointer else f"the weights cannot be loaded: {error}"
+        )
+        raise ModelError(what, where=str(path), fix="run git lfs pull" if is_pointer else AGAIN) from error

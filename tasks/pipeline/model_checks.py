@@ -21,7 +21,6 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import rl_of
 from rlcore.tasks.store.nested import flatten
 
-_POINTER = b"version https://git-lfs"  # with which a file begins that stands for another
 _LORAS = ("update.lora", "lora", "backbone.lora")  # of the kinds of stages that have some
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -43,25 +42,12 @@ def source_errors(config: ModelConfig) -> Iterator[str]:
         )
     if config.source == "folder" and not (path / "config.json").is_file():
         yield f"model.path = {config.path!r}: there is no model in this folder; it needs a config.json"
-    elif config.source == "folder":
-        yield from _weight_errors(path)
     if config.source == "gguf" and not path.is_file():
         yield f"model.path = {config.path!r}: no such file"
     if config.source == "package":
         yield from collect_error("model.path", lambda: find_package_file(config.path, config.file))
     if config.chat_template and not Path(config.chat_template).is_file():
         yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
-
-
-def _weight_errors(folder: Path) -> Iterator[str]:
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        yield f"model.path = {str(folder)!r}: this folder has no weights in safetensors; write it with save_pretrained"
-    for path in weights:
-        with path.open("rb") as file:
-            if file.read(len(_POINTER)) == _POINTER:
-                yield f"model.path = {str(folder)!r}: {path.name} names weights that were not fetched; run git lfs pull"
-                return
 
 
 def tokenizer_finding(model: ModelConfig, error: ModelError) -> Finding:

@@ -21,7 +21,9 @@ def listed(names: Sequence[str]) -> str:
 def evaluation_errors(config: RunConfig) -> Iterator[str]:
     """Yield datasets that cannot be evaluated on, and datasets not graded by exactly one verifier."""
     known = prompt_data(config)
-    for name in config.evaluation.data:
+    named = config.evaluation.data
+    yield from (f"evaluation.data: names {name!r} twice" for name in dict.fromkeys(named) if named.count(name) > 1)
+    for name in named:
         if name not in known:
             yield f"evaluation.data = {name!r}: no dataset of prompts; choose among {listed(known)}"
     if not known:

@@ -244,17 +244,18 @@ def config_with(**changes: Any) -> None:
 
 
 MODELS = [  # what is done to the folder of the model, and what plan says then
-    (lambda: Path("model/model.safetensors").unlink(), "'model': this folder has no weights in safetensors"),
+    (lambda: Path("model/model.safetensors").unlink(), "the folder has no model.safetensors"),
     (
         lambda: Path("model/model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 3\n"),
-        "'model': model.safetensors names weights that were not fetched; run git lfs pull",
+        "the file names weights that were not fetched; run git lfs pull",
     ),
     (lambda: config_with(model_type="clip"), "config.json describes no causal language model (clip)"),
     (lambda: config_with(model_type="t5"), "config.json describes no causal language model (t5)"),
+    (lambda: config_with(num_hidden_layers=2), "the weights are incomplete: the files lack layers.1."),
 ]
 
 
-@pytest.mark.parametrize(("damage", "words"), MODELS, ids=["none", "pointer", "pictures", "encoder"])
+@pytest.mark.parametrize(("damage", "words"), MODELS, ids=["none", "pointer", "pictures", "encoder", "a layer less"])
 def test_a_folder_without_weights_or_of_another_kind_of_model_is_refused_before_its_import(
     project: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[], object], words: str
 ) -> None:

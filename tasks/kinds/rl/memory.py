@@ -25,7 +25,7 @@ def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
         reward_model=models[0] if models else None,  # of several models with similar shapes, one is counted
         compute_bytes=device.compute_bytes,
         gradient_checkpointing=config.hardware.gradient_checkpointing,
-        num_tokens=max(asked, *(config.data[each].max_tokens for each in stage.prompts)) + rl.sampling.max_new_tokens,
+        num_tokens=max((asked, *(config.data[each].max_tokens for each in stage.prompts))) + rl.sampling.max_new_tokens,
         own_reference=bool(stage.ref_policy),
     )
     if used.kind == "native" and device.gains_packed:

@@ -300,6 +300,7 @@ def test_generated_rows_follow_the_seed() -> None:
         ("demonstrations", SUMS, {"direct_share": 1.5}, "must be between 0 and 1"),
         ("demonstrations", SUMS, {"direct_share": "half"}, "must be of type float"),
         ("demonstrations", SUMS, {"a.b": 1}, "has no option 'a.b'"),
+        ("prompts", ".x:Y", {}, "the adapter '.x:Y' cannot be imported"),
     ],
 )
 def test_unknown_adapters_and_options_are_refused_by_name(

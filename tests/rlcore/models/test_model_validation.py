@@ -138,6 +138,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a tokenizer of brackets": (replace("tokenizer.json", b"{" * 1_000), "tokenizer"),
     "a tokenizer of nothing": (replace("tokenizer.json", b"{}"), "tokenizer"),
     "an end that is a word": (replace("generation_config.json", b'{"eos_token_id": "end"}'), ""),
+    "no layer": (configure(num_hidden_layers=0), "num_hidden_layers = 0: must be at least 1"),
     "a template of loops": (replace("chat_template.jinja", LOOPS.encode()), "does not end"),
     "a template of a power": (replace("chat_template.jinja", b"{{ 9 ** (9 ** 9) }}"), "does not end"),
     "a template of much text": (replace("chat_template.jinja", b"{{ 'x' * 10 ** 11 }}"), "GiB of memory"),

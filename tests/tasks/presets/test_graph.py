@@ -234,6 +234,7 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("data.pairs.policy=second", "data.pairs.policy = 'second': neither adapter nor fallback is 'policy'"),
         ("data.sums.contract=prompt", "data.sums.contract = 'prompt': must be one of 'prompts'"),
         ("evaluation.data=['pairs']", "evaluation.data = 'pairs': no dataset of prompts; choose among sums, code"),
+        ("evaluation.data=['sums','sums','code']", "evaluation.data: names 'sums' twice"),
         ("evaluation.verifiers=[{kind='math',data=['sums']}]", "evaluation.verifiers: 0 decide on the dataset 'code'"),
         ("evaluation.verifiers.0.data=[]", "evaluation.verifiers: 2 decide on the dataset 'code'"),
         (
@@ -263,7 +264,7 @@ def test_a_fault_of_the_graph_is_named_with_its_full_key(preset: Path, override:
     assert caught.value.where == str(preset)
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a\nb"])
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a\nb", "a" * 101])
 def test_a_preset_whose_name_is_no_name_of_a_folder_or_a_model_is_refused(preset: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="names folders and models"):
         load_preset(preset, [f"name={json.dumps(name)}"])
