@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,16 @@ from rlcore.data_contracts.adapters.conversations import is_conversation
 from rlcore.data_contracts.adapters.convert import contract_of, first_rows
 from rlcore.data_contracts.adapters.expressions import Scalar, kind_of
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
+from rlcore.data_contracts.adapters.mapping import reference_text
 from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
-from rlcore.data_contracts.errors import LEFT_OUT, ContractError
+from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
 from rlcore.data_contracts.gate.reading import Source, head_of
+from rlcore.data_contracts.gate.row_rules import RowFilter
 
 ROWS = 50  # that are tried
 _FITS = 0.5  # fraction of them
+_VARIES = 0.2  # fraction of rows with different prompts; a column of names has fewer
 _SHOWN = 40
 
 
@@ -73,30 +77,29 @@ def describe_columns(source: Source) -> list[str]:
     Raises:
         ContractError: the source cannot be read.
     """
-    found: dict[str, list[str]] = {}
-    for row in rows_of(head_of(source, ROWS)):
-        for name, kind in _typed(row):
-            kinds = found.setdefault(name, [])
-            if kind not in kinds:
-                kinds.append(kind)
-    return [f"{name} ({' or '.join(kinds)})" for name, kinds in found.items()][:_SHOWN]
+    found = {name: " or ".join(dict.fromkeys(map(_type_of, values))) for name, values in _columns(source).items()}
+    return [f"{name} ({kinds})" for name, kinds in found.items()][:_SHOWN]
 
 
-def skeleton(source: Source) -> str:
-    """Return a mapping for the user to complete, with the columns whose names suggest a use."""
-    names = [name for row in rows_of(head_of(source, ROWS)) for name, _ in _typed(row)]
-    if {*_SIDES} <= {*names}:
-        return mapping_line({"prompt": _guess(names, _USUAL["prompt"]) or "?", **{side: side for side in _SIDES}})
-    guesses = {target: _guess(names, words) for target, words in _USUAL.items()}
-    return mapping_line({target: name or "?" for target, name in guesses.items()})
+def skeleton(source: Source, unusable: RowFilter) -> str:
+    """Return a mapping for the user to complete, with the columns whose names and values suggest a use.
+
+    ``unusable`` returns reasons against reference answers, by index.
+    """
+    columns = _columns(source)
+    prompt = _guess([name for name, values in columns.items() if _are_prompts(values)], _USUAL["prompt"])
+    if {*_SIDES} <= columns.keys():
+        return mapping_line({"prompt": prompt or "?", **{side: side for side in _SIDES}})
+    return mapping_line({"prompt": prompt or "?", "reference": _reference(columns, {prompt}, unusable) or "?"})
 
 
-def with_reference(source: Source, fit: Fit) -> str:
+def with_reference(source: Source, fit: Fit, unusable: RowFilter) -> str:
     """Return the mapping of a layout of prompts with a column that may be the reference it has none of; "" else."""
     columns = LAYOUTS[fit.adapter].columns.get("prompts", {}) if fit.adapter in LAYOUTS else {}
-    names = [name for row in rows_of(head_of(source, ROWS)) for name, _ in _typed(row) if name not in fit.columns]
-    found = "" if "reference" in columns or fit.kinds[0] != "prompts" else _guess(names, _USUAL["reference"])
-    return mapping_line({**columns, "reference": found}) if columns and found else ""
+    if not columns or "reference" in columns or fit.kinds[0] != "prompts":
+        return ""
+    found = _reference(_columns(source), fit.columns, unusable)
+    return mapping_line({**columns, "reference": found}) if found else ""
 
 
 _USUAL = {
@@ -125,6 +128,27 @@ def _guess(names: Sequence[str], words: Sequence[str]) -> str:
     return next(exact, next((name for word in words for name in names if f"_{word}_" in plain[name]), ""))
 
 
+def _are_prompts(values: Sequence[Any]) -> bool:
+    """Return True for texts or conversations that differ: no flags, names of tasks, or JSON of tests."""
+    asked = [value for value in values if (isinstance(value, str) and value.strip()) or is_conversation(value)]
+    num_different = len({json.dumps(value) for value in asked if str(value).lstrip()[:2] not in ('{"', '["')})
+    return len(asked) > _FITS * len(values) and num_different > _VARIES * len(values)
+
+
+def _reference(columns: Mapping[str, Sequence[Any]], others: Collection[str], unusable: RowFilter) -> str:
+    """Return the column whose name suggests reference answers, and most of whose values may be some; "" else."""
+    names = [name for name in columns if name not in others and name.partition(".")[0] not in others]
+    return _guess([name for name in names if _are_references(columns[name], unusable)], _USUAL["reference"])
+
+
+def _are_references(values: Sequence[Any], unusable: RowFilter) -> bool:
+    texts = []
+    for value in values:
+        with suppress(RowError):
+            texts.append(reference_text(value, ""))
+    return len([text for text in texts if text.strip()]) - len(unusable(texts)) > _FITS * len(values)
+
+
 def _fits(source: Source, adapter: str, kind: Kind) -> bool:
     tried = first_rows(
         source, kind, adapter=adapter, limit=ROWS, without={name for row in rows_of(source) for name in row}
@@ -148,15 +172,19 @@ def _num_filters(fit: Fit) -> int:
     return sum("|" in str(value) for value in columns.values())
 
 
-def _typed(row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            for inner, item in value.items():
-                yield f"{name}.{inner}", kind_of(item)
-        elif isinstance(value, list) and is_conversation(value):
-            yield name, "a list of turns"
-        else:
-            yield name, kind_of(value)
+def _columns(source: Source) -> dict[str, list[Any]]:
+    """Return the values of the first rows by column, those of objects by their keys."""
+    found: dict[str, list[Any]] = {}
+    for row in rows_of(head_of(source, ROWS)):
+        for name, value in row.items():
+            parts = {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {}
+            for path, each in (parts or {name: value}).items():
+                found.setdefault(path, []).append(each)
+    return found
+
+
+def _type_of(value: object) -> str:
+    return "a list of turns" if isinstance(value, list) and is_conversation(value) else kind_of(value)
 
 
 def rows_of(source: Source) -> list[Mapping[str, Any]]:

@@ -53,7 +53,7 @@ class CodeTasks(Prompts):
     @pa.check("reference", error=_FORM)
     @classmethod
     def reference_is_a_code_task(cls, texts: pd.Series) -> pd.Series:
-        return texts.map(_is_code_task).astype(bool)
+        return texts.map(is_code_task).astype(bool)
 
 
 CONTRACT = Contract(name="code_tasks/v1", model=CodeTasks, id_column="prompt_id", carried=CARRIED)
@@ -113,7 +113,8 @@ def stub(task: dict[str, Any]) -> str:
     return f"def {task['entry_point']}(*args, **kwargs):\n    pass\n" if task["style"] != "stdin" else "pass\n"
 
 
-def _is_code_task(text: str) -> bool:
+def is_code_task(text: str) -> bool:
+    """Return True if a text is the JSON of a code task."""
     return _code_task(text) is not None
 
 

@@ -12,10 +12,10 @@ from cyclopts import Parameter
 from rlcore.flows.cli.parameters import Overrides, open_home
 
 if TYPE_CHECKING:
-    from rlcore.tasks.pipeline.data_check import References
     from rlcore.tasks.presets.data import DatasetConfig
+    from rlcore.tasks.presets.graph import Graders
 
-    DataSets = tuple[Mapping[str, DatasetConfig], int, Callable[[str], References]]
+    DataSets = tuple[Mapping[str, DatasetConfig], int, Callable[[str], Graders | None]]
 
 Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
 
@@ -56,11 +56,11 @@ def validate(
         adapter = found.adapter
         if not adapter:
             return 1
-    sets, seed, references = _of_file(source, contract, adapter) if is_file else _of_preset(source, overrides)
+    sets, seed, graders = _of_file(source, contract, adapter) if is_file else _of_preset(source, overrides)
     passed = True
     with reports_in(home) as folder:
         for name, config in sets.items():
-            check = check_data(name, config, seed=seed, folder=folder / name, references=references(name))
+            check = check_data(name, config, seed=seed, folder=folder / name, graders=graders(name))
             sys.stdout.write("\n".join(check.lines) + "\n")
             passed &= check.passed
     if is_file and not adapter and not passed and Path(source).is_file():
@@ -69,13 +69,12 @@ def validate(
 
 
 def _of_preset(source: str, overrides: Overrides) -> DataSets:
-    """Return the datasets of a preset, its seed, and the use of their reference answers."""
+    """Return the datasets of a preset, its seed, and the graders of their answers."""
     from rlcore.flows.presets import open_preset
-    from rlcore.tasks.presets.graph import math_data
+    from rlcore.tasks.presets.graph import graders_of
 
     config = open_preset(source, overrides)
-    compared = math_data(config)
-    return config.data, config.seed, lambda name: "compared" if name in compared else "unused"
+    return config.data, config.seed, lambda name: graders_of(config, name)
 
 
 def _of_file(source: str, contract: Contract, adapter: str) -> DataSets:
@@ -83,4 +82,4 @@ def _of_file(source: str, contract: Contract, adapter: str) -> DataSets:
     from rlcore.tasks.pipeline.layout_check import contract_for
 
     config = whole_file(source, contract or contract_for(adapter), adapter)
-    return {Path(source).stem: config}, 0, lambda _: "unknown"
+    return {Path(source).stem: config}, 0, lambda _: None

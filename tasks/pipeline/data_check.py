@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
 from rlcore.tasks.steps.references import unusable
 from rlcore.tasks.store.deny_list import read_denied
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.store.storage import read_column, read_json
 
-References = Literal["compared", "unused", "unknown"]
 ContractName = Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
 OWN_ADAPTERS: Mapping[ContractName, str] = {
     "prompts": "prompts",
@@ -32,6 +32,7 @@ OWN_ADAPTERS: Mapping[ContractName, str] = {
 }
 """The adapter of rows that are in the columns of each contract already."""
 
+_MATH = Graders(kinds=("math",))
 _EXAMPLES = 5  # quarantined rows that are shown
 ANY_LENGTH = 10**9
 NO_TOKENIZER = TokenView(
@@ -88,12 +89,12 @@ def whole_file(path: str, contract: ContractName, adapter: str = "") -> DatasetC
 
 
 def check_data(
-    name: str, config: DatasetConfig, *, seed: int, folder: Path, references: References = "unused"
+    name: str, config: DatasetConfig, *, seed: int, folder: Path, graders: Graders | None = NO_GRADERS
 ) -> Check:
     """Gate one dataset. Report (``report.json``), ``quarantine.jsonl`` and rows stay in ``folder``.
 
-    ``references``: whether the reward ``math`` compares with them, so that unusable ones are rejected. If that is
-    unknown, they are listed.
+    ``graders``: those of its answers, which reject reference answers that they cannot use. None: they are unknown, and
+    those that the reward ``math`` could not use are listed.
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
         StorageError: the folder cannot be written.
@@ -105,11 +106,11 @@ def check_data(
         (folder / old).unlink(missing_ok=True)
     unbounded = replace(config, max_tokens=ANY_LENGTH)
     try:
-        use = Use(is_graded=references == "compared", denied=read_denied(find_home()))
+        use = Use(graders=graders or NO_GRADERS, denied=read_denied(find_home()))
         prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))
-    named = _unusable(folder) if references == "unknown" and config.contract == "prompts" else ()
+    named = _unusable(folder) if graders is None and config.contract == "prompts" else ()
     sentence = _sentence(read_json(folder / "report.json"))
     return Check(passed=True, lines=(f"{name}: {sentence}", *_details(folder), *named))
 
@@ -121,7 +122,7 @@ def _unusable(folder: Path) -> Iterator[str]:
     for split in ("train", "eval"):
         columns = [read_column(folder / f"{split}.parquet", name) for name in ("prompt_id", "reference")]
         for names, references in zip(*columns, strict=True):
-            found += [f"{names[place]}: {reason}" for place, reason in unusable(references, known).items()]
+            found += [f"{names[place]}: {reason}" for place, reason in unusable(references, _MATH, known).items()]
     if found:
         yield f"  warning: {len(found):,} references grade no answer, should the reward `math` compare with them"
         yield from (f"    row {each}" for each in found[:_EXAMPLES])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +21,11 @@ from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.gate.reading import ENDINGS, read_source
 from rlcore.errors import ConfigError
+from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.pipeline.data_check import ContractName
+from rlcore.tasks.presets.graph import Graders
 from rlcore.tasks.steps.data_source import contract_errors
+from rlcore.tasks.steps.references import unusable
 
 _CONTRACTS: Mapping[Kind, ContractName] = {
     "prompts": "prompts",
@@ -54,8 +57,8 @@ def recognize(path: str) -> Recognition:
         source = read_source(Path(path))
         found = fits(source)
         columns = describe_columns(source)
-        suggested = skeleton(source)
-        answered = with_reference(source, found[0]) if found else ""
+        suggested = skeleton(source, _unusable)
+        answered = with_reference(source, found[0], _unusable) if found else ""
     name = Path(path).name
     head = f"{name}: columns {', '.join(columns) or 'none'}"
     if not found:
@@ -68,6 +71,11 @@ def recognize(path: str) -> Recognition:
     return Recognition(
         lines=(head, f"{name}: {several}; paste one line into [data.<name>]:", *lines), adapter=found[0].adapter
     )
+
+
+def _unusable(references: Sequence[str]) -> Mapping[int, str]:
+    """Return the reasons against reference answers that no verifier can use."""
+    return unusable(references, Graders(kinds=VERIFIERS), {})
 
 
 def contract_for(adapter: str) -> ContractName:

@@ -15,11 +15,17 @@ from rlcore.data_contracts.gate.records import Quarantined, canonical_row
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
 from rlcore.errors import RlcoreError
-from rlcore.rewards.references import plain_error
 from rlcore.tasks.pipeline.data_check import ANY_LENGTH, NO_TOKENIZER
 from rlcore.tasks.presets.data import HUB, DatasetConfig
-from rlcore.tasks.steps.data import TokenView, cached_hub_source, is_exact, open_stream, token_meter
-from rlcore.tasks.steps.references import is_compared
+from rlcore.tasks.presets.graph import Graders
+from rlcore.tasks.steps.data import (
+    TokenView,
+    cached_hub_source,
+    is_exact,
+    open_stream,
+    reference_screen,
+    token_meter,
+)
 from rlcore.tasks.store.deny_list import read_denied
 from rlcore.tasks.store.settings import find_home
 
@@ -44,7 +50,7 @@ class Trial:
 
 
 def tried(
-    key: str, which: str, data: DatasetConfig, tokens: TokenView | None, *, is_graded: bool
+    key: str, which: str, data: DatasetConfig, tokens: TokenView | None, *, graders: Graders
 ) -> tuple[list[str], list[str]]:
     """Return errors of the first rows of a file, and sentences about rows that a run will quarantine.
 
@@ -57,7 +63,7 @@ def tried(
     try:
         denied = read_denied(find_home())
         stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None, denied=denied)
-        trial = _trial(stream, contract, data, tokens, is_graded=is_graded)
+        trial = _trial(stream, contract, data, tokens, graders=graders)
     except (ContractError, RlcoreError) as error:
         setting = "adapter" if error.what.startswith("the adapter") else which
         return [f"{key}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], []
@@ -71,21 +77,19 @@ def tried(
 
 
 def _trial(
-    stream: RowStream, contract: Contract, data: DatasetConfig, tokens: TokenView | None, *, is_graded: bool
+    stream: RowStream, contract: Contract, data: DatasetConfig, tokens: TokenView | None, *, graders: Graders
 ) -> Trial:
     source, counted = _head(stream.source)
-    terms = RowCheckConfig(
-        max_tokens=data.max_tokens if tokens else ANY_LENGTH,
-        is_exact=is_exact(data),
-        screen=_unusable if is_graded else None,
-    )
+    limit = data.max_tokens if tokens else ANY_LENGTH
     refused: list[tuple[Quarantined, bool]] = []
     known: dict[str, bytes] = {}
-    for batch in replace(stream, source=source).batches():
-        refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
-        meter = token_meter(tokens or NO_TOKENIZER)
-        checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
-        refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
+    with reference_screen(data, graders)() as screen:
+        terms = RowCheckConfig(max_tokens=limit, is_exact=is_exact(data), screen=screen)
+        for batch in replace(stream, source=source).batches():
+            refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
+            meter = token_meter(tokens or NO_TOKENIZER)
+            checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
+            refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
     return Trial(num_lines=counted["lines"], refused=refused, is_all=not counted["more"])
 
 
@@ -166,9 +170,3 @@ def _head(source: Source) -> tuple[Source, dict[str, int]]:
         return counted["lines"]
 
     return replace(source, read=read), counted
-
-
-def _unusable(references: Sequence[str]) -> Mapping[int, str]:
-    """Return the reference answers that no answer can equal, as far as their text shows."""
-    found = {place: plain_error(each) for place, each in enumerate(references) if is_compared(each)}
-    return {place: f"no answer can be graded with it: it {error}" for place, error in found.items() if error}

@@ -11,9 +11,10 @@ from rlcore.config import to_dict
 from rlcore.strict_config import build
 from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.pipeline.model_facts import ModelFiles, code_state
+from rlcore.tasks.pipeline.reference_checks import without_references
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.error_collection import collect_error
-from rlcore.tasks.presets.graph import math_data
+from rlcore.tasks.presets.graph import Graders, graders_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.data_source import adapter_code, hub_parts, hub_snapshot
 from rlcore.tasks.store.artifacts import file_sha256
@@ -33,9 +34,12 @@ def row_findings(
     findings: list[Finding] = []
     notes: list[str] = []
     denied = deny_list_digest(find_home()).values()
+    bare = without_references(config, names)
     for name in names:
         data = config.data[name]
-        is_graded = name in math_data(config) and data.contract == "prompts"
+        graders = graders_of(config, name)
+        if name in bare:  # which an error of the rewards says
+            graders = replace(graders, are_rewards=False)
         system = data.system_prompt or config.model.system_prompt
         for key, path in (("path", data.path), ("eval_path", data.eval_path)):
             digest = _digest(path)
@@ -44,7 +48,13 @@ def row_findings(
             # How many rows a run takes changes nothing about the first ones.
             own = replace(data, path=path, eval_path="", system_prompt=system, num_train=1, num_eval=1)
             tokenizer = files.source if files else ""
-            asked = {"key": f"data.{name}", "which": key, "data": to_dict(own), "graded": is_graded, "files": tokenizer}
+            asked = {
+                "key": f"data.{name}",
+                "which": key,
+                "data": to_dict(own),
+                "graders": to_dict(graders),
+                "files": tokenizer,
+            }
             state = (digest, files.digest if files else "", adapter_code(data.reader), code_state(), *denied)
             texts, said, count = _findings(json.dumps(asked), "\n".join(state))
             findings += [Finding(file=path, text=text) for text in texts]
@@ -96,5 +106,5 @@ def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
     found = json.loads(asked)
     tokens = token_view(ModelFiles(source=found["files"]).tokenizer()) if found["files"] else None
     data = build(DatasetConfig, found["data"])
-    errors, notes = tried(found["key"], found["which"], data, tokens, is_graded=found["graded"])
+    errors, notes = tried(found["key"], found["which"], data, tokens, graders=build(Graders, found["graders"]))
     return errors, notes, 0 if errors else _num_rows(Path(data.path))

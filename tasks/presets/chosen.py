@@ -6,16 +6,19 @@ from collections.abc import Mapping
 
 from rlcore.config import AgentConfig, EngineConfig, EpisodeConfig, RewardTerm, player_of, to_dict
 from rlcore.tasks.presets.data import HUB, DatasetConfig
+from rlcore.tasks.presets.graph import Graders
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.stages import curriculum_of, reward_models_of, sampling_of, terms_of
 from rlcore.tasks.store.imports import Chosen
 from rlcore.tasks.store.nested import flatten
 
+_MATH = Graders(kinds=("math",))
 
-def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
+
+def chosen_by(config: Sections, *, graders: Graders = _MATH) -> Chosen:
     """Return the rows that the sections of a stage choose.
 
-    ``is_graded``: the math grader checks the reference answers of a dataset.
+    ``graders``: those of a dataset, which try its reference answers.
     """
     stage, evaluation = config.declared.get("stage"), config.declared.get("evaluation")
     sampling = sampling_of(stage) if stage else None
@@ -29,8 +32,8 @@ def chosen_by(config: Sections, *, is_graded: bool = True) -> Chosen:
     placement = config.declared.get("distributed")
     data = () if stage else _datasets(config)
     screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
-    if data and is_graded:
-        kinds, screens = kinds | {"math"}, screens | {"references"}
+    if data and graders.compare:
+        kinds, screens = kinds | {*graders.kinds}, screens | {"references"}
     return {
         "rewards.kind": frozenset(kinds),
         "episodes": frozenset({player_of(episodes, agent)}),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from rlcore.config.rl import RlConfig
+from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.presets.stages import (
     curriculum_of,
@@ -27,6 +29,7 @@ from rlcore.tasks.presets.stages import (
 if TYPE_CHECKING:
     from rlcore.tasks.presets.run import RunConfig
 
+FUNCTION = "function"  # kind of a custom reward
 REGISTRY = "models:/"
 """Prefix of the URI of a registered model."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
@@ -138,12 +141,32 @@ def evaluated_data(config: RunConfig) -> tuple[str, ...]:
     return config.evaluation.data or prompt_data(config)
 
 
-def math_data(config: RunConfig) -> frozenset[str]:
-    """Return the datasets whose reference answers ``math`` compares with: as a reward, or as a verifier for them."""
-    terms = [(term, data_of(stage)) for stage in config.stages.values() for term in rewards_of(stage)]
-    rewarded = {name for term, names in terms if term.kind == "math" for name in names if name in (term.data or names)}
-    named = {name for verifier in config.evaluation.verifiers if verifier.kind == "math" for name in verifier.data}
-    return frozenset((rewarded | named) & config.data.keys())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Graders:
+    """Graders of a dataset's answers: kinds of rewards and of verifiers named for it, ``function`` for a custom one.
+
+    ``are_rewards``: one that compares with reference answers is a reward, which has to score each answer.
+    """
+
+    kinds: tuple[str, ...] = ()
+    are_rewards: bool = False
+
+    @property
+    def compare(self) -> bool:
+        """True if one of them compares answers with reference answers."""
+        return any(kind in VERIFIERS for kind in self.kinds)
+
+
+NO_GRADERS = Graders()
+
+
+def graders_of(config: RunConfig, name: str) -> Graders:
+    """Return the graders of a dataset's answers."""
+    terms = [term for stage in config.stages.values() if name in data_of(stage) for term in rewards_of(stage)]
+    rewards = {term.kind for term in terms if name in (term.data or (name,))}
+    named = {verifier.kind for verifier in config.evaluation.verifiers if name in verifier.data}
+    kinds = {FUNCTION if ":" in kind else kind for kind in rewards | named}
+    return Graders(kinds=tuple(sorted(kinds)), are_rewards=any(kind in VERIFIERS for kind in rewards))
 
 
 def rl_stages(config: RunConfig) -> dict[str, RlConfig]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
+from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, hub_snapshot, resolve_adapter
 from rlcore.tasks.steps.screens import SCREENS
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
@@ -53,12 +55,12 @@ class Use:
     """Use of a dataset by the rest of a preset.
 
     ``evaluated``: evaluation prompts of other datasets. They are held out if the gate divides the rows; a source that
-    has them in its ``train`` split is rejected. ``is_graded``: answers are compared with the reference answers, and
-    rows with unusable ones are rejected. ``denied``: prompts of erased rows, which are left out.
+    has them in its ``train`` split is rejected. ``graders``: those of its answers; rows whose reference
+    answers they cannot use are rejected. ``denied``: prompts of erased rows, which are left out.
     """
 
     evaluated: Sequence[Messages] = ()
-    is_graded: bool = False
+    graders: Graders = NO_GRADERS
     denied: DeniedPrompts = NONE_DENIED
 
 
@@ -97,9 +99,15 @@ def prepare_dataset(
     )
     with contract_errors():
         stream, contract = open_stream(kind, config, seed=seed, denied=use.denied)
-    graded = "references" if use.is_graded and config.contract == "prompts" else "none"
-    screen = SCREENS["tests" if contract is code_tasks.CONTRACT else graded]
+    screen = SCREENS["tests"] if contract is code_tasks.CONTRACT else reference_screen(config, use.graders)
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
+
+
+def reference_screen(config: DatasetConfig, graders: Graders) -> Callable[[], AbstractContextManager[RowFilter | None]]:
+    """Return the screen of the reference answers of prompts that come from a file; rows of generators are sound."""
+    if config.contract != "prompts" or not graders.compare or convert.is_generator(resolve_adapter(config)):
+        return SCREENS["none"]
+    return partial(SCREENS["references"], graders)
 
 
 def open_stream(

@@ -10,6 +10,6 @@ from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.tasks.steps.code_tasks import test_suite_filter
 from rlcore.tasks.steps.references import references_screen
 
-SCREENS: Mapping[str, Callable[[], AbstractContextManager[RowFilter | None]]] = choices(
+SCREENS: Mapping[str, Callable[..., AbstractContextManager[RowFilter | None]]] = choices(
     "data.screen", {"none": nullcontext, "references": references_screen, "tests": test_suite_filter}
 )

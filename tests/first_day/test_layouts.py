@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,30 @@ def test_the_mapping_to_complete_has_both_sides_of_a_pair_and_whole_words(
     code, said = validated(capsys, write(tmp_path / "rows.jsonl", rows))
     assert code == 0
     assert 'reference answer: columns = { prompt = "prompt", reference = "answer" }' in said
+
+
+def code_rows(n: int) -> dict[str, Any]:
+    tests = json.dumps({"inputs": [str(n)], "outputs": ["2"]})
+    return {"is_prompt": True, "statement": asked(n), "input_output": tests, "solution": f"def f(x):\n    return {n}"}
+
+
+@pytest.mark.parametrize(
+    ("row", "mapping"),
+    [
+        (code_rows, {"prompt": "?", "reference": "?"}),
+        (lambda n: {**code_rows(n), "question": asked(n)}, {"prompt": "question", "reference": "?"}),
+        (lambda n: {"prompt": n % 2 == 0, "task": "sums", "answer": n}, {"prompt": "?", "reference": "answer"}),
+        (lambda n: {"q": asked(n), "label": n % 2 == 0, "expected": None}, {"prompt": "?", "reference": "?"}),
+        (lambda n: {"text": asked(n), "solution": "The capital is Paris"}, {"prompt": "text", "reference": "?"}),
+    ],
+)
+def test_the_mapping_to_complete_names_texts_as_prompts_and_references_that_grade(
+    home: Home,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    row: Callable[[int], dict[str, Any]],
+    mapping: dict[str, str],
+) -> None:
+    code, said = validated(capsys, write(tmp_path / "rows.jsonl", [row(n) for n in range(9)]))
+    assert code == 1
+    assert tomllib.loads(said.splitlines()[-1].strip()) == {"columns": mapping}

@@ -109,6 +109,7 @@ PRETTY = json.dumps(rows(), indent=2)
 PAIRS = [
     {"pair_id": "p", "messages": rows()[0]["messages"], "chosen": ["yes", "no"], "rejected": ["no"], "source": "mine"}
 ]
+PARIS = "The capital is Paris"  # of which an answer counts as Paris
 ROWS = [
     ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "messages", "problem"]),
     ("no text", rows(reference=4), (), "prompts", ["reference", "60 of 60 lines"]),
@@ -117,6 +118,16 @@ ROWS = [
     ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
     ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),
     ("repeated ids", [*rows(), *rows(prompt_id="q7")[:1]], (), "prompts", ["prompt_id: an earlier row", "is line 61"]),
+    (
+        "answers of other graders",
+        [
+            {"messages": row["messages"], "ground_truth": text, "dataset": "mixed"}
+            for row, text in zip(rows(), ['{"f": "x"}', "assert f(1) == 2", "None", PARIS] * 15, strict=True)
+        ],
+        ("adapter=rlvr",),
+        "prompts",
+        ["JSON or Python, which the reward `math` does not", "its tests", "is no answer", "own answer", "15 of 60"],
+    ),
     ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
 ]
 

@@ -10,7 +10,7 @@ from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, stage_of_checkpoint, st
 from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.data import POLICY, DatasetConfig
 from rlcore.tasks.presets.evaluation import EvaluationConfig
-from rlcore.tasks.presets.graph import math_data, prompt_data
+from rlcore.tasks.presets.graph import graders_of, prompt_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
 from rlcore.tasks.steps.base import prepare_stage_name
@@ -27,19 +27,17 @@ def data_stage(name: str, config: RunConfig) -> Stage:
     held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
     if resolve_adapter(data) == POLICY:
         return _prepare_sampled(name, data, asked, held_out)
-    is_graded = name in math_data(config)
+    graders = graders_of(config, name)
     return Stage(
         name=prepare_stage_name(name),
         version=1,
         kind="dataset",
         render_page=Lazy("rlcore.tasks.kinds.data.page:data_page"),
-        run=partial(
-            Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, is_graded=is_graded
-        ),
+        run=partial(Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, graders=graders),
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
         source_digest=_source_digest,
-        chosen=partial(chosen_by, is_graded=is_graded),
+        chosen=partial(chosen_by, graders=graders),
     )
 
 

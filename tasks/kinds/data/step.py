@@ -13,6 +13,7 @@ from rlcore.data_contracts.gate.overlap import Overlap
 from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.data import TokenView, Use, is_exact, prepare_dataset
 from rlcore.tasks.store.deny_list import read_denied
@@ -24,16 +25,16 @@ from rlcore.text.tokenization import ChatTokenizer
 LATER = "use other rows for one of the two, or name this dataset before the other"
 
 
-def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...], is_graded: bool) -> StageResult:
+def run_prepare(context: StageContext, *, name: str, held_out: tuple[str, ...], graders: Graders) -> StageResult:
     """Gate the dataset ``name``. It must not contain prompts that the stages ``held_out`` keep for evaluation.
 
-    ``is_graded``: answers are compared with its reference answers, which the grader checks first.
+    ``graders``: those of its answers, which try its reference answers first.
     Raises:
         DataError: the gate rejects it, or one of ``held_out`` has its evaluation prompts among the training rows.
     """
     folder = context.inputs["import_sft"] / MODEL
     config: DatasetConfig = context.config.data[name]
-    done = prepare(context, config, tokenizer=folder, held_out=held_out, is_graded=is_graded)
+    done = prepare(context, config, tokenizer=folder, held_out=held_out, graders=graders)
     if config.has_prompts:
         _refuse_leaks(context, name, held_out)
     return done
@@ -45,11 +46,11 @@ def prepare(
     *,
     tokenizer: Path,
     held_out: tuple[str, ...],
-    is_graded: bool = False,
+    graders: Graders = NO_GRADERS,
 ) -> StageResult:
     """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
     evaluated, denied = evaluated_prompts(context, held_out), read_denied(find_home())
-    use = Use(evaluated=evaluated, is_graded=is_graded, denied=denied)
+    use = Use(evaluated=evaluated, graders=graders, denied=denied)
     view = token_view(ChatTokenizer.load(tokenizer))
     # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"
