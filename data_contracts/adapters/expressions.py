@@ -124,7 +124,7 @@ def _text_in(value: object, path: str) -> str:
 
 def _value(row: Row, path: str, is_optional: bool) -> Any:
     if path in row:  # also a column with dots in its name
-        return row[path]
+        return _inside(row[path], (), path, is_optional)
     first = path.partition(".")[0]
     if first not in row:
         if is_optional:
@@ -134,7 +134,9 @@ def _value(row: Row, path: str, is_optional: bool) -> Any:
 
 
 def _inside(value: Any, parts: Sequence[str], done: str, is_optional: bool) -> Any:
-    if not parts or (value is None and is_optional):
+    if value is None and not is_optional:
+        raise RowError(done, "is null; a mapping allows that by a ? behind the column")
+    if not parts or value is None:
         return value
     part, *rest = parts
     if part == "*":

@@ -215,7 +215,7 @@ LAYOUTS: Mapping[str, Layout] = {
                 "prompt": "prompt",
                 "response_a": "response_0",
                 "response_b": "response_1",
-                "winner": "better_response_id",
+                "winner": "better_response_id?",
                 "winner_a": 0,
                 "winner_b": 1,
             }

@@ -151,8 +151,7 @@ def _require_order(spec: Spec, row: Row) -> None:
     """Refuse swapped sides, and ties."""
     if not {"score_chosen", "score_rejected"} <= spec.keys():
         return
-    read = [spec[each].read(row) for each in ("score_chosen", "score_rejected")]
-    if None in read:
+    if all(spec[each].read(row) is None for each in ("score_chosen", "score_rejected")):
         return
     chosen, rejected = _number(spec, row, "score_chosen"), _number(spec, row, "score_rejected")
     path = _path(spec, "score_chosen")

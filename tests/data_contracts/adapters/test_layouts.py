@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def test_a_layout_is_recognized_by_its_columns(name: str) -> None:
 def test_a_tie_is_no_pair_and_counts_against_no_limit(adapter: str, changed: dict[str, Any]) -> None:
     (example,) = [each for each in EXAMPLES.values() if each.adapter == adapter]
     assert refused(adapter, "preferences", {**example.rows(7)[0], **changed}).reason.startswith("left out: ")
+
+
+@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if not LAYOUTS[example.adapter].gather])
+def test_null_in_a_column_that_a_layout_names_refuses_the_row(name: str) -> None:
+    layout, rows = LAYOUTS[EXAMPLES[name].adapter], EXAMPLES[name].rows(7)
+    for kind, columns in layout.columns.items():
+        read_columns = {path for each in parse_columns(columns, kind).values() for path in each.columns}
+        optional = {path for value in columns.values() for path in re.findall(r"(\w+)\?", str(value))}
+        for column in {path.partition(".")[0] for path in read_columns - optional}:
+            found = read(EXAMPLES[name].adapter, kind, *({**row, column: None} for row in rows))
+            assert found.rejected, (kind, column)
 
 
 def test_swapped_scores_are_refused() -> None:

@@ -171,13 +171,37 @@ def test_no_turn_is_lost_if_answers_have_turns_of_their_own(
     assert (pair["messages"], pair["chosen"], pair["rejected"]) == (turns(*question), answer[-1], "a9")
 
 
+NULLS = {"empty": None, "e.f": None, "extra": {"none": None, "nulls": ["a", None]}, "problem": "Why?"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "field"),
+    [
+        ("empty", "empty"),
+        ("empty|hashes", "empty"),
+        ("e.f", "e.f"),
+        ("{problem} {empty}", "empty"),
+        ("extra.none", "extra.none"),
+        ("extra.none.0.answer", "extra.none"),
+        ("extra.nulls.*", "extra.nulls.1"),
+    ],
+)
+def test_null_is_a_fault_of_the_row_unless_the_expression_ends_in_a_question_mark(expression: str, field: str) -> None:
+    with pytest.raises(RowError, match="is null; a mapping allows that") as caught:
+        parse(expression).read(NULLS)
+    assert caught.value.field == field
+    path, bar, filters = expression.partition("|")
+    optional = expression.replace("}", "?}") if "{" in expression else f"{path}?{bar}{filters}"
+    parse(optional.replace("{problem?}", "{problem}")).read(NULLS)
+
+
 @pytest.mark.parametrize("winner", [1, 1.0, True, "1", "1.0", "True"])
 def test_a_winner_is_known_in_each_type_that_files_give_a_number(winner: object) -> None:
     columns = {"prompt": "q", "response_a": "a", "response_b": "b", "winner": "w", "winner_a": 0, "winner_b": 1}
     row = {"q": "Why?", "a": "x", "b": "y", "w": winner}
     (pair,) = read(row, columns, "preferences").rows
     assert (pair["chosen"], pair["rejected"]) == ("y", "x")
-    (lost,) = read({**row, "w": None}, columns, "preferences").rejected
+    (lost,) = read({**row, "w": None}, {**columns, "winner": "w?"}, "preferences").rejected
     assert lost.reason == "left out: a tie is no pair"
 
 
