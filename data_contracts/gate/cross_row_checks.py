@@ -12,7 +12,6 @@ from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate.contradictions import Flagged, contradictions
 from rlcore.data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Evaluated, LeakedRows, find_leaks
-from rlcore.data_contracts.gate.kept_rows import kept_evaluations
 from rlcore.data_contracts.gate.ledger import EVAL, TRAIN, Column, Ledger, Mask, Rows
 from rlcore.data_contracts.gate.lookup import look_up
 from rlcore.data_contracts.gate.overlap import Overlap, SharedWords, texts_of
@@ -55,7 +54,7 @@ def resolve_rows(
         ContractError: some rows have a split and others have none.
     """
     prompts = representatives(ledger.key, ledger.spelling)
-    split = _divided(stream, ledger, prompts, evaluated, num_train=num_train, num_eval=num_eval)
+    split = _divided(stream, ledger, prompts, evaluated)
     flagged = contradictions(ledger, ledger.is_sound, contract)
     is_accepted = _without(ledger.is_sound, flagged)
     close = LeakedRows.none()
@@ -97,7 +96,7 @@ def drop_overlaps(stream: RowStream, resolved: ResolvedRows, evaluated: Evaluate
     """
     state = resolved.state
     places, messages = [-1 - place for place in range(len(evaluated.messages))], list(evaluated.messages)
-    for found in look_up(stream, state.ledger, kept_evaluations(state)):
+    for found in look_up(stream, state.ledger, np.flatnonzero(state.is_accepted & (state.split == EVAL))):
         places += found.places.tolist()
         messages += [row["messages"] for row in found.rows]
     overlap, hits = Overlap(messages, size=shared.size), dict[int, int]()
@@ -112,15 +111,8 @@ def drop_overlaps(stream: RowStream, resolved: ResolvedRows, evaluated: Evaluate
     return replace(resolved, state=state, flagged=[*resolved.flagged, flagged], num_shared=len(rows))
 
 
-def _divided(
-    stream: RowStream, ledger: Ledger, prompts: Rows, evaluated: Evaluated, *, num_train: int, num_eval: int
-) -> Column:
-    is_held_out = held_out_prompts(
-        ledger.spelling[prompts],
-        num_train=num_train,
-        num_eval=num_eval,
-        first=np.isin(ledger.key, evaluated.keys),
-    )
+def _divided(stream: RowStream, ledger: Ledger, prompts: Rows, evaluated: Evaluated) -> Column:
+    is_held_out = held_out_prompts(ledger.spelling[prompts], first=np.isin(ledger.key, evaluated.keys))
     return assign(ledger.split, is_held_out, where=stream.source.name)
 
 

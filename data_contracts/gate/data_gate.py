@@ -154,6 +154,7 @@ def _report(
         num_train=int((sides == TRAIN).sum()),
         num_eval=int((sides == EVAL).sum()),
         digest=kept.digest,
+        train_digest=kept.train_digest,
         reasons=dict(counts.most_common()),
         rules=rules,
         sketches=kept.sketches(),

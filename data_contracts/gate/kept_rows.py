@@ -28,7 +28,7 @@ class KeptRows:
     def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter, group_column: str = "") -> None:
         self._state, self._overlap, self._meter, self._group_column = state, overlap, meter, group_column
         self._written = [*state.contract.columns, *state.contract.carried]
-        self._digest = hashlib.sha256()
+        self._digest, self._train_digest = hashlib.sha256(), hashlib.sha256()
         self._is_sketched = sketched_rows(state)
         self._sketched: list[pd.DataFrame] = []
 
@@ -38,7 +38,10 @@ class KeptRows:
         sides = state.split[found.places].tolist()
         none = dict.fromkeys(state.contract.carried, "")
         rows = [{**none, **row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
-        self._digest.update(b"".join([self._spelled(row) + b"\n" for row in rows]))
+        lines = [self._spelled(row) + b"\n" for row in rows]
+        self._digest.update(b"".join(lines))
+        pairs = zip(lines, sides, strict=True)
+        self._train_digest.update(b"".join([line for line, side in pairs if side == TRAIN]))
         train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
         self._overlap.see([texts_of(row, state.contract) for row in train])
         frame = pd.DataFrame({name: [row[name] for row in rows] for name in self._written})
@@ -53,6 +56,11 @@ class KeptRows:
     def digest(self) -> str:
         """Return the SHA-256 over the canonical JSON lines of the rows, independent of the file format."""
         return self._digest.hexdigest()
+
+    @property
+    def train_digest(self) -> str:
+        """Return :attr:`digest` of the training rows alone."""
+        return self._train_digest.hexdigest()
 
     def sketches(self) -> dict[str, Sketch]:
         """Return sketches of the columns; see :func:`rlcore.data_contracts.drift.sketches.sketch`."""

@@ -29,8 +29,8 @@ class GateReport:
     adapter may make several rows of a line, and equal rows are merged (``merged`` were removed), so ``rows_read`` =
     rows after that, plus the lines that never became rows. ``accepted`` of them passed every row rule; up to the
     requested numbers were kept (``num_train``, ``num_eval``), and the others are unused. ``digest``: SHA-256 over the
-    canonical JSON of the kept rows. ``reasons``: quarantined rows by reason. ``errors``: reasons to reject the dataset;
-    empty if it passed.
+    canonical JSON of the kept rows, ``train_digest`` of those for training. ``reasons``: quarantined rows by reason.
+    ``errors``: reasons to reject the dataset; empty if it passed.
     """
 
     contract: str
@@ -43,6 +43,7 @@ class GateReport:
     num_train: int
     num_eval: int
     digest: str
+    train_digest: str
     reasons: Mapping[str, int]
     rules: tuple[RuleResult, ...]
     sketches: Mapping[str, Sketch]

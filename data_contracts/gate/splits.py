@@ -1,8 +1,9 @@
 """Split of each prompt by its hash, never by row, so that no prompt is both trained on and evaluated on.
 
+A tenth of the prompts is held out, however many rows are asked for: these cut each side, and move no row to the other.
 Generators hold out a fixed tenth of all problems, for all seeds and kinds of rows, so that separately made datasets
-cannot leak into one another. Files hold out the prompts with the smallest hashes. Prompts with the same question in
-different spellings are one prompt here, represented by the smallest hash.
+cannot leak into one another. Files hold out the tenth of their prompts with the smallest hashes. Prompts with the
+same question in different spellings are one prompt here, represented by the smallest hash.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.ledger import EVAL, TRAIN, Column, Mask, Numbers, Rows
 
 HELD_OUT_TENTH = 16**8 // 10
+_TENTH = 10
 
 
 def is_held_out(digest: str) -> bool:
@@ -30,16 +32,13 @@ def representatives(keys: Numbers, spellings: Numbers) -> Rows:
     return found
 
 
-def held_out_prompts(hashes: Column, *, num_train: int, num_eval: int, first: Mask) -> Mask:
-    """Return the rows of a file whose prompts are held out, given the prompt hash of each row.
+def held_out_prompts(hashes: Column, *, first: Mask) -> Mask:
+    """Return the rows of a file whose prompts are held out, a tenth of them, given the prompt hash of each row.
 
-    These are ``num_eval`` prompts, or their fraction if there are fewer than ``num_train + num_eval`` rows. All prompts
-    of the rows in ``first`` (evaluation prompts of another dataset) are held out before any other.
+    All prompts of the rows in ``first`` (evaluation prompts of another dataset) are held out before any other.
     """
     prompts = np.unique(hashes)
-    wanted = num_eval
-    if len(hashes) < num_train + num_eval:
-        wanted = max(1, len(prompts) * num_eval // (num_train + num_eval))
+    wanted = max(1, round(len(prompts) / _TENTH))
     reserved = np.unique(hashes[first])
     others = np.setdiff1d(prompts, reserved, assume_unique=True)
     held_out = np.concatenate([reserved, others[: max(0, wanted - len(reserved))]])

@@ -73,8 +73,8 @@ class Stage:
     invalidate results although no code changed.
 
     ``observers``: sections, and keys of sections, that no weight and no row depends on, and ``observed`` the inputs. An
-    earlier result serves others. ``continuation``: use of earlier work of other lengths; None: an equal key alone
-    counts.
+    earlier result serves others. ``trains_on``: inputs of whose rows only those for training
+    count. ``continuation``: use of earlier work of other lengths; None: an equal key alone counts.
 
     ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
     ``render_page`` renders the stage's page. Neither is in the key: both use the finished artifact, cached or not.
@@ -92,6 +92,7 @@ class Stage:
     chosen: Callable[[Sections], Chosen] = chosen_by
     observers: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
+    trains_on: tuple[str, ...] = ()
     continuation: Continuation | None = None
     registered_as: str = ""
     render_page: Draw | None = None

@@ -3,8 +3,9 @@
 The key is the SHA-256 of the key inputs: name and version of the stage, digests of its inputs (never paths), of each
 module that it can reach, of external data, its preset sections, the machine if a model computes, the seed, and the
 versions of Python and of the imported libraries. Settings that only watch a stage are ``observers``, and inputs that
-only these read are ``observed``: the key leaves both out. If a rule stopped the stage, the ``outcome`` belongs to the
-key of its result. The cache stores all of them with the result, so that ``plan`` can explain why a stage runs.
+only these read are ``observed``: the key leaves both out. Of datasets that a stage trains on, only the training rows
+count, whose digests are ``trained``. If a rule stopped the stage, the ``outcome`` belongs to the key of its result. The
+cache stores all of them with the result, so that ``plan`` can explain why a stage runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from rlcore.tasks.store.cache import KeyInputs
 from rlcore.tasks.store.nested import flatten
 
-OBSERVERS, OBSERVED, OUTCOME = "observers", "observed", "outcome"
+OBSERVERS, OBSERVED, OUTCOME, TRAINED = "observers", "observed", "outcome", "trained"
 _MAX_NAMES, _MAX_VALUE = 5, 60
 _WORDS = {  # the key inputs, with the words by which ``plan`` names a change
     "stage": "stage changed",
@@ -49,9 +50,16 @@ Differences = Mapping[str, tuple[str, ...]]
 
 def key_of(ingredients: KeyInputs) -> str:
     """Return the SHA-256 of the canonical JSON of the key inputs, without observers and what they read."""
-    counted = {name: value for name, value in ingredients.items() if name not in (OBSERVERS, OBSERVED)}
+    counted = {name: value for name, value in ingredients.items() if name not in (OBSERVERS, OBSERVED, TRAINED)}
+    if TRAINED in ingredients:
+        counted["inputs"] = _counted_inputs(ingredients)
     text = json.dumps(counted, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _counted_inputs(ingredients: KeyInputs) -> dict[str, str]:
+    """Return the digests of inputs that count: of datasets that are trained on, those of the training rows."""
+    return {**ingredients.get("inputs", {}), **ingredients.get(TRAINED, {})}
 
 
 def without_outcome(ingredients: KeyInputs) -> KeyInputs:
@@ -105,7 +113,7 @@ def differences(old: KeyInputs, new: KeyInputs, *, unknown: Collection[str] = ()
     """Return the names that differ, by kind of key input; inputs named ``unknown`` are left out."""
     found = {}
     for kind in (each for each in _WORDS if old.get(each) != new.get(each)):
-        before, after = flatten(old.get(kind)), flatten(new.get(kind))
+        before, after = (flatten(_counted_inputs(each) if kind == "inputs" else each.get(kind)) for each in (old, new))
         names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
         names -= set(unknown) if kind == "inputs" else set()
         if names:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.errors import DataError
-from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
 from rlcore.tasks.steps.references import unusable
@@ -107,7 +107,9 @@ def check_data(
     unbounded = replace(config, max_tokens=ANY_LENGTH)
     try:
         use = Use(graders=graders or NO_GRADERS, denied=read_denied(find_home()))
-        prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
+        report = prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
+        if graders is not None and (error := too_few_held_out(config, report.num_eval)):
+            raise DataError(error, where=f"data.{name}.num_eval")
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))
     named = _unusable(folder) if graders is None and config.contract == "prompts" else ()

@@ -7,14 +7,16 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import OBSERVED, OBSERVERS, function_of, split_observers
+from rlcore.tasks.pipeline.cache_keys import OBSERVED, OBSERVERS, TRAINED, function_of, split_observers
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.versions import versions
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.artifacts import REPORT, ArtifactRef
 from rlcore.tasks.store.cache import KeyInputs
 from rlcore.tasks.store.code_hash import closure_digests
+from rlcore.tasks.store.settings import find_home
+from rlcore.tasks.store.storage import read_json
 
 
 def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef]) -> KeyInputs:
@@ -37,7 +39,16 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
         "versions": versions(module, sections, chosen=chosen),
     }
     observed = {name: digest for name, digest in digests.items() if name in stage.observed}
-    return found | ({OBSERVERS: watching} if watching else {}) | ({OBSERVED: observed} if observed else {})
+    rows = {name: _train_digest(inputs[name]) for name in stage.trains_on if name in inputs}
+    trained = {name: digest for name, digest in rows.items() if digest}
+    others = {OBSERVERS: watching, OBSERVED: observed, TRAINED: trained}
+    return found | {name: values for name, values in others.items() if values}
+
+
+def _train_digest(ref: ArtifactRef) -> str:
+    """Return the digest of a dataset's training rows; empty if its report does not have it."""
+    path = find_home().root / ref.uri / REPORT
+    return str(read_json(path).get("train_digest", "")) if path.is_file() else ""
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -37,9 +37,13 @@ _STAND_INS: tuple[Any, ...] = ("", 1, [], [{"role": "user", "content": "a"}], {}
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Tried lines of a file: their number, refused ones with True if one refuses the dataset; ``is_all``: no more."""
+    """Tried lines of a file: their number, refused ones with True if one refuses the dataset; ``is_all``: no more.
+
+    ``is_divided``: rows name their side.
+    """
 
     num_lines: int
+    is_divided: bool
     refused: Sequence[tuple[Quarantined, bool]]
     is_all: bool
 
@@ -51,29 +55,31 @@ class Trial:
 
 def tried(
     key: str, which: str, data: DatasetConfig, tokens: TokenView | None, *, graders: Graders
-) -> tuple[list[str], list[str]]:
-    """Return errors of the first rows of a file, and sentences about rows that a run will quarantine.
+) -> tuple[list[str], list[str], bool]:
+    """Return errors of the first rows of a file, sentences about rows that a run will quarantine, and True if rows
+    name their side.
 
     ``data`` has the file as ``path``; ``which`` is its key in the section ``key``. Without ``tokens`` no length is
     checked. Of a hub dataset, the files in the hub's cache on this machine are tried.
     """
     is_hub = data.path.startswith(HUB)
     if is_hub and (source := cached_hub_source(data.path, limit=SAMPLE + 1)) is None:
-        return [], [f"{key}.{which}: not checked: the run fetches these rows, the hub's cache on this machine has none"]
+        note = f"{key}.{which}: not checked: the run fetches these rows, the hub's cache on this machine has none"
+        return [], [note], False
     try:
         denied = read_denied(find_home())
         stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None, denied=denied)
         trial = _trial(stream, contract, data, tokens, graders=graders)
     except (ContractError, RlcoreError) as error:
         setting = "adapter" if error.what.startswith("the adapter") else which
-        return [f"{key}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], []
+        return [f"{key}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], [], False
     if not trial.num_lines:
-        return [f"{key}.{which}: the file has no rows"], []
+        return [f"{key}.{which}: the file has no rows"], [], False
     lines = list(_reasons(key, trial, stream))
     share = len({one.origin.line for one, _ in trial.refused}) / trial.num_lines
     if any(is_fatal for _, is_fatal in trial.refused) or share > (data.max_quarantined if trial.is_all else 0.5):
-        return lines, []
-    return [], [f"warning: {line}; a run leaves such rows out" for line in lines]
+        return lines, [], trial.is_divided
+    return [], [f"warning: {line}; a run leaves such rows out" for line in lines], trial.is_divided
 
 
 def _trial(
@@ -83,14 +89,16 @@ def _trial(
     limit = data.max_tokens if tokens else ANY_LENGTH
     refused: list[tuple[Quarantined, bool]] = []
     known: dict[str, bytes] = {}
+    is_divided = False
     with reference_screen(data, graders)() as screen:
         terms = RowCheckConfig(max_tokens=limit, is_exact=is_exact(data), screen=screen)
         for batch in replace(stream, source=source).batches():
             refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
+            is_divided |= any("split" in row for row in batch.rows)
             meter = token_meter(tokens or NO_TOKENIZER)
             checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
             refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
-    return Trial(num_lines=counted["lines"], refused=refused, is_all=not counted["more"])
+    return Trial(num_lines=counted["lines"], is_divided=is_divided, refused=refused, is_all=not counted["more"])
 
 
 def _repeated(

@@ -12,7 +12,7 @@ from rlcore.strict_config import build
 from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.pipeline.model_facts import ModelFiles, code_state
 from rlcore.tasks.pipeline.reference_checks import without_references
-from rlcore.tasks.presets.data import HUB, DatasetConfig
+from rlcore.tasks.presets.data import HUB, DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.graph import Graders, graders_of
 from rlcore.tasks.presets.run import RunConfig
@@ -59,11 +59,25 @@ def row_findings(
             texts, said, count = _findings(json.dumps(asked), "\n".join(state))
             findings += [Finding(file=path, text=text) for text in texts]
             notes += said
-            if key == ("eval_path" if data.eval_path else "path") and 0 < count < data.num_eval:
-                part = "all" if data.eval_path else "a part"
-                setting = f"data.{name}.num_eval = {data.num_eval}"
-                notes.append(f"warning: {setting}: {path} has {count} rows, {part} of which will be held out")
+            for setting, has in _sides(data, key, count).items():
+                asked_for = getattr(data, setting)
+                error = too_few_held_out(data, has) if setting == "num_eval" else ""
+                if error:
+                    findings.append(Finding(file=path, text=f"data.{name}.num_eval: {error}"))
+                elif has < asked_for:
+                    named = f"data.{name}.{setting} = {asked_for:,}"
+                    notes.append(f"warning: {named}: {path} has {count:,} rows, about {has:,} of them for this")
     return findings, notes
+
+
+def _sides(data: DatasetConfig, key: str, count: int) -> dict[str, int]:
+    """Return how many of ``count`` rows of a file are for each setting; none if that is unknown."""
+    if not count:
+        return {}
+    if data.eval_path:
+        return {"num_eval" if key == "eval_path" else "num_train": count}
+    held_out = max(1, round(count / 10))
+    return {"num_train": count - held_out, "num_eval": held_out}
 
 
 def _num_rows(path: Path) -> int:
@@ -96,7 +110,7 @@ def _digest(path: str) -> str | None:
 
 @remembered
 def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
-    """Return errors, notes, and the number of rows if it is known and there are no errors.
+    """Return errors, notes, and the number of rows if it is known, they are not divided, and there are no errors.
 
     ``state``: digests of rows, of erased ones, tokenizer and code, which decide besides the settings.
     """
@@ -106,5 +120,6 @@ def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
     found = json.loads(asked)
     tokens = token_view(ModelFiles(source=found["files"]).tokenizer()) if found["files"] else None
     data = build(DatasetConfig, found["data"])
-    errors, notes = tried(found["key"], found["which"], data, tokens, graders=build(Graders, found["graders"]))
-    return errors, notes, 0 if errors else _num_rows(Path(data.path))
+    graders = build(Graders, found["graders"])
+    errors, notes, is_divided = tried(found["key"], found["which"], data, tokens, graders=graders)
+    return errors, notes, 0 if errors or is_divided else _num_rows(Path(data.path))

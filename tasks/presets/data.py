@@ -19,6 +19,7 @@ from rlcore.strict_config import INLINE
 COLUMNS = "columns"  # adapter of a mapping; equal to rlcore.data_contracts.adapters.convert
 POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
+_MEASURES = 30  # problems; an accuracy on fewer is known to 20 points or worse
 _FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
 # Tables of a preset that name files, and the keys that do; first those whose files shipped presets have next to them.
 _SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"), ("files", "sandbox_read")))
@@ -83,8 +84,9 @@ class DatasetConfig:
     ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled from the
     checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that adapter is used instead.
 
-    Rows are divided into training and held-out rows by their prompts, unless each has a column ``split`` (``train`` or
-    ``eval``), or ``eval_path`` names the source of the held-out ones: then all rows of ``path`` are for training.
+    A tenth of the prompts is held out, by their hashes, unless each row has a column ``split`` (``train`` or ``eval``),
+    or ``eval_path`` names the source of the held-out rows: then all rows of ``path`` are for training. ``num_train``
+    and ``num_eval`` are the most rows of each side that are used, and move none to the other.
     ``system_prompt``: the system prompt of conversations that have none; empty: the model's.
     """
 
@@ -146,6 +148,19 @@ class DatasetConfig:
     def without_folders(self) -> DatasetConfig:
         """Return the config with files as bare names: cache keys cover their content, not their location."""
         return replace(self, path=_without_folder(self.path), eval_path=_without_folder(self.eval_path))
+
+
+def too_few_held_out(config: DatasetConfig, count: int) -> str:
+    """Return the error of held-out rows that measure nothing: few, and not a tenth of what was asked for; "" if none.
+
+    ``count``: the rows that are held out.
+    """
+    if count >= min(_MEASURES, config.num_eval / 10):
+        return ""
+    wanted = (
+        "" if config.eval_path else "a tenth of the prompts is: name held-out rows by eval_path or a column split, "
+    )
+    return f"{count} rows are held out, and {config.num_eval:,} were asked for; {wanted}add rows, or lower num_eval"
 
 
 def _without_folder(path: str) -> str:

@@ -48,9 +48,14 @@ def sections_of(config: RunConfig, *names: str) -> Sections:
 
 
 def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[str] = ()) -> Sections:
-    """Return the settings of a stage as ``stage``, with its engine, ``data`` sets, and other sections."""
+    """Return the settings of a stage as ``stage``, with its engine, ``data`` sets, and other sections.
+
+    The rows of its data sets count by their digests, whatever number is requested.
+    """
     found = {name: section_of(config, name) for name in names} | {"stage": _with_engine(config, stage)}
-    return Sections(found | ({"data": {name: config.data[name] for name in data}} if data else {}))
+    return Sections(
+        found | ({"data": {name: replace(config.data[name], num_train=1, num_eval=1) for name in data}} if data else {})
+    )
 
 
 def data_sections(config: RunConfig, name: str, *names: str) -> Sections:

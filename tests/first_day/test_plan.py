@@ -31,7 +31,7 @@ license = "MIT"
 adapter = "prompts"
 path = "rows.jsonl"
 num_train = 40
-num_eval = 10
+num_eval = 6
 max_tokens = 128
 [stages.grpo]
 sampling.max_new_tokens = 32
@@ -187,19 +187,24 @@ def test_rows_may_list_several_accepted_answers(project: Path, capsys: pytest.Ca
     assert accepted_answers(found.rows[0]["reference"]) == ["4", "four"]
 
 
-def test_more_held_out_rows_than_a_file_has_are_a_warning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_rows_than_a_side_has_are_a_warning_and_few_held_out_rows_an_error(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     others = [[{"role": "user", "content": f"How much is {number} times 3, and why?"}] for number in range(20)]
     write(
         "test.jsonl", [{**rows()[0], "prompt_id": f"t{number}", "messages": each} for number, each in enumerate(others)]
     )
-    for settings, words in (
-        (("num_eval=70",), "num_eval = 70: rows.jsonl has 60 rows, a part of which will be held out"),
-        (("num_eval=70", "eval_path=test.jsonl"), "70: test.jsonl has 20 rows, all of which will be held out"),
-        (("num_eval=20", "eval_path=test.jsonl"), ""),
+    for settings, error, words in (
+        (("num_eval=7",), False, "num_eval = 7: rows.jsonl has 60 rows, about 6 of them for this"),
+        (("num_train=70",), False, "num_train = 70: rows.jsonl has 60 rows, about 54 of them for this"),
+        (("num_eval=70", "eval_path=test.jsonl"), False, "70: test.jsonl has 20 rows, about 20 of them for this"),
+        (("num_eval=20", "eval_path=test.jsonl"), False, ""),
+        (("num_eval=500",), True, "num_eval: 6 rows are held out, and 500 were asked for; a tenth of the prompts is"),
+        (("num_eval=500", "eval_path=test.jsonl"), True, "20 rows are held out, and 500 were asked for; add rows"),
     ):
         said = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
-        assert not said.lines
-        assert ("num_eval" in said.text) == bool(words) and words in said.text
+        assert bool(said.lines) == error
+        assert ("of them for this" in said.text) == (bool(words) and not error) and words in said.text
 
 
 def test_a_path_may_begin_in_the_users_folder_or_match_one_file(

@@ -72,7 +72,7 @@ WORDS = "def share(text, liked):\n    return sum(letter in liked for letter in t
 @pytest.fixture
 def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A user's folder: rows, a preset, and a reward with a helper module and a data file."""
-    asked = [[{"role": "user", "content": f"Tell me of {number}."}] for number in range(60)]
+    asked = [[{"role": "user", "content": f"Tell me of {number}."}] for number in range(80)]
     rows = [{"prompt_id": f"p{n}", "messages": each, "reference": "", "task": "talk"} for n, each in enumerate(asked)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "words.txt").write_text("aeiou")
@@ -97,6 +97,10 @@ def test_rewards_without_references_just_work_and_no_accuracy_is_told(tracked_ho
         answers = read_table(made[f"evaluate_{name}"] / "answers.parquet")
         assert len(answers) == 8 + 8 * 2
         assert not answers["is_graded"].any()
+    fewer = run_targets(preset, ("data.prompts.num_eval=4",), targets)
+    assert fewer["brief"] == refs["brief"]  # trained once
+    assert len({each["prepare_prompts"].sha256 for each in (fewer, refs)}) == 2
+    assert read_json(tracked_home.root / fewer["evaluate_brief"].uri / "summary.json")["eval/no_reference"] == 4
     history = read_json(made["brief"] / "history.json")
     assert len(history) == 2
     assert not [key for row in history for key in row if key.startswith("eval/")]

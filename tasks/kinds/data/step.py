@@ -12,7 +12,7 @@ from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.data_contracts.gate.overlap import Overlap
 from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
-from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.data import TokenView, Use, is_exact, prepare_dataset
@@ -56,6 +56,8 @@ def prepare(
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
     report = prepare_dataset(config.kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
+    if error := too_few_held_out(config, report.num_eval):
+        raise DataError(error, where=f"{context.stage}: num_eval")
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     log_to_mlflow(context, report)
     return StageResult(

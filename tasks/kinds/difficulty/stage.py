@@ -23,6 +23,7 @@ def difficulty_stage(name: str, config: RunConfig) -> Stage:
         render_page=Lazy("rlcore.tasks.kinds.difficulty.page:difficulty_page"),
         run=partial(Lazy("rlcore.tasks.kinds.difficulty.step:run_difficulty"), policy=policy),
         inputs=(policy, *stages_of_data(config, own.data), *reward_models_of(own)),
+        trains_on=stages_of_data(config, own.data),
         sections=own_sections(name, "confidence", "hardware"),
         source_digest=external_digest,
         observers=("confidence",),

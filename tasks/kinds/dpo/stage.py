@@ -21,7 +21,7 @@ from rlcore.tasks.presets.run import RunConfig
 def dpo_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage that trains a checkpoint on preference pairs."""
     own = config.stage(name, DpoStage)
-    start = stage_of_checkpoint(start_of(name, own))
+    start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
     return Stage(
         name=name,
         version=1,
@@ -29,7 +29,8 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         registered_as=name,
         render_page=Lazy("rlcore.tasks.kinds.dpo.page:dpo_page"),
         run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),
-        inputs=(start, *stages_of_data(config, own.data)),
+        inputs=(start, *data),
+        trains_on=data,
         sections=own_sections(name, "confidence", "hardware", "distributed", data=own.data),
         observers=("stage.eval_every", "confidence"),
         continuation=from_the_start("num_epochs"),

@@ -30,6 +30,7 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
         render_page=Lazy("rlcore.tasks.kinds.reward_model.page:reward_page"),
         run=partial(Lazy("rlcore.tasks.kinds.reward_model.step:run_reward_model"), start=start),
         inputs=(start, *stages_of_data(config, pairs)),
+        trains_on=tuple(set(stages_of_data(config, own.data)) - set(stages_of_data(config, own.gold_pairs))),
         sections=own_sections(name, "confidence", "hardware", "distributed", data=pairs),
         observers=("stage.eval_every", "confidence"),
         continuation=from_the_start("num_epochs"),

@@ -48,6 +48,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         sections=own_sections(name, "evaluation", "hardware", "health", "distributed"),
         observers=("evaluation", "health", *(f"stage.{key}" for key in OBSERVERS)),
         observed=observed,
+        trains_on=data,
         continuation=Continuation(
             length="num_iterations",
             bound=_bound,

@@ -30,6 +30,7 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
         render_page=Lazy("rlcore.tasks.kinds.sft.page:sft_page"),
         run=partial(Lazy("rlcore.tasks.kinds.sft.step:run_sft"), start=start, data=data),
         inputs=(start, *data),
+        trains_on=data,
         sections=own_sections(name, "hardware", "distributed"),
         observers=("stage.eval_every",),
         continuation=from_the_start("num_steps"),

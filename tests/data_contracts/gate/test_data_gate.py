@@ -240,11 +240,27 @@ def test_a_question_that_is_typed_in_two_ways_is_on_one_side_where_we_divide() -
     typed = [f"What is {number} {mark}" for number in range(10, 28) for mark in ("?", "\u200b ?")]
     rows = [prompt(n, messages=[{"role": "user", "content": text}], reference="7") for n, text in enumerate(typed)]
     bare = [{key: value for key, value in row.items() if key != "split"} for row in rows]
-    kept = gate_rows(bare, "prompts", num_train=27, num_eval=9).kept
+    kept = gate_rows(bare, "prompts").kept
     sides = kept.groupby(kept["messages"].map(lambda turns: turns[0]["content"][:10]))["split"].agg(set)
-    # 9 of the 18 questions are held out, all 18 rows of the others are trained on.
-    assert (len(kept), kept["split"].value_counts().to_dict()) == (27, {"train": 18, "eval": 9})
-    assert sorted(map(sorted, sides)) == [["eval"]] * 9 + [["train"]] * 9
+    assert kept["split"].value_counts().to_dict() == {"train": 32, "eval": 4}  # of two of the 18 questions
+    assert sorted(map(sorted, sides)) == [["eval"]] * 2 + [["train"]] * 16
+
+
+@pytest.mark.parametrize(("num_train", "num_eval"), [(1000, 1000), (27, 2), (1, 1000), (1000, 1)])
+def test_a_tenth_is_held_out_first_and_the_numbers_only_cut_each_side(num_train: int, num_eval: int) -> None:
+    bare = [{key: value for key, value in prompt(n).items() if key != "split"} for n in range(60)]
+    whole, cut = (
+        gate_rows(bare, "prompts", num_train=trained, num_eval=held_out, keeps_apart=False)
+        for trained, held_out in ((1000, 1000), (num_train, num_eval))
+    )
+    sides = {side: {*whole.kept[whole.kept["split"] == side]["prompt_id"]} for side in ("train", "eval")}
+    assert {side: len(names) for side, names in sides.items()} == {"train": 54, "eval": 6}
+    for side, names in sides.items():
+        kept = {*cut.kept[cut.kept["split"] == side]["prompt_id"]}
+        assert kept <= names
+        assert len(kept) == min(len(names), num_train if side == "train" else num_eval)
+    if num_train == 1000:
+        assert cut.report.train_digest == whole.report.train_digest
 
 
 def test_a_prompt_that_another_dataset_evaluates_on_may_be_held_out_and_not_trained_on() -> None:

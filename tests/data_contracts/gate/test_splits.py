@@ -13,10 +13,10 @@ from rlcore.data_contracts.gate.ledger import EVAL, TRAIN
 from rlcore.data_contracts.gate.splits import assign, held_out_prompts, is_held_out, representatives, select
 
 
-def held_out(hashes: Sequence[int], *, num_train: int, num_eval: int, first: Collection[int] = ()) -> set[int]:
+def held_out(hashes: Sequence[int], *, first: Collection[int] = ()) -> set[int]:
     """The prompts that are held out, by their hashes."""
     found = np.array(hashes, dtype=np.uint64)
-    mask = held_out_prompts(found, num_train=num_train, num_eval=num_eval, first=np.isin(found, list(first)))
+    mask = held_out_prompts(found, first=np.isin(found, list(first)))
     return set(found[mask].tolist())
 
 
@@ -26,21 +26,17 @@ def test_one_hash_in_ten_is_held_out() -> None:
 
 
 def test_the_smallest_hashes_are_held_out_and_reserved_prompts_before_them() -> None:
-    hashes = [4, 1, 2, 1, 3, 5]
-    assert held_out(hashes, num_train=4, num_eval=2) == {1, 2}
-    assert held_out(hashes, num_train=4, num_eval=2, first=[5, 9]) == {1, 5}
-    assert held_out(hashes, num_train=4, num_eval=1, first=[4, 5]) == {4, 5}
+    hashes = [*range(20), 1, 1]  # 20 prompts, of which a tenth is held out
+    assert held_out(hashes) == {0, 1}
+    assert held_out(hashes, first=[5, 99]) == {0, 5}
+    assert held_out(hashes, first=[4, 5, 6]) == {4, 5, 6}
+    assert held_out([3, 2]) == {2}  # at least one
 
 
-def test_a_source_that_is_too_small_is_shared_in_the_proportion_that_was_asked_for() -> None:
-    # 10 prompts; 30 for training and 10 held out were asked for: a quarter, 10 * 10 // 40 = 2.
-    assert held_out(range(10), num_train=30, num_eval=10) == {0, 1}
-
-
-@given(st.lists(st.integers(0, 19), min_size=1, max_size=60), st.integers(1, 10), st.integers(1, 40))
-def test_no_prompt_is_on_both_sides(hashes: list[int], num_eval: int, num_train: int) -> None:
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=60))
+def test_no_prompt_is_on_both_sides(hashes: list[int]) -> None:
     prompts = np.array(hashes, dtype=np.uint64)
-    mask = held_out_prompts(prompts, num_train=num_train, num_eval=num_eval, first=prompts < 0)
+    mask = held_out_prompts(prompts, first=prompts < 0)
     splits = assign(np.zeros(len(prompts), dtype=np.int8), mask, where="")
     assert not set(prompts[splits == TRAIN].tolist()) & set(prompts[splits == EVAL].tolist())
 
