@@ -47,11 +47,15 @@ class RowError(Exception):
         self.field, self.reason, self.value = field, reason, value
 
 
+class RowValueError(RowError):
+    """Error of a row whose columns and types are right: it says nothing about the layout of its file."""
+
+
 LEFT_OUT = "left out: "
 """Beginning of the reasons of rows that say nothing, such as ties: they are listed, and count against no limit."""
 
 
-class LeftOutError(RowError):
+class LeftOutError(RowValueError):
     """Error of a sound row from which nothing follows: a tie, a single answer to a prompt."""
 
     def __init__(self, field: str, reason: str, value: object = "") -> None:

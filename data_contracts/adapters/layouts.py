@@ -239,7 +239,10 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "trl_preference": Layout(
         of="TRL preference, explicit prompt",
-        columns={"preferences": _PAIR, "prompts": {"prompt": "prompt"}},
+        columns={
+            "preferences": {**_PAIR, "score_chosen": "score_chosen?", "score_rejected": "score_rejected?"},
+            "prompts": {"prompt": "prompt"},
+        },
     ),
     "trl_preference_implicit": Layout(
         of="TRL preference, implicit prompt",
@@ -267,13 +270,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "ultrafeedback_binarized": Layout(
         of="UltraFeedback binarized",
         columns={
-            "preferences": {
-                "chosen": "chosen",
-                "rejected": "rejected",
-                "score_chosen": "score_chosen?",
-                "score_rejected": "score_rejected?",
-            },
-            "prompts": {"prompt": "chosen"},
+            "preferences": {**_PAIR, "score_chosen": "score_chosen", "score_rejected": "score_rejected"},
+            "prompts": {"prompt": "prompt"},
         },
     ),
     "verl": Layout(

@@ -26,7 +26,7 @@ from rlcore.data_contracts.adapters.gathering import GATHERED, gather_answers
 from rlcore.data_contracts.adapters.targets import TARGETS, Kind, Spec, parse_columns
 from rlcore.data_contracts.contracts.preference_pairs import single
 from rlcore.data_contracts.contracts.ranked_sets import expand
-from rlcore.data_contracts.errors import LEFT_OUT, LeftOutError, RowError
+from rlcore.data_contracts.errors import LEFT_OUT, LeftOutError, RowError, RowValueError
 from rlcore.data_contracts.gate.reading import Source
 from rlcore.data_contracts.gate.records import canonical_json
 
@@ -91,7 +91,7 @@ def _answer_text(value: Any, path: str) -> str:
         raise RowError(path, "must be finite", value)
     text = str(_shortest(value) if isinstance(value, float) else value)
     if _NO_ANSWER.fullmatch(text.strip()):
-        raise RowError(path, "is no answer, so it cannot be a reference", text)
+        raise RowValueError(path, "is no answer, so it cannot be a reference", text)
     return text
 
 
@@ -130,8 +130,9 @@ def _preference_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
 def _sides(spec: Spec, row: Row) -> tuple[Messages, str, str]:
     """Return the question, the better and the worse answer."""
     if "chosen" in spec:
+        sides = _divided(spec, row, "chosen", "rejected", is_sound=False)
         _require_order(spec, row)
-        return _divided(spec, row, "chosen", "rejected", is_sound=False)
+        return sides
     question, first, second = _divided(spec, row, "response_a", "response_b", is_sound=True)
     lead = _lead(spec, row)
     if abs(lead) <= _gap(spec, row):
@@ -156,7 +157,8 @@ def _require_order(spec: Spec, row: Row) -> None:
     chosen, rejected = _number(spec, row, "score_chosen"), _number(spec, row, "score_rejected")
     path = _path(spec, "score_chosen")
     if chosen < rejected:
-        raise RowError(path, f"{chosen:g} is below {rejected:g} of the rejected answer: the sides are swapped", chosen)
+        reason = f"{chosen:g} is below {rejected:g} of the rejected answer: the sides are swapped"
+        raise RowValueError(path, reason, chosen)
     if chosen - rejected <= _gap(spec, row):
         raise _tie(spec, row, path, chosen)
 
@@ -291,7 +293,7 @@ def _gap(spec: Spec, row: Row) -> float:
 
 def _tie(spec: Spec, row: Row, path: str, value: object, reason: str = "a tie is no pair") -> RowError:
     is_refused = "ties" in spec and spec["ties"].read(row) == "refuse"
-    return (RowError if is_refused else LeftOutError)(path, reason.removeprefix(LEFT_OUT * is_refused), value)
+    return (RowValueError if is_refused else LeftOutError)(path, reason.removeprefix(LEFT_OUT * is_refused), value)
 
 
 def _path(spec: Spec, target: str) -> str:

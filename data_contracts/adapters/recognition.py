@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.data_contracts.adapters.conversations import is_conversation
-from rlcore.data_contracts.adapters.convert import contract_of, first_rows
+from rlcore.data_contracts.adapters.convert import contract_of, stream_of
 from rlcore.data_contracts.adapters.expressions import Scalar, kind_of
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.mapping import reference_text
 from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
-from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
+from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, row_violations
+from rlcore.data_contracts.errors import LEFT_OUT, ContractError, LeftOutError, RowError, RowValueError
 from rlcore.data_contracts.gate.reading import Source, head_of
+from rlcore.data_contracts.gate.records import Quarantined
 from rlcore.data_contracts.gate.row_rules import RowFilter
 
 ROWS = 50  # that are tried
@@ -57,7 +59,13 @@ def fits(source: Source) -> list[Fit]:
         read = _columns_of(name, first)
         found.append(Fit(adapter=name, kinds=kinds, columns=frozenset(read & there), num_absent=len(read - there)))
     best = [one for one in found if not any(one.columns < other.columns for other in found)]
-    return sorted(best, key=lambda fit: (-len(fit.columns), fit.num_absent, -_num_filters(fit), fit.adapter))
+    return sorted(best, key=_likelihood)
+
+
+def _likelihood(fit: Fit) -> tuple[int, int, int, int, str]:
+    columns = LAYOUTS[fit.adapter].columns[fit.kinds[0]] if fit.adapter in LAYOUTS else {}
+    num_filters, num_optional = (sum(mark in str(value) for value in columns.values()) for mark in "|?")
+    return -len(fit.columns), fit.num_absent, num_optional, -num_filters, fit.adapter
 
 
 def _no_rows(head: Source) -> ContractError:
@@ -150,13 +158,33 @@ def _are_references(values: Sequence[Any], unusable: RowFilter) -> bool:
 
 
 def _fits(source: Source, adapter: str, kind: Kind) -> bool:
-    tried = first_rows(
-        source, kind, adapter=adapter, limit=ROWS, without={name for row in rows_of(source) for name in row}
-    )
-    lost = [one for one in tried.rejected if one.field and not one.reason.startswith(LEFT_OUT)]
-    good = len(set(tried.lines)) + sum(one.reason.startswith(LEFT_OUT) for one in tried.rejected)
-    is_any = bool(tried.lines) or (bool(good) and kind in ADAPTERS[adapter].gathers)  # of answers that more rows have
-    return is_any and good >= _FITS * (good + len(lost))
+    """Return True if columns and types of at least half of the rows are those of an adapter.
+
+    Rows that break a rule of values, such as swapped scores, count as read: the check of all rows refuses them.
+    """
+    stream = stream_of(source, kind, adapter=adapter, without={name for row in rows_of(source) for name in row})
+    made: list[dict[str, Any]] = []
+    lines: list[int] = []
+    num_left_out = num_faulty = num_lost = 0
+    for line, item in stream.source.read(None):
+        if isinstance(item, Quarantined):
+            num_left_out += item.reason.startswith(LEFT_OUT)
+            num_lost += bool(item.field) and not item.reason.startswith(LEFT_OUT)  # else malformed
+            continue
+        try:
+            rows = [{"split": "train", **row} for row in stream.make(item.values)]
+        except LeftOutError:
+            num_left_out += 1
+        except RowValueError:
+            num_faulty += 1
+        except RowError:
+            num_lost += 1
+        else:
+            made, lines = [*made, *rows], [*lines, *[line] * len(rows)]
+    broken = {lines[one.row] for one in row_violations(made, contract_of(adapter, kind)) if one.row != WHOLE_FRAME}
+    good = len({*lines} - broken) + num_faulty
+    is_any = bool(good) or (bool(num_left_out) and kind in ADAPTERS[adapter].gathers)  # of answers that more rows have
+    return is_any and good + num_left_out >= _FITS * (good + num_left_out + num_lost + len(broken))
 
 
 def _columns_of(adapter: str, kind: Kind) -> set[str]:
@@ -165,11 +193,6 @@ def _columns_of(adapter: str, kind: Kind) -> set[str]:
         return set(ADAPTERS[adapter].spent or contract_of(adapter, kind).columns) - {"contract"}
     spec = parse_columns(LAYOUTS[adapter].columns[kind], kind)
     return {path.partition(".")[0] for each in spec.values() for path in each.columns}
-
-
-def _num_filters(fit: Fit) -> int:
-    columns = LAYOUTS[fit.adapter].columns[fit.kinds[0]] if fit.adapter in LAYOUTS else {}
-    return sum("|" in str(value) for value in columns.values())
 
 
 def _columns(source: Source) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ from rlcore.data_contracts.gate.stream import Batch
 from tests.layout_rows import EXAMPLES, asked, bad, bot, good, user
 
 ROOT = Path(__file__).resolve().parents[3]
+SCORES = ("score_chosen", "score_rejected")
 LIKE_ANOTHER = {"dapo": "verl"}  # DAPO's file is one of verl's
 
 
@@ -91,6 +92,22 @@ def test_swapped_scores_are_refused() -> None:
         "score_chosen",
         "3 is below 8 of the rejected answer: the sides are swapped",
     )
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("num_swapped", [4, 50])
+def test_swapped_scores_in_the_first_rows_hide_no_layout(turns: bool, num_swapped: int) -> None:
+    def row(n: int) -> dict[str, Any]:
+        sides = {"chosen": good(n), "rejected": bad(n)}
+        whole = {side: [user(asked(n)), bot(text)] for side, text in sides.items()}
+        scores = (3.0, 8.0) if n < num_swapped else (8.0, 3.0)
+        return {"prompt": asked(n), **(whole if turns else sides), **dict(zip(SCORES, scores, strict=True))}
+
+    best, *others = fits(source_of("t", [row(n) for n in range(50)]))
+    assert best.adapter == "ultrafeedback_binarized"
+    assert all({*SCORES} <= other.columns for other in others)
+    lost = read(best.adapter, "preferences", *map(row, range(50))).rejected
+    assert [one.reason.partition(": ")[2] for one in lost] == ["the sides are swapped"] * num_swapped
 
 
 def test_answers_to_one_prompt_in_several_rows_become_pairs_by_their_scores() -> None:
