@@ -15,17 +15,19 @@ The columns are those of ``prompts/v1``. ``reference`` is a JSON object:
                  ``input`` is the text or the list args, ``answer`` what was printed or returned; not for "assert"
     solution     a program that passes; optional: public datasets have tasks without
 
-Another rule of rows is that the solution passes, and neither a stub nor a constant answer does. Running programs needs
-a sandbox, which the caller provides (:func:`broken_tests`).
+Another rule of rows is that the solution passes, and neither a stub nor a program that always answers the same does, as
+it would with one test, or tests that all expect one output. Running programs needs a sandbox, which the caller provides
+(:func:`broken_tests`).
 """
 
 from __future__ import annotations
 
+import ast
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 import pandas as pd
@@ -39,7 +41,7 @@ _FORM = (
     "must be JSON of a code task: style 'stdin' with tests {input, output}, or an entry_point and style 'call' with "
     "tests {args, output} or style 'assert' with texts as tests"
 )
-_CHOICE = re.compile(r"[A-Za-z]{1,10}")
+_MOST_ANSWERS, _LONGEST_ANSWER = 4, 100_000  # that are tried as constant ones; characters
 _TEST_FIELDS = {"stdin": ({"input", "output"}, set[str]()), "call": ({"args", "output"}, {"kwargs"})}
 
 
@@ -61,12 +63,13 @@ CONTRACT = Contract(name="code_tasks/v1", model=CodeTasks, id_column="prompt_id"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """Program to run against the tests of a row, and True if it must pass."""
+    """Program to run against the tests of a row, True if it must pass, and the fault of the row if it does not."""
 
     row: int
     reference: str
     code: str
     must_pass: bool
+    fault: str
 
 
 def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]], Sequence[str]]) -> dict[int, str]:
@@ -77,35 +80,76 @@ def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]]
     """
     tasks = {row: task for row, text in enumerate(references) if (task := _code_task(text)) is not None}
     trials = [
-        Trial(row=row, reference=references[row], code=code, must_pass=must_pass)
+        Trial(row=row, reference=references[row], code=code, must_pass=must_pass, fault=fault)
         for row, task in tasks.items()
-        for code, must_pass in ((task.get("solution", ""), True), (stub(task), False))
+        for code, must_pass, fault in _programs(task)
         if code.strip()
     ]
-    reasons = {row: reason for row, task in tasks.items() if (reason := _guessable(task))}
+    reasons: dict[int, str] = {}
     for trial, failure in zip(trials, failures(trials), strict=True):
-        if trial.must_pass and failure:
-            reasons[trial.row] = f"its solution does not pass its tests: {failure}"
-        elif not trial.must_pass and not failure:
-            reasons[trial.row] = "a program that does nothing passes its tests"
+        if trial.must_pass == bool(failure):
+            reasons.setdefault(trial.row, f"{trial.fault}: {failure}" if failure else trial.fault)
     return reasons
 
 
-def _guessable(task: dict[str, Any]) -> str:
-    """Return the reason why a program that ignores its input passes: several tests all expect the same boolean."""
-    tests = task["tests"]
-    if task["style"] == "assert" or task.get("checker") or len(tests) < 2:
-        return ""
-    first, *rest = [str(test["output"]).strip() if _is_choice(test["output"]) else None for test in tests]
-    if first is None or any(other != first for other in rest):
-        return ""
-    return f"one and the same answer passes all its tests: {first}, {len(tests)} times"
+def _programs(task: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
+    """Yield the programs that must pass or fail the tests of a task, with the fault of the task if they do not."""
+    yield stub(task), False, "a program that does nothing passes its tests"
+    yield task.get("solution", ""), True, "its solution does not pass its tests"
+    count = len(task["tests"])
+    tests = f"{count} test{'s' * (count > 1)}"
+    for answer in islice(_first_answers(task), _MOST_ANSWERS):
+        if len(answer) <= _LONGEST_ANSWER:
+            fault = f"a program that always answers the same passes its tests: {answer:.80}, {tests}"
+            yield _constant(task, answer), False, fault
 
 
-def _is_choice(output: object) -> bool:
-    if isinstance(output, str):
-        return _CHOICE.fullmatch(output.strip()) is not None
-    return output is None or isinstance(output, bool)
+def _constant(task: dict[str, Any], answer: str) -> str:
+    """Return a program that always gives an answer, written in Python."""
+    if task["style"] == "stdin":
+        return f"print({answer})\n"
+    return f"def {task['entry_point']}(*args, **kwargs):\n    return {answer}\n"
+
+
+def _first_answers(task: dict[str, Any]) -> Iterator[str]:
+    """Yield what a first test may expect, written in Python; a program that always gives another answer fails it."""
+    first = task["tests"][0]
+    try:
+        yield from _asserted(task) if task["style"] == "assert" else (repr(first["output"]),)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # an integer too long to be written; no Python
+        return
+
+
+def _asserted(task: dict[str, Any]) -> Iterator[str]:
+    """Yield the values that the first assertion compares a call of the function with, else True and False."""
+    names = {task["entry_point"], "candidate"}
+    nodes = (node for test in task["tests"] for node in ast.walk(ast.parse(test)))
+    first = next((node for node in nodes if isinstance(node, ast.Assert) and _calls(node, names)), None)
+    if first is None:
+        return
+    sides = [side for node in ast.walk(first.test) if isinstance(node, ast.Compare) for side in _sides_of(node)]
+    literals = [ast.unparse(side) for side in sides if not _calls(side, names) and _is_literal(side)]
+    yield from dict.fromkeys([*literals, "True", "False"])
+
+
+def _sides_of(node: ast.Compare) -> list[ast.expr]:
+    return [node.left, *node.comparators]
+
+
+def _calls(node: ast.AST, names: Collection[str]) -> bool:
+    """Return True if a call of one of the functions is in a node."""
+    return any(
+        isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names
+        for each in ast.walk(node)
+    )
+
+
+def _is_literal(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def stub(task: dict[str, Any]) -> str:

@@ -92,7 +92,7 @@ def test_a_row_whose_solution_fails_or_whose_stub_passes_is_named() -> None:
     references = [json.dumps(CALL), json.dumps(weak), json.dumps(wrong), json.dumps(bare), "no task"]
 
     def failures(trials: Sequence[Trial]) -> list[str]:
-        assert [trial.row for trial in trials] == [0, 0, 1, 1, 2, 2, 3]
+        assert [trial.row for trial in trials] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
         return ["" if trial.code == CALL["solution"] or trial.row == 1 else "test 1 of 1: no" for trial in trials]
 
     assert broken_tests(references, failures) == {
@@ -101,20 +101,43 @@ def test_a_row_whose_solution_fails_or_whose_stub_passes_is_named() -> None:
     }
 
 
-@pytest.mark.parametrize("answer", ["YES\n", "impossible", True, False, None])
-def test_a_row_whose_tests_all_want_the_same_choice_is_named(answer: Any) -> None:
-    def reasons_of(*answers: Any, **more: Any) -> dict[int, str]:
-        is_text = isinstance(answer, str)
-        tests = [{"input": "", "output": one} if is_text else {"args": [], "output": one} for one in answers]
-        task = {**(STDIN if is_text else CALL), "tests": tests, **more}
-        return broken_tests([json.dumps(task)], lambda trials: ["" if trial.must_pass else "no" for trial in trials])
+ADD = "def add(*args, **kwargs):\n    return "
 
-    assert reasons_of(answer, answer, answer) == {
-        0: f"one and the same answer passes all its tests: {str(answer).strip()}, 3 times"
-    }
-    assert reasons_of(answer) == {}
-    assert reasons_of(answer, "NO" if isinstance(answer, str) else 7) == {}
-    assert reasons_of(answer, answer, checker="def check(*a): return True") == {}
+
+@pytest.mark.parametrize(
+    ("task", "programs"),
+    [
+        (CALL, [f"{ADD}3\n"]),
+        ({**CALL, "tests": [{"args": [], "output": {"a": [None, True, "b"]}}]}, [f"{ADD}{{'a': [None, True, 'b']}}\n"]),
+        (STDIN, ["print('1\\n')\n"]),
+        (ASSERT, [f"{ADD}{answer}\n" for answer in ("3", "True", "False")]),
+        (
+            {
+                **ASSERT,
+                "tests": ["x = 1", "def check(candidate):\n    assert abs(candidate(1) - 3) < 1e-6\ncheck(add)"],
+            },
+            [f"{ADD}{answer}\n" for answer in ("1e-06", "True", "False")],
+        ),
+        (
+            {**ASSERT, "tests": ["assert [1, 2] == add(2)", "assert add(3) == 4"]},
+            [f"{ADD}{answer}\n" for answer in ("[1, 2]", "True", "False")],
+        ),
+        ({**ASSERT, "tests": ["no python ("]}, []),
+        (json.loads(json.dumps(CALL).replace('"output": 3', '"output": ' + "3" * 4_000)), [f"{ADD}{'3' * 4_000}\n"]),
+    ],
+)
+def test_a_program_that_always_gives_the_first_answer_is_tried(task: dict[str, Any], programs: list[str]) -> None:
+    seen: list[Trial] = []
+
+    def failures(trials: Sequence[Trial]) -> list[str]:
+        seen.extend(trials)
+        return ["" if trial.must_pass or "always" in trial.fault else "no" for trial in trials]
+
+    found = broken_tests([json.dumps(task)], failures)
+    assert [trial.code for trial in seen if "always" in trial.fault] == programs
+    assert [reason.startswith("a program that always answers the same passes") for reason in found.values()] == [
+        True
+    ] * bool(programs)
 
 
 def test_a_stub_defines_the_function_and_does_nothing() -> None:

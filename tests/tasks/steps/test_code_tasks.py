@@ -20,7 +20,7 @@ def task(number: int, **changes: Any) -> dict[str, Any]:
     reference = {
         "style": "call",
         "entry_point": "add",
-        "tests": [{"args": [1, number], "output": 1 + number}],
+        "tests": [{"args": [1, each], "output": 1 + each} for each in (number, number + 1)],
         "solution": "def add(a, b): return a + b",
     }
     question = [{"role": "user", "content": f"Add {number}."}]
@@ -59,8 +59,37 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     }
     assert len(read_prompts(folder / "train.parquet")) == 3
     refused = {row["line"]: row for row in map(json.loads, (folder / "quarantine.jsonl").read_text().splitlines())}
-    assert refused[5]["excerpt"] == "test 1 of 1, args [1, 4]: returned 1, expected 5"
+    assert refused[5]["excerpt"] == "test 1 of 2, args [1, 4]: returned 1, expected 5"
     assert refused[7]["excerpt"].startswith("test 1 of 1, assert add(lambda: 1, 2): the tests cannot be run:")
+
+
+ONE = [{"args": [1, 5], "output": 6}]
+ALIKE = [{"args": [1, 5], "output": 6}, {"args": [2, 4], "output": 6}]
+SPELT = [{"input": "1 5", "output": "6.0\n"}, {"input": "2 4", "output": "6.00"}]
+ADDED = "print(float(sum(map(int, input().split()))))"
+CHECKER = "def check(input, answer, output): return float(answer) == float(output)"
+ALWAYS = "a program that always answers the same passes its tests"
+
+
+CONSTANT: list[tuple[dict[str, Any], str]] = [
+    ({"tests": ONE}, f"{ALWAYS}: 6, 1 test"),
+    ({"tests": ALIKE}, f"{ALWAYS}: 6, 2 tests"),
+    ({"style": "stdin", "tests": SPELT, "solution": ADDED}, f"{ALWAYS}: '6.0\\n', 2 tests"),
+    ({"style": "stdin", "tests": SPELT, "solution": ADDED, "checker": CHECKER}, f"{ALWAYS}: '6.0\\n', 2 tests"),
+    ({"style": "assert", "tests": ["assert add(1, 5) == 6"]}, f"{ALWAYS}: 6, 1 test"),
+    ({"style": "assert", "tests": ["assert add(1, 5) == 6", "assert 6 == add(2, 4)"]}, f"{ALWAYS}: 6, 2 tests"),
+    ({"style": "assert", "tests": ["assert add(1, 5)"]}, f"{ALWAYS}: True, 1 test"),
+    ({"style": "assert", "tests": ["for n in (1, 2):\n    assert candidate(1, n) == 1 + n"]}, ""),
+    ({"style": "assert", "tests": ["assert add(1, 5) == 6", "assert add(1, 2) == 3"]}, ""),
+    ({}, ""),
+]
+
+
+def test_a_program_that_always_answers_the_same_must_fail() -> None:
+    require_bubblewrap()
+    with suite_filter() as screen:
+        found = screen([task(2, **fields)["reference"] for fields, _ in CONSTANT])
+    assert [found.get(place, "") for place in range(len(CONSTANT))] == [reason for _, reason in CONSTANT]
 
 
 # Solutions as public datasets have them, each with the reason against it: programs that graders elsewhere reject pass.
