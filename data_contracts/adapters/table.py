@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcore.data_contracts.adapters import humaneval, livecodebench, procedural
+from rlcore.data_contracts.adapters import code_sets, humaneval, livecodebench, procedural
 from rlcore.data_contracts.adapters.expressions import Row, Scalar
 from rlcore.data_contracts.adapters.fields import (
     items,
@@ -172,6 +172,15 @@ ADAPTERS: Mapping[str, Adapter] = {
     "livecodebench": Adapter(
         rows={"prompts": livecodebench.livecodebench_prompts}, spent=livecodebench.COLUMNS, contracts=_CODE
     ),
+    **{
+        name: Adapter(rows={"prompts": make}, spent=code_sets.COLUMNS[name], contracts=_CODE)
+        for name, make in {
+            "apps": code_sets.apps_prompts,
+            "code_contests": code_sets.code_contests_prompts,
+            "mbpp": code_sets.mbpp_prompts,
+            "kodcode": code_sets.kodcode_prompts,
+        }.items()
+    },
     "demonstrations": Adapter(rows={"demonstrations": own_demonstrations}),
     "preferences": Adapter(rows={"preferences": own_preferences}),
     "ranked_sets": Adapter(rows={"preferences": own_ranked_sets}),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.files import format_of, opened
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
 from rlcore.data_contracts.gate.strict_json import parse_object
 
@@ -91,13 +92,15 @@ def _row(line: bytes, number: int, max_row_bytes: int) -> SourceRow | Quarantine
 
 
 def csv_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
-    """Yield the lines of a CSV table as rows of texts, named by its header; an empty cell is null.
+    """Yield the lines of a table as rows of texts, named by its header; an empty cell is null. Cells of ``.tsv`` are
+    divided by tabs.
 
     Raises:
         ContractError: no header, two columns of one name, or no commas between columns.
     """
     csv.field_size_limit(max_row_bytes)
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    mark = "\t" if format_of(path) == ".tsv" else ","
+    reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=mark, strict=True)
     names = next(reader, [])
     _require_header(path, names)
     while True:
@@ -136,11 +139,11 @@ def _require_header(path: Path, names: list[str]) -> None:
 
 
 def _text(path: Path) -> str:
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        what = f"the file has {size:,} bytes, and a .json or .csv file is read whole: at most {MAX_BYTES:,}"
+    with opened(path) as file:
+        content = file.read(MAX_BYTES + 1).removeprefix(codecs.BOM_UTF8)
+    if len(content) > MAX_BYTES:
+        what = f"the file has more than {MAX_BYTES:,} bytes, and a .json, .csv or .tsv file is read whole"
         raise ContractError(what, where=str(path), fix="write it as .jsonl or .parquet")
-    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

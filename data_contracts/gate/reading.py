@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.documents import csv_rows, json_rows
-from rlcore.data_contracts.gate.files import READERS, require_file
+from rlcore.data_contracts.gate.files import COMPRESSED, FORMATS, READERS, format_of, opened, require_file, row_files
 from rlcore.data_contracts.gate.parquet_rows import read_batches
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
 from rlcore.data_contracts.gate.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
+_NAMES = {".parquet": "Parquet"}
+_ARROW_ROWS = 100  # in memory as values
 Item = SourceRow | Quarantined
 Wanted = NDArray[np.bool_]
 Items = Generator[tuple[int, Item], None, int]
@@ -61,22 +63,42 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Open a JSONL, JSON, Parquet or CSV file, by its ending.
+    """Open a file of rows, by its ending, or the files of a pattern or a folder as one.
 
     Raises:
         ContractError: no such file, no permission, a pipe or a device, another format, a damaged Parquet file, a
             document over several lines in a JSONL file. Later damage in the file is raised while it is read.
     """
-    if path.suffix not in ENDINGS:
+    with _readable(path):
+        files = row_files(path)
+    if files == [path]:
+        return _read_file(path)
+    if not files:
+        raise ContractError("the pattern matches no file", where=str(path), fix=f"give {READERS}")
+    parts = [_read_file(each) for each in files]
+    return Source(
+        name=str(path),
+        label=path.name,
+        read=partial(_joined, [("", part) for part in parts]),
+        state=lambda: [part.state() for part in parts],
+    )
+
+
+def _read_file(path: Path) -> Source:
+    form = format_of(path)
+    if not form:
         raise ContractError(f"the ending {path.suffix!r} names no format", where=str(path), fix=f"give {READERS}")
+    if path.suffix in COMPRESSED and form in (".parquet", ".arrow"):
+        what = f"a {form} file is compressed inside, and is not read out of a {path.suffix} file"
+        raise ContractError(what, where=str(path), fix="unpack it: gunzip FILE.gz, or zstd -d FILE.zst")
     with _readable(path):
         require_file(path)
-        with path.open("rb") as file:
-            if path.suffix == ".parquet":
+        with opened(path) as file:
+            if form == ".parquet":
                 pq.ParquetFile(file).close()
-            elif path.suffix == ".jsonl":
+            elif form == ".jsonl":
                 _require_lines(path, file)
-    return Source(name=str(path), label=path.name, read=partial(_ITEMS[path.suffix], path), state=partial(_state, path))
+    return Source(name=str(path), label=path.name, read=partial(_ITEMS[form], path), state=partial(_state, path))
 
 
 def _require_lines(path: Path, file: IO[bytes]) -> None:
@@ -129,12 +151,15 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {READERS}") from error
-    except (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (OSError, ValueError, pa.ArrowNotImplementedError) as error:  # pyarrow's are of these
         if isinstance(error, OSError) and error.strerror:
             what, fix = f"cannot read the file: {error.strerror}", "check its permissions"
         else:  # including pyarrow's OSErrors without a number
             reason = str(error).partition("\n")[0]
-            what, fix = f"not a readable Parquet file: {reason}", "write the file again from its source"
+            what, fix = (
+                f"not a readable {_NAMES.get(path.suffix, path.suffix)} file: {reason}",
+                "write the file again from its source",
+            )
         raise ContractError(what, where=str(path), fix=fix) from error
 
 
@@ -161,14 +186,14 @@ def _joined(parts: Sequence[tuple[str, Source]], wanted: Wanted | None) -> Items
             except StopIteration as end:
                 start += end.value
                 break
-            named = replace(item, origin=replace(item.origin, source=source.label))
-            yield start + place, replace(named, split=split) if isinstance(named, SourceRow) else named
+            named = replace(item, origin=replace(item.origin, source=item.origin.source or source.label))
+            yield start + place, replace(named, split=split) if split and isinstance(named, SourceRow) else named
     return start
 
 
 def _jsonl_items(path: Path, wanted: Wanted | None) -> Items:
     place = 0
-    with _readable(path), path.open("rb") as file:
+    with _readable(path), opened(path) as file:
         for number, offset, line, is_whole in _lines(file):
             if wanted is None or (place < len(wanted) and wanted[place]):
                 yield place, _item(Origin(line=number, offset=offset, digest=_sha256(line)), line, is_whole)
@@ -217,6 +242,19 @@ def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
     return start
 
 
+def _arrow_items(path: Path, wanted: Wanted | None) -> Items:
+    place = 0
+    with _readable(path), path.open("rb") as file, pa.ipc.open_stream(file) as batches:
+        for batch in batches:
+            for start in range(0, len(batch), _ARROW_ROWS):
+                for values in batch.slice(start, _ARROW_ROWS).to_pylist():
+                    if wanted is None or (place < len(wanted) and wanted[place]):
+                        is_long = len(str(values)) > MAX_LINE_BYTES
+                        yield place, _parquet_item(place + 1, None if is_long else values)
+                    place += 1
+    return place
+
+
 def _parquet_item(line: int, values: dict[str, Any] | None) -> Item:
     if values is None:
         reason = f"longer than {MAX_LINE_BYTES} bytes"
@@ -251,6 +289,8 @@ _ITEMS: dict[str, Callable[[Path, Wanted | None], Items]] = {
     ".json": partial(_document_items, json_rows),
     ".parquet": _parquet_items,
     ".csv": partial(_document_items, csv_rows),
+    ".tsv": partial(_document_items, csv_rows),
+    ".arrow": _arrow_items,
 }
-ENDINGS = tuple(_ITEMS)
+ENDINGS = (*FORMATS, *(f"{form}{packed}" for form in FORMATS for packed in COMPRESSED))
 """Endings of files of rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -34,7 +35,7 @@ def validate(
 
     A file without contract and adapter is checked with the layout that its columns fit; the command prints the lines
     for the preset, or the columns that it found and a mapping to complete. Files are JSON (.jsonl, or .json for an
-    array), .parquet and .csv.
+    array), .parquet, .csv and .tsv, with .gz or .zst too; a pattern in quotes and a folder are read as one file.
 
     The exit code is 1 if a run would reject the data. Rules that need the tokenizer (length, special tokens) are left
     to the run.
@@ -63,7 +64,7 @@ def validate(
             check = check_data(name, config, seed=seed, folder=folder / name, graders=graders(name))
             sys.stdout.write("\n".join(check.lines) + "\n")
             passed &= check.passed
-    if is_file and not adapter and not passed and Path(source).is_file():
+    if is_file and not adapter and not passed and Path(source).exists():
         sys.stdout.write("\n".join(recognize(source).lines) + "\n")
     return 0 if passed else 1
 
@@ -82,4 +83,5 @@ def _of_file(source: str, contract: Contract, adapter: str) -> DataSets:
     from rlcore.tasks.pipeline.layout_check import contract_for
 
     config = whole_file(source, contract or contract_for(adapter), adapter)
-    return {Path(source).stem: config}, 0, lambda _: None
+    name = Path(source).parent.name or "rows" if has_magic(source) else Path(source).stem
+    return {name: config}, 0, lambda _: None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import has_magic
 from pathlib import Path
 
 from rlcore.data_contracts.adapters.convert import contract_of
@@ -43,8 +44,9 @@ class Recognition:
 
 
 def is_file_of_rows(path: str) -> bool:
-    """Return True if a path ends as files of rows do, or is a file that is no preset."""
-    return path.endswith(ENDINGS) or (Path(path).is_file() and not path.endswith(".toml"))
+    """Return True if a path ends as files of rows do, is a pattern or a folder, or is a file that is no preset."""
+    is_there = Path(path).exists() or has_magic(path)
+    return path.endswith(ENDINGS) or (is_there and not path.endswith(".toml"))
 
 
 def recognize(path: str) -> Recognition:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +18,21 @@ from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.model_facts import ModelFacts
 from rlcore.tasks.presets import stages as parts_of_stages
-from rlcore.tasks.presets.data import HUB, POLICY, matches
+from rlcore.tasks.presets.data import HUB, POLICY
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import MODEL
-from rlcore.tasks.steps.data_source import check_options, hub_parts, is_generated, resolve_adapter
+from rlcore.tasks.steps.data_source import (
+    check_options,
+    has_files,
+    hub_parts,
+    is_generated,
+    resolve_adapter,
+    rows_sha256,
+)
 from rlcore.tasks.steps.episodes import environment_errors
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
@@ -130,19 +136,17 @@ def _are_equal(one: str, other: str) -> bool:
     """Return True if two files or hub datasets have the same rows."""
     if one == other or HUB in (one[: len(HUB)], other[: len(HUB)]):
         return one == other
-    return filecmp.cmp(one, other, shallow=False)
+    return rows_sha256(one) == rows_sha256(other)
 
 
 def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
     """Check the file or hub dataset that an adapter reads."""
     if source.startswith(HUB):
         return collect_error(key, lambda: hub_parts(source))
-    if Path(source).is_file():
-        return []
+    if has_files(source):
+        return collect_error(key, lambda: rows_sha256(source))
     if has_magic(source):
-        found = [path.name for path in matches(source)]
-        number = f"{len(found)} files ({', '.join(found[:3])}{', …' * (len(found) > 3)})" if found else "no file"
-        return [f"{key} = {source!r}: this pattern matches {number}; a dataset has one file: name it, or join them"]
+        return [f"{key} = {source!r}: this pattern matches no file"]
     return [f"{key} = {source!r}: no such file; correct the path of the adapter {adapter!r}, or {otherwise}"]
 
 

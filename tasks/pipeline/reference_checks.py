@@ -13,6 +13,7 @@ from typing import Any
 
 from rlcore.config import to_dict
 from rlcore.data_contracts.errors import ContractError
+from rlcore.errors import DataError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import build
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
@@ -23,8 +24,7 @@ from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rewards_of
-from rlcore.tasks.steps.data_source import adapter_code, is_generated
-from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.steps.data_source import adapter_code, has_files, is_generated, rows_sha256
 from rlcore.tasks.store.remembered import remembered
 
 ROWS_LOOKED_AT = 200
@@ -90,15 +90,16 @@ class FirstPrompts:
 
 def first_prompts(data: DatasetConfig) -> FirstPrompts:
     """Return what the first prompts of a file have; none if it does not exist or cannot be read."""
-    path = Path(data.path)
-    if not data.path or data.path.startswith(HUB) or not path.is_file():
+    if not data.path or data.path.startswith(HUB):
         return FirstPrompts()
     try:
+        if not has_files(data.path):
+            return FirstPrompts()
         if is_generated(data.reader):
             return FirstPrompts()
         spelled = json.dumps(to_dict(replace(data, eval_path="", num_train=1, num_eval=1, max_tokens=1)))
-        found = _first_prompts(spelled, file_sha256(path), adapter_code(data.reader), code_state())
-    except (ContractError, OSError):  # the gate reports the details
+        found = _first_prompts(spelled, rows_sha256(data.path), adapter_code(data.reader), code_state())
+    except (ContractError, DataError, OSError):  # the gate reports the details
         return FirstPrompts()
     return FirstPrompts(**{**found, "columns": tuple(found["columns"])})
 

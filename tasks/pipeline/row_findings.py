@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 
 from rlcore.config import to_dict
+from rlcore.data_contracts.gate.files import format_of, opened, row_files
 from rlcore.strict_config import build
 from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.pipeline.model_facts import ModelFiles, code_state
@@ -16,8 +16,7 @@ from rlcore.tasks.presets.data import HUB, DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.graph import Graders, graders_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.data_source import adapter_code, hub_parts, hub_snapshot
-from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.steps.data_source import adapter_code, has_files, hub_parts, hub_snapshot, rows_sha256
 from rlcore.tasks.store.deny_list import deny_list_digest
 from rlcore.tasks.store.remembered import remembered
 from rlcore.tasks.store.settings import find_home
@@ -80,16 +79,22 @@ def _sides(data: DatasetConfig, key: str, count: int) -> dict[str, int]:
     return {"num_train": count - held_out, "num_eval": held_out}
 
 
-def _num_rows(path: Path) -> int:
-    """Return the number of rows of a JSONL or Parquet file; 0 for other files, whose rows would have to be parsed."""
-    if path.suffix == ".jsonl":
-        with path.open("rb") as file:
-            return sum(bool(line.strip()) for line in file)
-    if path.suffix != ".parquet":
+def _num_rows(path: str) -> int:
+    """Return the number of rows of JSONL or Parquet files; 0 with others, whose rows would have to be parsed."""
+    if path.startswith(HUB):
         return 0
     from pyarrow.parquet import read_metadata
 
-    return int(read_metadata(path).num_rows)
+    count, files = 0, row_files(path)
+    for each in files:
+        if format_of(each) == ".jsonl":
+            with opened(each) as file:
+                count += sum(bool(line.strip()) for line in file)
+        elif format_of(each) == ".parquet":
+            count += int(read_metadata(each).num_rows)
+        else:
+            return 0
+    return count
 
 
 def _digest(path: str) -> str | None:
@@ -100,10 +105,10 @@ def _digest(path: str) -> str | None:
         found = hub_snapshot(path)
         files = sorted(found.rglob("*")) if found else []
         return "\n".join(f"{file} {file.resolve().name}" for file in files)  # named by their content
-    if not Path(path).is_file():
+    if not path or not has_files(path) or collect_error("", lambda: rows_sha256(path)):
         return None
     try:
-        return file_sha256(Path(path))
+        return rows_sha256(path)
     except OSError as error:  # which reading the rows reports
         return str(error)
 
@@ -122,4 +127,4 @@ def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
     data = build(DatasetConfig, found["data"])
     graders = build(Graders, found["graders"])
     errors, notes, is_divided = tried(found["key"], found["which"], data, tokens, graders=graders)
-    return errors, notes, 0 if errors or is_divided else _num_rows(Path(data.path))
+    return errors, notes, 0 if errors or is_divided else _num_rows(data.path)

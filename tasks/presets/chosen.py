@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlcore.config import AgentConfig, EngineConfig, EpisodeConfig, RewardTerm, player_of, to_dict
+from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.graph import Graders
 from rlcore.tasks.presets.sections import Sections
@@ -33,7 +34,7 @@ def chosen_by(config: Sections, *, graders: Graders = _MATH) -> Chosen:
     data = () if stage else _datasets(config)
     screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
     if data and graders.compare:
-        kinds, screens = kinds | {*graders.kinds}, screens | {"references"}
+        kinds, screens = kinds | ({*graders.kinds} & {*VERIFIERS}), screens | {"references"}
     return {
         "rewards.kind": frozenset(kinds),
         "episodes": frozenset({player_of(episodes, agent)}),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from rlcore.config.bounds import Fraction, PositiveInt, Scalar
 from rlcore.config.data import FILE_SOURCES
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
+from rlcore.data_contracts.gate.files import row_files
 from rlcore.errors import ConfigError
 from rlcore.strict_config import INLINE
 
@@ -80,9 +81,10 @@ class DatasetConfig:
     """Dataset: source of its rows, numbers of rows, and limits of its gate.
 
     ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; a mapping
-    ``columns`` is given instead. ``path`` is a file (JSONL, a JSON array, Parquet, CSV), or
-    ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled from the
-    checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that adapter is used instead.
+    ``columns`` is given instead. ``path`` is a file (JSONL, a JSON array, Parquet, CSV, TSV), a pattern or a folder of
+    such files, or ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled
+    from the checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that adapter is used
+    instead.
 
     A tenth of the prompts is held out, by their hashes, unless each row has a column ``split`` (``train`` or ``eval``),
     or ``eval_path`` names the source of the held-out rows: then all rows of ``path`` are for training. ``num_train``
@@ -193,12 +195,6 @@ def _resolved(path: str, folder: Path) -> str:
     return path if not path or _is_elsewhere(path) else _from_here(folder / _expanded(path))
 
 
-def matches(pattern: str | Path) -> list[Path]:
-    """Return the files that a pattern such as ``rows/*.jsonl`` matches."""
-    whole = Path(pattern).absolute()
-    return sorted(Path(whole.anchor).glob(str(whole.relative_to(whole.anchor))))
-
-
 def _is_elsewhere(path: str) -> bool:
     return path.startswith(HUB) or "://" in path
 
@@ -211,7 +207,7 @@ def _expanded(path: str) -> Path:
 
 def _from_here(path: Path) -> str:
     whole, here = Path(os.path.normpath(path.absolute())), Path.cwd()
-    if not whole.exists() and len(found := matches(whole)) == 1:
+    if not whole.exists() and len(found := row_files(whole)) == 1:
         whole = found[0]
     return str(whole.relative_to(here) if whole.is_relative_to(here) else whole)
 

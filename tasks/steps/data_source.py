@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from rlcore.config.data import tried
 from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.files import require_file
+from rlcore.data_contracts.gate.files import require_file, row_files
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
 from rlcore.tasks.steps.files import by_name
@@ -32,7 +33,7 @@ def resolve_adapter(config: DatasetConfig) -> str:
     Raises:
         ConfigError: unknown adapter.
     """
-    is_missing = bool(config.path) and not config.path.startswith(HUB) and not Path(config.path).exists()
+    is_missing = bool(config.path) and not config.path.startswith(HUB) and not has_files(config.path)
     adapter = config.fallback if is_missing and config.fallback else config.reader
     for name in {config.reader, config.fallback, adapter} - {"", POLICY}:
         with contract_errors(ConfigError):
@@ -121,15 +122,34 @@ def _digest_of(path: str, adapter: str) -> tuple[str, str]:
     if path.startswith(HUB):
         return path, hub_parts(path)["revision"]
     try:
-        with contract_errors():
-            require_file(Path(path))
-        return Path(path).name, file_sha256(Path(path))
+        return Path(path).name, rows_sha256(path)
     except OSError as error:
         raise DataError(
             f"cannot read the dataset: {error.strerror}",
             where=tried(path) if path else "path is empty",
             fix=f"set path to a file for the adapter {adapter!r}, or set fallback",
         ) from error
+
+
+def has_files(path: str) -> bool:
+    """Return True if a path names files of rows: one, a pattern that matches some, or a folder."""
+    return Path(path).is_dir() or any(each.exists() for each in row_files(path))
+
+
+def rows_sha256(path: str) -> str:
+    """Return the SHA-256 of a file of rows; of several, that of their digests in their order.
+
+    Raises:
+        DataError: a pipe or a device, a folder of several splits.
+        OSError: a file cannot be read.
+    """
+    with contract_errors():
+        files = row_files(path)
+        for each in files:
+            require_file(each)
+    if len(files) == 1:
+        return file_sha256(files[0])
+    return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest()
 
 
 def hub_parts(path: str) -> dict[str, str]:

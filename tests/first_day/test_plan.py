@@ -217,15 +217,20 @@ def test_a_path_may_begin_in_the_users_folder_or_match_one_file(
         assert not planned(capsys).lines
 
 
-def test_a_pattern_that_matches_no_file_or_several_is_an_error(
+def test_files_of_a_pattern_or_a_folder_are_one_dataset_and_what_cannot_be_one_says_what_to_do(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write("more.jsonl", rows())
-    for pattern, words in (("*.jsonl", "2 files (more.jsonl, rows.jsonl)"), ("*.json", "no file")):
-        (error,) = planned(capsys, f"data.prompts.path={pattern}").all
-        assert error.startswith(
-            f"data.prompts.path = {pattern!r}: this pattern matches {words}; a dataset has one file"
-        )
+    (project / "parts").mkdir()
+    for number, each in enumerate((rows()[:30], rows()[30:])):
+        write(f"parts/{number}.jsonl", each)
+    for path in ("parts/*.jsonl", "parts"):
+        assert not planned(capsys, f"data.prompts.path={path}").lines
+        said = planned(capsys, f"data.prompts.path={path}", "data.prompts.num_train=70")
+        assert f"{path} has 60 rows, about 54 of them for this" in said.text
+    write("parts/test.jsonl", rows()[:3])
+    for path, words in (("*.json", "matches no file"), ("parts", "eval_path")):
+        (error,) = planned(capsys, f"data.prompts.path={path}").all
+        assert error.startswith("data.prompts.path") and words in error, error
 
 
 def test_an_adapter_beside_columns_is_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,7 +40,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         for number in range(64)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    own = ("adapter=preferences", f"path={path}", "num_train=48", "num_eval=16")
+    own = ("adapter=preferences", f"path={path}", "num_train=48", "num_eval=6")
     learning = ("num_epochs=2", "batch_size=8", "learning_rate=0.01", "eval_every=4")
     found = [*overrides_of(PRESET), *(f"data.preferences.{each}" for each in own)]
     return [*found, *(f"stages.dpo.{each}" for each in learning)]
@@ -72,7 +72,7 @@ def without_dpo(home: Path, copy: Path) -> Path:
 def test_the_preference_is_learned_and_held_on_unseen_pairs_with_its_interval(home: Path) -> None:
     metrics = record(home, "dpo")["metrics"]
     check_names(metrics)
-    assert metrics["dpo/eval_pairs"] == 16.0
+    assert metrics["dpo/eval_pairs"] == 6.0
     assert metrics["dpo/eval_accuracy"] >= metrics["dpo/eval_accuracy_low"] > 0.5
     assert metrics["dpo/chosen"] > metrics["dpo/rejected"]
     history = json.loads((folder(home, "dpo") / "history.json").read_text())

@@ -56,11 +56,23 @@ LIVECODEBENCH = {
     "private_test_cases": "[]",
     "metadata": "{}",
 }
+TESTS = ["assert f(1) == 2", "assert f(2) == 4"]
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "prompts": {"prompt_id": "1", "messages": ASK, "reference": "", "task": "why"},
     "code_tasks": {"prompt_id": "1", "messages": ASK, "reference": json.dumps(CODE_TASK), "task": "code"},
     "humaneval": HUMANEVAL,
     "livecodebench": LIVECODEBENCH,
+    "apps": {
+        "question": "Double it.",
+        "input_output": json.dumps({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[2], [4]]}),
+    },
+    "code_contests": {"description": "Double it.", "public_tests": {"input": ["1", "2"], "output": ["2", "4"]}},
+    "mbpp": {"text": "Double it.", "code": "def f(x): return 2 * x", "test_list": TESTS},
+    "kodcode": {
+        "question": "Double it.",
+        "solution": "def f(x):\n    return 2 * x",
+        "test": f"from solution import f\ndef test_one():\n    {TESTS[0]}\ndef test_two():\n    {TESTS[1]}\n",
+    },
     "demonstrations": {"demonstration_id": "1", "messages": ASK, "completion": "x", "reference": "", "task": "why"},
     "preferences": PAIR,
     "ranked_sets": {"set_id": "1", "messages": ASK, "completions": ["bad", "good"], "ranks": [1, 0]},

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,10 +144,10 @@ def test_a_missing_file_an_unknown_format_and_a_folder_say_what_to_give(tmp_path
     with pytest.raises(ContractError, match="does not exist") as caught:
         read_source(tmp_path / "none.jsonl")
     assert "JSONL" in caught.value.fix
-    with pytest.raises(ContractError, match=r"the ending '\.tsv' names no format"):
-        read_source(tmp_path / "rows.tsv")
+    with pytest.raises(ContractError, match=r"the ending '\.txt' names no format"):
+        read_source(tmp_path / "rows.txt")
     (tmp_path / "rows.jsonl").mkdir()
-    with pytest.raises(ContractError, match="cannot read the file: Is a directory"):
+    with pytest.raises(ContractError, match="the folder has no file of rows"):
         read_source(tmp_path / "rows.jsonl")
 
 
@@ -210,3 +212,61 @@ def test_a_source_knows_when_its_file_has_changed(tmp_path: Path) -> None:
     assert source.state() == before
     path.write_text('{"a": 10}')
     assert source.state() != before
+
+
+def packed(folder: Path, form: str, rows: list[dict[str, str]]) -> Path:
+    """Rows in a form that users have: compressed, with tabs, in several files, or as a saved dataset."""
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path = folder / f"rows{form}"
+    if form == ".jsonl.gz":
+        path.write_bytes(gzip.compress(lines))
+    elif form == ".jsonl.zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(lines)
+    elif form == ".tsv":
+        path.write_text("".join("\t".join(cells) + "\n" for cells in [rows[0].keys(), *(row.values() for row in rows)]))
+    elif form == "saved":
+        Dataset.from_list(rows).save_to_disk(folder / "saved")
+        return folder / "saved"
+    else:
+        path = folder / "data"
+        path.mkdir()
+        for number, row in enumerate(rows):
+            pq.write_table(pa.Table.from_pylist([row]), path / f"train-{number}-of-3.parquet")
+        (path / "README.md").write_text("of the folder")
+    return path / form if form == "*.parquet" else path
+
+
+@pytest.mark.parametrize("form", [".jsonl.gz", ".jsonl.zst", ".tsv", "saved", "folder", "*.parquet"])
+def test_rows_are_read_in_each_form_that_users_have(tmp_path: Path, form: str) -> None:
+    rows = [{"q": f"Wh\u00fd {number}?", "a": str(number)} for number in range(3)]
+    source = read_source(packed(tmp_path, form, rows))
+    assert [row.values for row in source.rows] == rows
+    wanted = [item for _, item in source.read(np.array([False, True, True]))]
+    assert [item.values for item in wanted if isinstance(item, SourceRow)] == rows[1:]
+    assert source.state() == read_source(Path(source.name)).state()
+
+
+def test_what_cannot_be_one_table_of_rows_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "two" / "data").mkdir(parents=True)
+    for name in ("data/train-0.jsonl", "data/test-0.jsonl"):
+        (tmp_path / "two" / name).write_text("{}\n")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "dict").mkdir()
+    (tmp_path / "dict" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "state.json").write_text("{")
+    (tmp_path / "rows.parquet.gz").write_bytes(b"")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 99)[:20])
+    for name, words in {
+        "two": ["several splits", "data/train*", "data/test*"],
+        "none": ["no file of rows", ".jsonl"],
+        "dict": ["several splits", "dict/train", "dict/test"],
+        "broken": ["save the dataset again"],
+        "rows.parquet.gz": ["compressed inside", "gunzip"],
+        "cut.jsonl.gz": ["not a readable .gz file"],
+        "no*.jsonl": ["matches no file"],
+    }.items():
+        with pytest.raises(ContractError) as caught:
+            _ = read_source(tmp_path / name).rows
+        assert not [word for word in words if word not in str(caught.value)], str(caught.value)

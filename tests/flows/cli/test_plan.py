@@ -75,7 +75,12 @@ EVERYWHERE = (
     "data.prompts.options",
     "data.others.eval_path",
 )
-UNUSUAL = ("stages.grpo.learning_rate", "stages.grpo.prompts_per_iteration")
+UNUSUAL = (
+    "stages.grpo.learning_rate",
+    "stages.grpo.prompts_per_iteration",
+    "data.prompts.num_train",
+    "data.others.num_train",
+)
 
 
 @pytest.fixture
@@ -127,5 +132,6 @@ def test_held_out_rows_that_are_not_there_are_named_by_their_key_and_path(
     text += 'path = "rows.jsonl"\nmax_tokens = 99\n[stages.grpo]\nsampling.max_new_tokens = 8\n'
     (project / "mine.toml").write_text(text + "[evaluation]\nmax_new_tokens = 8\n")
     assert main([command, "mine.toml", *override]) == 2
-    (line,) = lines_of(capsys.readouterr().err)
+    line, *others = lines_of(capsys.readouterr().err)
+    assert all(other.startswith("warning: data.prompts.num_train = 10,000") for other in others)
     assert line.startswith("data.prompts.eval_path = 'elsewhere/test.jsonl': no such file")

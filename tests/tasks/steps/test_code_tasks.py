@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from rlcore.data_contracts.adapters.code_sets import COLUMNS
+from rlcore.data_contracts.adapters.convert import row_function
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.code_tasks import test_suite_filter as suite_filter
 from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.rows import read_prompts
+from tests.data_contracts.adapters.test_table import ROWS
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.tasks.steps.token_views import words_view
 
@@ -90,6 +93,19 @@ def test_a_program_that_always_answers_the_same_must_fail() -> None:
     with suite_filter() as screen:
         found = screen([task(2, **fields)["reference"] for fields, _ in CONSTANT])
     assert [found.get(place, "") for place in range(len(CONSTANT))] == [reason for _, reason in CONSTANT]
+
+
+def test_rows_of_public_sets_are_tasks_whose_solutions_pass() -> None:
+    require_bubblewrap()
+    script = {"question": "Double.", "input_output": json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})}
+    found = [(name, ROWS[name]) for name in COLUMNS] + [
+        ("apps", {**script, "solutions": '["print(2*int(input()))"]'}),
+        ("apps", {**ROWS["apps"], "solutions": ["def f(x): return 2 * x"]}),
+    ]
+    tasks = [row_function(name, "prompts")(row)[0]["reference"] for name, row in found]
+    with suite_filter() as screen:
+        assert screen(tasks) == {}
+        assert [*screen([each.replace("2 *", "3 *").replace("2*", "3*") for each in tasks])] == [2, 3, 4, 5]
 
 
 # Solutions as public datasets have them, each with the reason against it: programs that graders elsewhere reject pass.
