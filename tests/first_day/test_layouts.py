@@ -228,7 +228,7 @@ def code_rows(n: int) -> dict[str, Any]:
     ("row", "mapping"),
     [
         (code_rows, {"prompt": "?", "reference": "?"}),
-        (lambda n: {**code_rows(n), "question": asked(n)}, {"prompt": "question", "reference": "?"}),
+        (lambda n: {**code_rows(n), "query": asked(n)}, {"prompt": "query", "reference": "?"}),
         (lambda n: {"prompt": n % 2 == 0, "task": "sums", "answer": n}, {"prompt": "?", "reference": "answer"}),
         (lambda n: {"q": asked(n), "label": n % 2 == 0, "expected": None}, {"prompt": "?", "reference": "?"}),
         (lambda n: {"text": asked(n), "solution": "The capital is Paris"}, {"prompt": "text", "reference": "?"}),
