@@ -16,7 +16,6 @@ from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.budget import budget_period
-from rlcore.tasks.pipeline.events import emit_on_refusal
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.pipeline_run import is_unfinished
 from rlcore.tasks.pipeline.plan import cached_refs, recorded_refs
@@ -59,11 +58,10 @@ def _start(
 ) -> tuple[Home, RunConfig]:
     """Open a preset, require a section, and check the run; return the state directory and the preset."""
     home = _open_home()
-    with emit_on_refusal(preset):
-        config = open_preset(preset, overrides)
-        if section:
-            config.section(*section)
-        lines = preflight_lines(config, targets, home=home)
+    config = open_preset(preset, overrides)
+    if section:
+        config.section(*section)
+    lines = preflight_lines(config, targets, home=home)
     for line in lines:  # the memory plan follows when the model is imported
         if line.startswith(("warning:", "evaluation:")):
             plan_logger.warning("%s", line)

@@ -45,12 +45,9 @@ def register_versions(tracker: Tracker, folder: Path, name: str) -> list[ModelVe
 
 
 def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> AuditEntry | None:
-    """Promote a version by a verdict of its own, to the end; None if it is champion already."""
+    """Promote a version by a verdict of its own."""
     grounds = Grounds(over=over, verdict=f"verdict-{version.version}", sentence="Promoted: better.")
-    entry = champion.promote(home, tracker, version, grounds, actor=ANNA)
-    if entry is not None:
-        champion.mirror(tracker, version, entry)
-    return entry
+    return champion.promote(home, tracker, version, grounds, actor=ANNA)
 
 
 def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:

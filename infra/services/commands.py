@@ -13,14 +13,14 @@ from pathlib import Path
 import psutil
 
 from infra.services import postgres
-from infra.services.automations import addresses
 from infra.services.layout import CODE, Layout, passwords, save_layout, saved_layout, write_client_file
 from infra.services.orphans import stop_orphans
 from infra.services.provision import is_configured, missing, provision
-from infra.services.table import SERVICES
+from infra.services.table import SERVICES, WORKER
 from rlcore.errors import ServiceError
 from rlcore.extras import install_command
 from rlcore.tasks.operations.postgres import FOLDER
+from rlcore.tasks.pipeline.outbox import addresses
 from rlcore.tasks.pipeline.server_access import HOST, USER
 from rlcore.tasks.store.locks import file_lock
 
@@ -42,8 +42,6 @@ def bring_up(layout: Layout) -> str:
         _start(layout)
     write_client_file(layout)
     _wait_until_ready(layout)
-    if not is_configured(layout):
-        provision(layout)
     return describe(layout)[0]
 
 
@@ -112,6 +110,8 @@ def _start(layout: Layout) -> None:
 def _wait_until_ready(layout: Layout) -> None:
     limit = time.monotonic() + _START_SECONDS
     for service in SERVICES:
+        if service.name == WORKER and not is_configured(layout):
+            provision(layout)  # first: the worker of an upgrade takes runs that are queued
         while not service.is_ready(layout):
             if time.monotonic() > limit or not _is_supervised(layout):
                 tail = _tail(layout, service.name)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infra.services.automations import FILE, addresses, promised, sync_automations
+from infra.services.automations import FILE, read_automations, sync_automations
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
 from infra.services.parameters import tell_parameters
 from infra.services.table import ask
@@ -43,12 +43,16 @@ def missing(layout: Layout) -> list[str]:
     """List the expected objects that the server lacks: its database may have been replaced."""
     rows = [
         ("deployments", len(known := _deployments()), {"deployments": {"name": {"any_": _names(known)}}}),
-        ("automations", len(rules := promised()), {"automations": {"name": {"any_": rules}}}),
+        ("automations", len(rules := _automations()), {"automations": {"name": {"any_": rules}}}),
     ]
     counts = [(name, wanted, ask(layout, "prefect", f"api/{name}/count", question)) for name, wanted, question in rows]
     lacking = [f"{found or 0} of {wanted} {name}" for name, wanted, found in counts if (found or 0) < wanted]
     queue = ask(layout, "prefect", f"api/work_pools/{POOL}/queues/{QUEUE}")
     return lacking if queue and queue["concurrency_limit"] else [*lacking, f"no limit of the queue {QUEUE}"]
+
+
+def _automations() -> list[str]:
+    return [each["name"] for each in read_automations()]
 
 
 def _names(deployments: list[str]) -> list[str]:
@@ -64,7 +68,8 @@ def provision(layout: Layout) -> None:
     digest = _digest()
     log = layout.log("provision")
     with log.open("wb") as file:
-        for command in (_prefect("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS)), _own_deployments()):
+        deploy = _prefect("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS))
+        for command in (*_pool(layout), deploy, _tell_command()):
             done = subprocess.run(
                 command, cwd=CODE, env=environment(layout, ""), stdout=file, stderr=subprocess.STDOUT, check=False
             )
@@ -126,7 +131,7 @@ def _deployments() -> list[str]:
 def _digest() -> str:
     """Return the digest of all sources of deployments and automations."""
     files = [_DEPLOYMENTS, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
-    names = " ".join((*(path.name for path in files), *addresses().values()))
+    names = " ".join(path.name for path in files)
     content = b"".join(file.read_bytes() for file in files) + names.encode()
     return hashlib.sha256(content).hexdigest()
 
@@ -135,5 +140,10 @@ def _prefect(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
 
 
-def _own_deployments() -> list[str]:
+def _pool(layout: Layout) -> list[list[str]]:
+    is_there = ask(layout, "prefect", f"api/work_pools/{POOL}") is not None
+    return [] if is_there else [_prefect("work-pool", "create", POOL, "--type", "process")]
+
+
+def _tell_command() -> list[str]:
     return [sys.executable, "-m", "infra.services", "tell"]

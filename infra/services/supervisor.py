@@ -17,7 +17,8 @@ from infra.services import postgres
 from infra.services.layout import Layout, environment
 from infra.services.logs import rotate
 from infra.services.orphans import end_flow_runs, stop_orphans
-from infra.services.table import SERVICES, Service
+from infra.services.provision import is_configured
+from infra.services.table import SERVICES, WORKER, Service
 from rlcore.tasks.store.locks import file_lock
 
 logger = logging.getLogger("services")
@@ -37,12 +38,16 @@ class ServiceProcess:
         self._deaths, self._started, self._not_before = 0, 0.0, 0.0
 
     def poll(self) -> None:
-        """Notice a death; start the service when it is due and its dependencies are ready."""
+        """Notice a death; start the service when it is due and its dependencies are ready.
+
+        The worker needs the deployments too, which ``up`` registers: it would start queued runs with those of before.
+        """
         if self.process is not None and self.process.poll() is not None:
             self._note_death(self.process.returncode)
         needed = [each for each in SERVICES if each.name in self.service.needs]
         is_due = self.process is None and time.monotonic() >= self._not_before
-        if is_due and all(each.is_ready(self.layout) for each in needed):
+        is_due = is_due and all(each.is_ready(self.layout) for each in needed)
+        if is_due and (self.service.name != WORKER or is_configured(self.layout)):
             self._start()
 
     def end(self) -> None:

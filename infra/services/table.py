@@ -17,6 +17,7 @@ from infra.services import postgres
 from infra.services.layout import POOL, Layout, passwords
 from rlcore.tasks.pipeline.server_access import USER, WEB, mlflow_command, prefect_command
 
+WORKER = "worker"
 _SECONDS = 5.0  # seconds to wait for an answer
 _WORKER_SILENCE = 90.0  # seconds; a worker sends a heartbeat every 30
 # An address of this machine needs no proxy.
@@ -95,5 +96,5 @@ SERVICES = (
     ),
     Service(name="prefect", command=_prefect_command, is_ready=_prefect_is_ready, needs=("postgres",)),
     Service(name="mlflow", command=_mlflow_command, is_ready=_mlflow_is_ready, needs=("postgres",)),
-    Service(name="worker", command=_worker_command, is_ready=_worker_is_ready, needs=("prefect", "mlflow")),
+    Service(name=WORKER, command=_worker_command, is_ready=_worker_is_ready, needs=("prefect", "mlflow")),
 )

@@ -16,10 +16,11 @@ from rlcore.tasks.store.passwords import draw
 
 _URI = "MLFLOW_TRACKING_URI"
 _SECONDS = 30.0
-# Everybody with a password reads. A promotion takes aliases and tags away, which MLflow counts as managing a model.
+# The worker and the administrator alone write the registry. People promote and roll back through deployments, which
+# record it and need approvals.
 RIGHTS: Mapping[str, Mapping[str, str]] = {
-    "read": {},
-    "run": {"experiment": "EDIT", "registered_model": "MANAGE"},
+    "read": {"experiment": "READ", "registered_model": "READ"},
+    "run": {"experiment": "EDIT", "registered_model": "READ"},
 }
 NOTHING = "nothing"
 
@@ -42,11 +43,10 @@ def set_user(layout: Layout, name: str, may: str) -> str:
     login = {"username": name, "password": draw()}
     if not _send("POST", "2.0/mlflow/users/create", login, unless="RESOURCE_ALREADY_EXISTS"):
         _send("PATCH", "2.0/mlflow/users/update-password", login)
-    for kind in RIGHTS["run"]:
+    for kind, permission in RIGHTS[may].items():
         grant = {"username": name, "resource_type": kind, "resource_id": "*"}
         _send("POST", "3.0/mlflow/users/permissions/revoke", grant, unless="RESOURCE_DOES_NOT_EXIST")
-        if permission := RIGHTS[may].get(kind):
-            _send("POST", "3.0/mlflow/users/permissions/grant", {**grant, "permission": permission})
+        _send("POST", "3.0/mlflow/users/permissions/grant", {**grant, "permission": permission})
     variables = {
         _URI: os.environ[_URI],
         "MLFLOW_TRACKING_USERNAME": name,

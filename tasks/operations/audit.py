@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import zip_longest
 
 from rlcore.errors import PromotionError, RlcoreError, shown
 from rlcore.tasks.operations.backup_target import BackupTarget, last_backup
-from rlcore.tasks.pipeline.approval import APPROVE
+from rlcore.tasks.store.approvers import OFF
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.signatures import verify
-from rlcore.tasks.tracking.champion import AWAIT, NOBODY, PROMOTE, REJECT, ROLLBACK, mirrored_entries, number_of
+from rlcore.tasks.tracking.champion import (
+    APPROVE,
+    AWAIT,
+    NOBODY,
+    PROMOTE,
+    REJECT,
+    champion_before,
+    is_move,
+    model_of,
+    moved_text,
+)
 from rlcore.tasks.tracking.database import require_made
-from rlcore.tasks.tracking.registry import CHAMPION, find_version
+from rlcore.tasks.tracking.registry import champions
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
+_FOUND_LATE = "find out who moved it, and compare and promote again"
+_COMPLETES = "or a command was killed: the next rlcore promote, retrain or rollback completes it"
+_REMOVE = "as MLflow's administrator, remove the alias champion"
 _LONGEST = 80  # characters of a detail in the table
-_HIDDEN = ("artifact", "signature", "allowed", "document")  # details that a line has no room for
+_HIDDEN = ("artifact", "signature", "allowed", "document", "sentence")  # details that a line has no room for
 
 
 def audit_table(home: Home, subject: str = "") -> str:
@@ -42,14 +55,14 @@ def audit_table(home: Home, subject: str = "") -> str:
 def audit_errors(home: Home) -> tuple[tuple[str, ...], int]:
     """Return the errors of the log, and its number of entries.
 
-    Entries must form a chain and be those that the registry has; signatures must fit; promotions must have the
-    approvals that they name; and ``champion`` must be where the last act put it.
+    Entries must form a chain; signatures must fit; promotions must have the approval that they need; and ``champion``
+    must have been, at each entry and now, where the act before had put it.
     Raises:
         StorageError: nothing was run in this state directory.
     """
     require_made(home)
     tracker = open_tracker(home)
-    if errors := chain_errors(home, mirrored_entries(tracker)):
+    if errors := chain_errors(home):
         return errors, 0
     entries = read_entries(home)
     found = [*_signature_errors(entries), *_promotion_errors(entries), *_alias_errors(entries, tracker)]
@@ -57,13 +70,10 @@ def audit_errors(home: Home) -> tuple[tuple[str, ...], int]:
 
 
 def backup_errors(home: Home) -> tuple[tuple[str, ...], str]:
-    """Return the errors of the log against the newest backup, and up to where a cut end would be found.
-
-    The registry has the entries about versions alone: those about the state directory are also in its backups.
-    """
+    """Return the errors of the log against the newest backup, and up to where a cut end would be found."""
     last = last_backup(home)
     if last is None:
-        return (), "without a backup, missing entries about the home at its end are not noticed"
+        return (), "without a backup, missing entries at its end are noticed by aliases alone"
     name = last.get("name", "of before")  # by an earlier release
     try:
         known = _entries_of(home, BackupTarget(last["target"]), name)
@@ -123,31 +133,48 @@ def _signature_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
 
 
 def _promotion_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
-    """Yield promotions without the approvals that the newest request about the version had asked for."""
+    """Yield promotions without the approval that ``promotion.toml`` asked for, or without a file that was there."""
     requests: dict[str, AuditEntry] = {}
     signed: dict[int, AuditEntry] = {}
+    ruled: AuditEntry | None = None
     for each in entries:
+        rules = each.details.get("rules", "")
         if each.action == AWAIT:
             requests[each.subject] = each
         elif each.action == APPROVE:
             signed[each.number] = each
-        elif each.action == PROMOTE and (request := requests.get(each.subject)):
+        elif each.action == PROMOTE and not rules and ruled:
+            yield f"entry {each.number}: {each.subject} was promoted without the approvers of entry {ruled.number}"
+        elif each.action == PROMOTE and rules not in ("", OFF):
             named = [signed[number] for number in each.details["approvals"] if number in signed]
-            own = [one for one in named if one.subject == each.subject and one.number > request.number]
-            if request.details["verdict"] == each.details["verdict"] and len(own) < request.details["needed"]:
-                yield f"entry {each.number}: {each.subject} was promoted with {len(own)} approvals"
+            asked = requests.get(each.subject)
+            if not asked or not any(_answers(one, asked, each) for one in named):
+                yield f"entry {each.number}: {each.subject} was promoted without an approval"
+        ruled = each if rules else ruled
+
+
+def _answers(approval: AuditEntry, request: AuditEntry, promotion: AuditEntry) -> bool:
+    """Return True if an approval is on a request, which is on the promotion's verdict and made under its rules."""
+    same = all(request.details.get(name) == promotion.details[name] for name in ("verdict", "rules"))
+    return same and approval.subject == request.subject and approval.number > request.number
 
 
 def _alias_errors(entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[str]:
-    """Yield models whose champion is another than the one of their last promotion or rollback."""
-    moves: Mapping[str, AuditEntry] = {
-        each.subject.rpartition("/")[0]: each for each in entries if each.action in (PROMOTE, ROLLBACK)
-    }
-    for name, last in moves.items():
-        present, expected = number_of(find_version(tracker, name, CHAMPION)), last.details["to"]
-        if present != expected:
-            words = "no version" if present == NOBODY else f"version {present}"
-            yield (
-                f"{name}: {words} is champion, and by entry {last.number} ({last.action}) it is version {expected}: "
-                "the alias was moved outside of rlcore, or a command was killed and has to be repeated"
-            )
+    """Yield moves of a champion that the log lacks: seen by an entry, or by the registry now."""
+    last: dict[str, AuditEntry] = {}
+    seen: dict[str, str] = {}
+    for each in entries:
+        if not is_move(each) and each.action != AWAIT:
+            continue
+        name, found = model_of(each), champion_before(each)
+        if found != seen.get(name, NOBODY):
+            yield f"entry {each.number}, {moved_text(name, found, last.get(name))} before; {_FOUND_LATE}"
+        seen[name] = each.details["to"] if is_move(each) else found
+        if is_move(each):
+            last[name] = each
+    for name, present in champions(tracker).items() | {(each, NOBODY) for each in last.keys() - champions(tracker)}:
+        if present != seen.get(name, NOBODY):
+            move = last.get(name)
+            is_killed = move is not None and present in (champion_before(move), NOBODY)
+            fix = _COMPLETES if is_killed else f"give version {seen[name]} the alias champion" if move else _REMOVE
+            yield f"{moved_text(name, present, move)}; {fix}"

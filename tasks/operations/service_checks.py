@@ -217,7 +217,7 @@ def disk(home: Home) -> ServiceCheck:
 
 def audit_log(home: Home) -> ServiceCheck:
     """Verify the chain of the audit log."""
-    errors = chain_errors(home, {})
+    errors = chain_errors(home)
     return ServiceCheck(
         subject="audit log",
         state="fail" if errors else "ok",

@@ -1,8 +1,9 @@
-"""Approval by a person: a version that passed the gate awaits signed decisions.
+"""Approval by a person: a version that passed the gate awaits a signed decision.
 
-The state is in the audit log: an entry ``await`` is a request, later entries of the version are the decisions on it. A
-decision is a line of JSON with version, artifact, verdict, champion, decision, reason and time, signed by an ssh key.
-Another champion, verdict or candidate makes a request void. A rejection is final until there is a new verdict.
+``promotion.toml`` of the state directory names the approvers. The state is in the audit log: an entry ``await`` is a
+request, later entries of the version are the decisions on it. A decision is a line of JSON with version, artifact,
+verdict, champion, decision, reason and time, signed by an ssh key. Another champion, verdict, candidate or
+``promotion.toml`` makes a request void. A rejection is final until there is a new verdict.
 """
 
 from __future__ import annotations
@@ -11,23 +12,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from rlcore.errors import PromotionError, shown
-from rlcore.tasks.pipeline.acts import announce, current_actor
-from rlcore.tasks.pipeline.events import AWAITS, PROMOTED, REFUSED
+from rlcore.tasks.pipeline.acts import current_actor
+from rlcore.tasks.pipeline.events import AWAITS, PROMOTED, REFUSED, tell_act
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
-from rlcore.tasks.presets.promotion import ApprovalConfig
+from rlcore.tasks.store.approvers import FILE, read_approvers
 from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, entries_about, record_action
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import allowed_lines, verify
+from rlcore.tasks.store.signatures import verify
 from rlcore.tasks.tracking import champion
-from rlcore.tasks.tracking.champion import AWAIT, NOBODY, PROMOTE, REJECT, Grounds, subject_of
+from rlcore.tasks.tracking.champion import APPROVE, AWAIT, NOBODY, PROMOTE, REJECT, Grounds, subject_of
 from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_number, find_version, read_tags
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
-APPROVE = "approve"
 _JUDGED = ("artifact", "verdict", "champion")  # details of a request that a decision repeats
 _SKEW = timedelta(minutes=5)  # difference of two machines' clocks
 _BY_FORM = """Without this state directory, write decision (approve or reject), reason and time into this line:
@@ -44,7 +43,7 @@ class Standing:
     """Newest request about a version, and the decisions on it."""
 
     request: AuditEntry
-    approvals: tuple[AuditEntry, ...]
+    approval: AuditEntry | None
     rejection: AuditEntry | None
     promotion: AuditEntry | None
 
@@ -53,14 +52,9 @@ class Standing:
         """Time at which the request ends."""
         return datetime.fromisoformat(self.request.details["until"])
 
-    @property
-    def missing(self) -> int:
-        """Number of approvals that it lacks."""
-        return max(0, int(self.request.details["needed"]) - len(self.approvals))
-
     def is_about(self, details: Mapping[str, Any]) -> bool:
         """Return True if the request has these details."""
-        return all(self.request.details[name] == value for name, value in details.items())
+        return all(self.request.details.get(name) == value for name, value in details.items())
 
 
 def find_standing(home: Home, subject: str) -> Standing | None:
@@ -71,34 +65,34 @@ def find_standing(home: Home, subject: str) -> Standing | None:
         return None
     request, *later = entries[requests[-1] :]
     first = {each.action: each for each in reversed(later)}
-    approvals = tuple(each for each in later if each.action == APPROVE)
-    return Standing(request=request, approvals=approvals, rejection=first.get(REJECT), promotion=first.get(PROMOTE))
+    return Standing(
+        request=request,
+        approval=first.get(APPROVE),
+        rejection=first.get(REJECT),
+        promotion=first.get(PROMOTE),
+    )
 
 
-def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds, settings: ApprovalConfig) -> str:
-    """Let a version that passed the gate await its approvals; return a sentence. A repeated call changes nothing.
+def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds) -> str:
+    """Let a version that passed the gate await its approval; return a sentence. A repeated call changes nothing.
 
     A request that has ended is made again; what was decided on this verdict is applied.
     Raises:
-        PromotionError: the champion has changed since the comparison, the version was rolled back, or the file of
-            approvers is missing.
+        PromotionError: the champion has changed since the comparison, the version was rolled back, or
+            ``promotion.toml`` cannot be used.
     """
-    subject, now = subject_of(version), datetime.now(UTC)
-    needed = max(settings.needed, champion.approvals_needed(tracker, version.name))
-    request = {"approvers": str(Path(settings.approvers).absolute()), "needed": needed}
-    _read_approvers(str(request["approvers"]))
+    subject, now, rules = subject_of(version), datetime.now(UTC), read_approvers(home)
     standing = find_standing(home, subject)
     known = standing if standing and standing.is_about(grounds.details(version)) else None
-    if known and (known.rejection or not known.missing):
+    is_same = known is not None and known.is_about({"rules": rules.sha256})
+    if known and (known.rejection or (known.approval and is_same)):
         return _apply(home, tracker, version, known)
-    is_open = known is not None and known.is_about(request) and now <= known.until
-    until = known.request.details["until"] if known and is_open else _text(now + timedelta(days=settings.approval_days))
-    entry = champion.await_approval(
-        home, tracker, version, grounds, request={**request, "until": until}, actor=current_actor()
-    )
-    awaits = f"It awaits {_count(needed)} until {until}: rlcore approve {subject} --reason …"
-    text = f"{grounds.sentence} {awaits}"
-    announce(tracker, version, entry, AWAITS, text)
+    is_open = known is not None and is_same and now <= known.until
+    until = known.request.details["until"] if known and is_open else _text(now + timedelta(days=rules.days))
+    request = {"rules": rules.sha256, "until": until}
+    entry = champion.await_approval(home, tracker, version, grounds, request=request, actor=current_actor())
+    text = f"{grounds.sentence} It awaits an approval until {until}: rlcore approve {subject} --reason …"
+    tell_act(home, AWAITS, entry, text)
     report_markdown("how to decide", _BY_FORM.format(line=statement(home, subject, APPROVE, "…")))
     return text
 
@@ -123,7 +117,7 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
             decision, the request is void or has ended, or a person has rejected the version.
     """
     standing, tracker = _require_standing(home, subject), open_tracker(home)
-    if errors := chain_errors(home, champion.mirrored_entries(tracker)):
+    if errors := chain_errors(home):
         raise PromotionError(f"the audit log has errors: {errors[0]}", where=subject, fix="see rlcore audit verify")
     name, _, number = subject.rpartition("/")
     version = find_number(tracker, name, number)
@@ -131,14 +125,12 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
         raise PromotionError(f"there is no version {subject}", where="the model registry")
     document = document.strip() + "\n"
     time = _require_stated(document, standing, subject, decision)
-    allowed = _read_approvers(standing.request.details["approvers"])
+    allowed = _require_same_rules(home, standing, subject)
     signer = verify(document, signature, allowed)
-    decided = (*standing.approvals, *filter(None, [standing.rejection]))
+    decided = [each for each in (standing.approval, standing.rejection) if each]
     if not any((each.action, each.actor.get("principal")) == (decision, signer.principal) for each in decided):
         _require_open(standing, subject, decision, time)
         _require_current(tracker, version, standing)
-        if decision == APPROVE and signer.key in [each.actor["key"] for each in standing.approvals]:
-            raise PromotionError("this key has approved already, under another name", where=subject)
         details = {"document": document, "signature": signature, "allowed": allowed}
         actor = {"principal": signer.principal, "key": signer.key} | current_actor()
         record_action(home, decision, subject, details, actor=actor)
@@ -146,29 +138,27 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
 
 
 def _apply(home: Home, tracker: Tracker, version: ModelVersion, standing: Standing) -> str:
-    """Apply the decisions on a request, unless they were applied before; return a sentence."""
+    """Apply the decision on a request, unless it was applied before; return a sentence."""
     details, subject = standing.request.details, subject_of(version)
     over = None if details["champion"] == NOBODY else find_number(tracker, version.name, details["champion"])
-    for each in standing.approvals:
-        champion.mirror(tracker, version, each)
     if standing.rejection is not None:
         text = f"Rejected by {_who(standing.rejection)}: {_reason(standing.rejection)}"
-        if not champion.is_mirrored(tracker, version, standing.rejection):
-            grounds = Grounds(over=over, verdict=details["verdict"], sentence=text)
-            champion.refuse(
-                home, tracker, version, grounds, actor=standing.rejection.actor, rejection=standing.rejection
-            )
-            announce(tracker, version, standing.rejection, REFUSED, text)
+        grounds = Grounds(over=over, verdict=details["verdict"], sentence=text)
+        champion.refuse(home, tracker, version, grounds, actor=standing.rejection.actor, rejection=standing.rejection)
+        tell_act(home, REFUSED, standing.rejection, text)
         return f"{text} It stays rejected until there is a new verdict."
-    if standing.missing:
-        return f"{_names(standing)} approved {subject}; it awaits {_count(standing.missing)} more"
-    text = f"approved by {_names(standing)}"
-    if standing.promotion is None or not champion.is_mirrored(tracker, version, standing.promotion):
-        numbers = tuple(each.number for each in standing.approvals)
+    assert standing.approval is not None  # or there is nothing to apply
+    entry, text = standing.promotion, f"approved by {_who(standing.approval)}"
+    if entry is None:
         sentence = read_tags(tracker, version).get("verdict", "")
-        grounds = Grounds(over=over, verdict=details["verdict"], sentence=sentence, approvals=numbers)
+        grounds = Grounds(
+            over=over, verdict=details["verdict"], sentence=sentence, approvals=(standing.approval.number,)
+        )
         entry = champion.promote(home, tracker, version, grounds, actor=current_actor())
-        announce(tracker, version, entry, PROMOTED, f"{text}: {_reason(standing.approvals[-1])}")
+    else:
+        champion.find_champion(home, tracker, version.name)  # completes it
+    if entry is not None:
+        tell_act(home, PROMOTED, entry, f"{text}: {_reason(standing.approval)}")
     return f"{subject} was {text} and promoted"
 
 
@@ -178,7 +168,7 @@ def _require_standing(home: Home, subject: str) -> Standing:
         raise PromotionError(
             f"{subject} awaits no approval in this state directory",
             where=str(home.root),
-            fix="rlcore promote PRESET, with [promotion] approval = 'person', asks for one",
+            fix=f"rlcore promote PRESET asks for one, if {FILE} there names approvers",
         )
     return standing
 
@@ -213,9 +203,9 @@ def _require_open(standing: Standing, subject: str, decision: str, time: datetim
             where=subject,
             fix="a rejection is final until there is a new verdict",
         )
-    if standing.promotion is not None or not standing.missing:
+    if standing.approval is not None:
         raise PromotionError(
-            f"{subject} has its approvals, by {_names(standing)}: too late to {decision}",
+            f"{subject} has its approval, by {_who(standing.approval)}: too late to {decision}",
             where=subject,
             fix="rlcore rollback takes a champion down",
         )
@@ -241,29 +231,21 @@ def _require_current(tracker: Tracker, version: ModelVersion, standing: Standing
         )
 
 
-def _read_approvers(path: str) -> str:
-    """Return the lines of the file of approvers."""
-    try:
-        lines = allowed_lines(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PromotionError(f"cannot read the approvers: {error}", where=path, fix="restore the file") from error
-    return "\n".join(lines)
+def _require_same_rules(home: Home, standing: Standing, subject: str) -> str:
+    """Return the lines of allowed signers; refuse a request that was made under another ``promotion.toml``."""
+    rules = read_approvers(home)
+    if rules.sha256 != standing.request.details.get("rules"):
+        what = f"the request is void: {FILE} has changed since"
+        raise PromotionError(what, where=subject, fix="run rlcore promote again")
+    return rules.lines
 
 
 def _who(entry: AuditEntry) -> str:
     return str(entry.actor["principal"])
 
 
-def _names(standing: Standing) -> str:
-    return " and ".join(map(_who, standing.approvals))
-
-
 def _reason(entry: AuditEntry) -> str:
     return str(json.loads(entry.details["document"])["reason"])
-
-
-def _count(number: int) -> str:
-    return "an approval" if number == 1 else f"{number} approvals by different people"
 
 
 def _text(time: datetime) -> str:

@@ -28,7 +28,6 @@ from typing import TypeVar
 from rlcore.config import to_dict
 from rlcore.errors import ConfigError, StorageError
 from rlcore.tasks.pipeline.cache_keys import key_of
-from rlcore.tasks.pipeline.events import emit_budget_reached
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task
 from rlcore.tasks.presets.budget import BudgetConfig
@@ -124,7 +123,7 @@ class Meter:
 
     @contextmanager
     def stops(self, preset: str, stage: str) -> Iterator[None]:
-        """Check the limits, then turn a stop of the block into an error, with an event.
+        """Check the limits, then turn a stop of the block into an error.
 
         Raises:
             BudgetReachedError: a limit is reached.
@@ -133,7 +132,6 @@ class Meter:
             self.check(f"the stage {stage}")
             yield
         except _LimitReached as stop:
-            emit_budget_reached(preset, stage, stop.text)
             limit = f"{stop.key}={stop.higher}"
             raise BudgetReachedError(stop.text, where=f"{stage} of {preset}", fix=limit) from None
 

@@ -112,15 +112,20 @@ def current_flow_run() -> FlowRun | None:
     if not _in_flow_run():
         return None
     from prefect.context import FlowRunContext
-    from prefect.settings import get_current_settings
 
     context = FlowRunContext.get()
     run = context.flow_run if context else None
     if run is None:
         return None
+    return FlowRun(flow_run_id=str(run.id), name=run.name, attempt=run.run_count, url=run_page(run.id))
+
+
+def run_page(run: UUID) -> str:
+    """Return the address of a flow run's page; empty without a user interface."""
+    from prefect.settings import get_current_settings
+
     base = get_current_settings().ui_url or ""
-    url = f"{base}/runs/flow-run/{run.id}" if base else ""
-    return FlowRun(flow_run_id=str(run.id), name=run.name, attempt=run.run_count, url=url)
+    return f"{base}/runs/flow-run/{run}" if base else ""
 
 
 def report_progress(label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:

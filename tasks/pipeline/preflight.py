@@ -84,7 +84,7 @@ def _preflight(
     own = [
         *([] if earlier and _lacks_tables(config, earlier) else config.errors),
         *tool_errors(config.tracking),
-        *approval_errors(config),
+        *approval_errors(config, home),
         *source_errors(config.model),
         *extras_errors(config, stages, is_imported=IMPORT in known),
         *target_errors(config, stages, model.size),

@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
-from rlcore.errors import RlcoreError, shown
+from rlcore.errors import PromotionError, RlcoreError
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
+from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
@@ -22,6 +23,7 @@ from rlcore.tasks.presets.data import HUB, POLICY
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY
+from rlcore.tasks.presets.promotion import ApprovalConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import MODEL
@@ -34,12 +36,11 @@ from rlcore.tasks.steps.data_source import (
     rows_sha256,
 )
 from rlcore.tasks.steps.episodes import environment_errors
+from rlcore.tasks.store.approvers import FILE, read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import allowed_lines
 from rlcore.tasks.tracking.registry import read_version
 
-_SIGNER = 3  # words in a line of allowed signers: name, key type, key
 _SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
 
 
@@ -160,19 +161,17 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
     yield from _engine_of(config, "evaluation", config.evaluation)
 
 
-def approval_errors(config: RunConfig) -> Iterator[str]:
-    """Yield the errors of the file of approvers: not there, or fewer keys than approvals."""
-    if config.promotion is None or not (settings := config.promotion.sign_off).needed:
+def approval_errors(config: RunConfig, home: Home) -> Iterator[str]:
+    """Yield the keys by which a preset asked for approvals earlier, and what is wrong with ``promotion.toml``."""
+    if config.promotion is None:
         return
-    key, path = f"promotion.approvers = {settings.approvers!r}", Path(settings.approvers)
-    if not path.is_file():
-        yield f"{key}: no such file; write a line for each person: name, key type and key, as in a .pub file"
-        return
-    lines = allowed_lines(path.read_text(encoding="utf-8", errors="replace"))
-    if short := [line for line in lines if len(line.split()) < _SIGNER]:
-        yield f"{key}: a line is not name, key type and key: {shown(short[0], max_chars=40)!r}"
-    if len(lines) < settings.needed:
-        yield f"{key}: has {len(lines)} key(s), and a promotion needs {settings.needed} approval(s); add people"
+    given, defaults = to_dict(config.promotion.sign_off), to_dict(ApprovalConfig())
+    for key in [key for key, value in given.items() if value != defaults[key]]:
+        yield f"promotion.{key}: a preset does not decide who approves; {FILE} of the state directory names approvers"
+    try:
+        read_approvers(home)
+    except PromotionError as error:
+        yield f"promotion: {error.what} ({error.where}); {error.fix}"
 
 
 def _start(context: PreflightContext, name: str) -> Iterator[str]:

@@ -11,19 +11,20 @@ from rlcore.evaluation.paired_tests import paired_difference
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.kinds.compare.step import greedy_answers
 from rlcore.tasks.kinds.promote.names import model_name
-from rlcore.tasks.pipeline.acts import announce, current_actor
+from rlcore.tasks.pipeline.acts import current_actor
 from rlcore.tasks.pipeline.approval import ask_person, decide
-from rlcore.tasks.pipeline.events import PROMOTED, REFUSED, ROLLED_BACK
+from rlcore.tasks.pipeline.events import PROMOTED, REFUSED, ROLLED_BACK, tell_act
 from rlcore.tasks.pipeline.leases import leased
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking import champion, registry
 from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.model_descriptions import refresh_cards
-from rlcore.tasks.tracking.registry import CHAMPION, PREVIOUS, ModelVersion
+from rlcore.tasks.tracking.registry import ModelVersion
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 
@@ -36,19 +37,9 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
     """Return the champion that the challenger is compared with, or None before the first promotion.
 
     Raises:
-        PromotionError: there was a champion, and now no version is champion.
+        PromotionError: as for :func:`rlcore.tasks.tracking.champion.find_champion`.
     """
-    tracker, name = open_tracker(home), registered_name(config)
-    found = champion.find_champion(home, tracker, name)
-    if found is None and (last := registry.last_champion(tracker, name)):
-        raise PromotionError(
-            f"no version has the alias {CHAMPION!r}, and version {last} was champion last: there is nothing to judge "
-            "against",
-            where=f"registered model {name}",
-            fix=f"give a version that alias again in MLflow, or delete the model's tag {CHAMPION!r} and the alias "
-            f"{PREVIOUS!r} to begin without a champion",
-        )
-    return found
+    return champion.find_champion(home, open_tracker(home), registered_name(config))
 
 
 def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], base: ArtifactRef) -> str:
@@ -74,10 +65,10 @@ def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, Artif
 def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
     """Apply the decision to the registry and return a sentence about it. A repeated call changes nothing.
 
-    A version that passed awaits a person, if the preset asks for one; else it becomes champion.
+    A version that passed awaits a person, if ``promotion.toml`` names approvers; else it becomes champion.
     Raises:
-        PromotionError: the champion has changed since the comparison, the version was rolled back, or the model needs
-            approvals that the preset does not ask for.
+        PromotionError: the champion has changed since the comparison, the version was rolled back, or
+            ``promotion.toml`` cannot be used.
     """
     promotion = config.section("promotion", PromotionConfig)
     name, tracker = registered_name(config), open_tracker(home)
@@ -90,8 +81,8 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
     grounds = Grounds(over=over, verdict=refs["promote"].sha256, sentence=decision["sentence"])
     with leased(home, config.name):
         try:
-            if decision["promote"] and promotion.sign_off.needed:
-                text = ask_person(home, tracker, version, grounds, promotion.sign_off)
+            if decision["promote"] and read_approvers(home).are_needed:
+                text = ask_person(home, tracker, version, grounds)
             else:
                 text = _conclude(home, tracker, version, grounds, is_better=decision["promote"])
         except PromotionError as error:
@@ -109,7 +100,8 @@ def _conclude(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grou
         entry = champion.promote(home, tracker, version, grounds, actor=current_actor())
     else:
         entry = champion.refuse(home, tracker, version, grounds, actor=current_actor())
-    announce(tracker, version, entry, PROMOTED if is_better else REFUSED, grounds.sentence)
+    if entry is not None:
+        tell_act(home, PROMOTED if is_better else REFUSED, entry, grounds.sentence)
     return grounds.sentence
 
 
@@ -137,7 +129,7 @@ def take_down(home: Home, name: str, *, version: int, reason: str) -> str:
     with leased(home, name):
         again, entry = champion.roll_back(home, tracker, name, version=version, reason=reason, actor=current_actor())
         outcome = f"{name}: version {version} is rolled back, version {again.version} is champion again"
+        tell_act(home, ROLLED_BACK, entry, f"{reason}; version {again.version} is champion again")
         if taken_down := registry.find_number(tracker, name, str(version)):
-            announce(tracker, taken_down, entry, ROLLED_BACK, f"{reason}; version {again.version} is champion again")
             refresh_cards(home, tracker, [taken_down])
     return outcome

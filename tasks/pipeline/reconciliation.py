@@ -14,13 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import chain
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import psutil
 
+from rlcore.errors import shown
 from rlcore.tasks.pipeline.leases import held_leases
-from rlcore.tasks.pipeline.missed_runs import report_missed
+from rlcore.tasks.pipeline.outbox import deliver
+from rlcore.tasks.pipeline.run_messages import CRASHED, each_run, report_ended, report_missed, tell_run
 from rlcore.tasks.store.settings import Home
 
 if TYPE_CHECKING:
@@ -74,21 +76,38 @@ def correction_of(record: Record, *, lives: bool) -> Correction:
 
 
 def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
-    """Reconcile for ever. A failed pass, for example without a server, is followed by the next."""
-    from prefect.client.orchestration import get_client
+    """Reconcile, and tell the team, for ever. A failed pass, for example without a server, is followed by the next."""
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-    started = datetime.now(UTC)
+    started, known = datetime.now(UTC), set[str]()
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # otherwise a pass could take minutes
         while True:
-            try:
-                with get_client(sync_client=True) as client:
-                    lines = reconcile(client, home, pool=pool, worker=worker, started=started)
-                    for line in chain(lines, report_missed(client, pool)):
-                        logger.warning("%s", line)
-            except Exception as error:  # noqa: BLE001 - whatever it is, later dead runs must be found
-                logger.warning("reconciliation failed: %s: %s", type(error).__name__, error)
+            records = partial(look, home, pool=pool, worker=worker, started=started)
+            lines = [*_lines_of(records), *_lines_of(partial(deliver, home))]
+            for line in lines:
+                if line not in known:  # what stays wrong is said once
+                    logger.warning("%s", line)
+            known = {*lines}
             time.sleep(LOOK_SECONDS)
+
+
+def look(home: Home, *, pool: str, worker: str, started: datetime) -> list[str]:
+    """Make one pass over the server's records; return its lines. What fails keeps nothing else from being done."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        return [
+            *_lines_of(partial(reconcile, client, home, pool=pool, worker=worker, started=started)),
+            *_lines_of(partial(report_ended, client, home, pool)),
+            *_lines_of(partial(report_missed, client, home, pool)),
+        ]
+
+
+def _lines_of(part: partial[Any]) -> list[str]:
+    try:
+        return list(part())
+    except Exception as error:  # noqa: BLE001 - whatever it is, later dead runs must be found
+        return [f"{part.func.__name__} failed: {type(error).__name__}: {shown(error)}"]
 
 
 def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, started: datetime) -> Iterator[str]:
@@ -98,15 +117,33 @@ def reconcile(client: SyncPrefectClient, home: Home, *, pool: str, worker: str, 
     """
     unsettled = list(_unsettled(client, pool))
     living = living_runs(home) if unsettled else {}  # a run that has ended since reported its end before
-    for run in unsettled:
+
+    def correct(run: FlowRun) -> Iterator[str]:
         correction = correction_of(_record(run, worker, started), lives=str(run.id) in living)
         now = client.read_flow_run(run.id).state if correction else None
-        if now is not None and run.state is not None and now.id == run.state.id:
-            client.set_flow_run_state(run.id, _state(correction), force=True)
-            if correction == "is cancelled" and (process := living.get(str(run.id))):
-                with suppress(psutil.Error):
-                    process.kill()  # after the state, so that this is no crash
-            yield f"flow run {run.name} ({run.id}) was {run.state.name}, and {correction}"
+        if now is None or run.state is None or now.id != run.state.id:
+            return
+        _set_state(client, run, correction)
+        if correction == "is cancelled" and (process := living.get(str(run.id))):
+            with suppress(psutil.Error):
+                process.kill()  # after the state, so that this is no crash
+        yield f"flow run {run.name} ({run.id}) was {run.state.name}, and {correction}"
+        if correction == "resumes":
+            text = "its process died; it resumes from the cache and its newest checkpoint"
+            yield tell_run(client, home, run, CRASHED, text, key=now.id, time=datetime.now(UTC))
+
+    yield from each_run(unsettled, correct)
+
+
+def _set_state(client: SyncPrefectClient, run: FlowRun, correction: Correction) -> None:
+    """Set a run's state. One that cannot be queued again has crashed: it would keep its place in the queue for ever."""
+    try:
+        client.set_flow_run_state(run.id, _state(correction), force=True)
+    except Exception:
+        if correction != "resumes":
+            raise
+        client.set_flow_run_state(run.id, _state("has crashed"), force=True)
+        raise
 
 
 def living_runs(home: Home) -> Mapping[str, psutil.Process | None]:

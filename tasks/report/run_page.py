@@ -26,11 +26,12 @@ from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
 from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.report.settings import from_defaults, from_preset
+from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.markdown import code
 from rlcore.tasks.store.prices import read_prices
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.traces import log_traces
 from rlcore.tasks.tracking.views import results_links, save_results_view
@@ -222,6 +223,7 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
         "extremes": data.extreme_rollouts(folders),
         "gates": data.gates(folders),
         "promotion": read_json(folders["promote"] / "verdict.json") if "promote" in folders else None,
+        "is_approved": "promote" in folders and read_approvers(find_home()).are_needed,
         "win_rates": [read_json(folder / "win_rate.json") for folder in win_rates(folders).values()],
     }
 

@@ -1,8 +1,8 @@
 """Audit log: an append-only file in which each entry holds the digest of the one before.
 
 ``audit.jsonl`` in the state directory has a line for each act that changes which model is served, or that removes or
-restores state. An edited, removed or inserted line breaks the chain. A cut end does not: entries about a version are
-therefore mirrored as tags of that version, and :func:`chain_errors` compares them. All others are in backups alone.
+restores state. An edited, removed or inserted line breaks the chain. A cut end does not: it shows where the registry's
+aliases are not those of the last entries, and in backups.
 """
 
 from __future__ import annotations
@@ -124,12 +124,8 @@ def entries_about(home: Home, subject: str) -> tuple[AuditEntry, ...]:
     return tuple(each for each in read_entries(home) if each.subject == subject)
 
 
-def chain_errors(home: Home, mirrored: Mapping[tuple[str, int], str]) -> tuple[str, ...]:
-    """Return the errors of the log; empty if every entry is as it was written.
-
-    Args:
-        mirrored: Digests of entries by subject and number, as the registry has them.
-    """
+def chain_errors(home: Home) -> tuple[str, ...]:
+    """Return the errors of the log; empty if every entry is as it was written."""
     path, errors, previous = audit_path(home), list[str](), _START
     try:
         entries = read_entries(home)
@@ -141,13 +137,6 @@ def chain_errors(home: Home, mirrored: Mapping[tuple[str, int], str]) -> tuple[s
         if (entry.number, entry.previous) != (place, previous):
             errors.append(f"{path.name}, line {place}: entry {entry.number} does not follow the line before it")
         previous = entry.digest
-    found = {(entry.subject, entry.number): entry.digest for entry in entries}
-    for (subject, number), digest in sorted(mirrored.items(), key=lambda each: each[0][1]):
-        known = found.get((subject, number))
-        if known is None:
-            errors.append(f"{path.name}: entry {number} about {subject} is missing; the registry has {digest[:12]}")
-        elif known != digest:
-            errors.append(f"{path.name}: entry {number} about {subject} is not the one that the registry has")
     return tuple(errors)
 
 

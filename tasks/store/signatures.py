@@ -28,12 +28,6 @@ class Signer:
     key: str
 
 
-def allowed_lines(text: str) -> tuple[str, ...]:
-    """Return the lines of a file of allowed signers that name a key."""
-    lines = (line.strip() for line in text.splitlines())
-    return tuple(line for line in lines if line and not line.startswith("#"))
-
-
 def sign(text: str, key: Path) -> str:
     """Sign a text with a private key, or with the agent's key of a ``.pub`` file; ssh-keygen asks for a passphrase.
 

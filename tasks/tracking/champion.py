@@ -4,20 +4,21 @@ The aliases: ``champion`` (served), ``previous`` (target of a rollback), ``chall
 promoted), ``candidate`` (version that awaits an approval; at most one). MLflow cannot move an alias conditionally, so
 all moves are made under a lock in the state directory. State directories that share a server share no lock.
 
-An act is recorded first, then applied, then announced by the caller, then mirrored as the tag ``audit.<number>`` of its
-version. The tag ends the act: a call that is repeated after a kill finds the entry without the tag, and completes it.
+The audit log decides which version is champion: a move is recorded first, then applied, with the alias last. The next
+command completes a move of one that was killed, and refuses if the alias was moved by somebody else.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rlcore.errors import PromotionError
-from rlcore.tasks.store.audit_log import AuditEntry, entries_about, record_action
+from rlcore.tasks.store.approvers import FILE, read_approvers
+from rlcore.tasks.store.audit_log import AuditEntry, entries_about, read_entries, record_action
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.errors import none_if_missing
 from rlcore.tasks.tracking.mlflow_model import CLEANED
 from rlcore.tasks.tracking.registry import (
     CANDIDATE,
@@ -27,22 +28,21 @@ from rlcore.tasks.tracking.registry import (
     ModelVersion,
     find_number,
     find_version,
-    last_champion,
     read_tags,
     registry_lock,
     remove_tag,
     set_alias,
     set_tags,
-    tags_of_versions,
 )
 from rlcore.tasks.tracking.runs import Tracker
 
+logger = logging.getLogger(__name__)
 Actor = Mapping[str, str]
-PROMOTE, REFUSE, REJECT, AWAIT, ROLLBACK = "promote", "refuse", "reject", "await", "rollback"  # actions of entries
+PROMOTE, REFUSE, ROLLBACK = "promote", "refuse", "rollback"  # actions of entries
+AWAIT, APPROVE, REJECT = "await", "approve", "reject"
 AWAITS, VERDICT = "awaits", "verdict_artifact"  # tags of a version: digests of the verdict
 NOBODY = "none"  # the champion before the first promotion
-_PROMOTED_OVER, _ROLLED_BACK, _MIRROR = "promoted_over", "rolled_back", "audit."  # tags of a version
-_APPROVALS = "approvals"  # tag of a registered model: approvals that a promotion needs
+_PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
 _MAX_TAG = 5000  # characters of a tag in MLflow
 
 
@@ -61,12 +61,16 @@ class Grounds:
     @property
     def tags(self) -> dict[str, str]:
         """Tags of the version that was compared."""
-        sentence = self.sentence[:_MAX_TAG]
-        return {"verdict": sentence, VERDICT: self.verdict, "judged_over": number_of(self.over)}
+        return verdict_tags(self.sentence, self.verdict, number_of(self.over))
 
     def details(self, version: ModelVersion) -> dict[str, Any]:
         """Return the details of an audit entry about ``version``."""
         return {"artifact": version.sha256, "champion": number_of(self.over), "verdict": self.verdict}
+
+
+def verdict_tags(sentence: str, verdict: str, over: str) -> dict[str, str]:
+    """Return the tags of a version that was compared with version ``over``."""
+    return {"verdict": sentence[:_MAX_TAG], VERDICT: verdict, "judged_over": over}
 
 
 def subject_of(version: ModelVersion) -> str:
@@ -79,43 +83,57 @@ def number_of(version: ModelVersion | None) -> str:
     return str(version.version) if version else NOBODY
 
 
+def last_move(home: Home, name: str) -> AuditEntry | None:
+    """Return the newest entry that moved the champion of a registered model."""
+    return next((each for each in reversed(read_entries(home)) if is_move(each) and model_of(each) == name), None)
+
+
+def is_move(entry: AuditEntry) -> bool:
+    """Return True if the act of an entry moved the champion."""
+    return entry.action in (PROMOTE, ROLLBACK)
+
+
+def model_of(entry: AuditEntry) -> str:
+    """Return the registered model of an entry about a version."""
+    return entry.subject.rpartition("/")[0]
+
+
+def champion_before(entry: AuditEntry) -> str:
+    """Return the number of the version that was champion before a move, or at a request."""
+    return entry.subject.rpartition("/")[2] if entry.action == ROLLBACK else str(entry.details["champion"])
+
+
 def find_champion(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
-    """Return the champion, or None; complete a promotion that was killed between its two steps."""
+    """Return the champion, or None; complete a move by a command that was killed.
+
+    Raises:
+        PromotionError: the alias was moved outside of rlcore, or the champion was deleted in MLflow.
+    """
     with registry_lock(home):
-        champion = find_version(tracker, name, CHAMPION)
-        if champion is not None and last_champion(tracker, name) != str(champion.version):
-            _crown(tracker, champion)
-    return champion
+        return _complete(home, tracker, name)
 
 
 def promote(
     home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds, *, actor: Actor
 ) -> AuditEntry | None:
-    """Make a version the champion and return the act's entry; None if it is champion already.
+    """Make a version the champion and return the act's entry, also if it is champion already.
 
     Raises:
-        PromotionError: the champion is no longer the one of the verdict, the version was rolled back before, or the
-            model needs more approvals.
+        PromotionError: the champion is no longer the one of the verdict, the version was rolled back before, it lacks
+            an approval, or as for :func:`find_champion`.
     """
     with registry_lock(home):
-        if find_version(tracker, version.name, CHAMPION) == version:
-            _finish_promotion(tracker, version)  # of a call that was killed before its end
-            return unfinished(home, tracker, version, PROMOTE)
-        require_promotable(tracker, version, grounds)
-        missing = approvals_needed(tracker, version.name) - len(grounds.approvals)
-        if missing > 0:
-            raise PromotionError(
-                f"version {version.version} lacks {missing} approval(s), which a preset of this model has asked for",
-                where=f"registered model {version.name}",
-                fix=f"keep [promotion] approval = 'person', or delete the model's tag {_APPROVALS} in MLflow",
-            )
-        details = grounds.details(version) | {"to": str(version.version), "approvals": list(grounds.approvals)}
+        if _complete(home, tracker, version.name) == version:
+            return last_move(home, version.name)
+        require_promotable(home, tracker, version, grounds)
+        details = grounds.details(version) | {
+            "to": str(version.version),
+            "approvals": list(grounds.approvals),
+            "rules": _require_approved(home, version, grounds),
+            "sentence": grounds.sentence[:_MAX_TAG],
+        }
         entry = record_action(home, PROMOTE, subject_of(version), details, actor=actor)
-        set_tags(tracker, version, grounds.tags | {_PROMOTED_OVER: number_of(grounds.over)})
-        if grounds.over is not None:
-            set_alias(tracker, grounds.over, PREVIOUS)
-        _remove_candidate(tracker, version.name)
-        _finish_promotion(tracker, version)
+        _apply_move(tracker, entry, version)
     return entry
 
 
@@ -124,18 +142,15 @@ def await_approval(
 ) -> AuditEntry:
     """Make a version the candidate, which takes the place of an earlier one; return the entry of the ``request``.
 
-    From now on each promotion of the model needs as many approvals, whatever preset asks for it.
     Raises:
         PromotionError: as for :func:`promote`.
     """
     with registry_lock(home):
-        require_promotable(tracker, version, grounds)
+        require_promotable(home, tracker, version, grounds)
         details = grounds.details(version) | dict(request)
         known = [each for each in entries_about(home, subject_of(version)) if each.action == AWAIT]
         is_known = bool(known) and known[-1].details == details
         entry = known[-1] if is_known else record_action(home, AWAIT, subject_of(version), details, actor=actor)
-        needed = max(request["needed"], approvals_needed(tracker, version.name))
-        tracker.client.set_registered_model_tag(version.name, _APPROVALS, str(needed))
         _remove_candidate(tracker, version.name, unless=version)
         set_tags(tracker, version, grounds.tags | {AWAITS: grounds.verdict})
         set_alias(tracker, version, CANDIDATE)
@@ -165,44 +180,41 @@ def refuse(
 
 def roll_back(
     home: Home, tracker: Tracker, name: str, *, version: int, reason: str, actor: Actor
-) -> tuple[ModelVersion, AuditEntry | None]:
+) -> tuple[ModelVersion, AuditEntry]:
     """Roll back version ``version``; return the previous champion, which is champion again, and the act's entry.
 
     ``previous`` then names the one before, so that rollbacks can be repeated. If the version was rolled back already,
-    nothing changes: a repeated call does not roll back a second version, and an act that was completed has no entry.
+    nothing changes: a repeated call does not roll back a second version.
     Raises:
-        PromotionError: the version is not the champion, or there is no previous one.
+        PromotionError: the version is not the champion, there is no previous one, or as for :func:`find_champion`.
     """
-    where = f"registered model {name}"
+    where, subject = f"registered model {name}", f"{name}/{version}"
     with registry_lock(home):
-        champion, previous = find_version(tracker, name, CHAMPION), find_version(tracker, name, PREVIOUS)
+        champion, previous = _complete(home, tracker, name), find_version(tracker, name, PREVIOUS)
         if champion is None:
             raise PromotionError("there is no champion, so nothing to roll back", where=where, fix="see rlcore ui")
-        down = find_number(tracker, name, str(version))
-        if champion != down:
-            if down is None or _ROLLED_BACK not in read_tags(tracker, down):
+        if champion.version != version:
+            done = [each for each in entries_about(home, subject) if each.action == ROLLBACK]
+            if not done:
                 what = f"version {version} is not the champion, {_words(champion)} is"
                 raise PromotionError(what, where=where, fix=f"name the version to take down: {champion.version}")
-            _finish_roll_back(tracker, champion)
-            return champion, unfinished(home, tracker, down, ROLLBACK)
+            return champion, done[-1]
         if previous is None or previous == champion:
             what = f"version {version} is the first champion: there is none before it"
             raise PromotionError(what, where=where, fix="promote another version first")
         details = {"artifact": previous.sha256, "to": str(previous.version), "reason": reason}
-        entry = record_action(home, ROLLBACK, subject_of(down), details, actor=actor)
-        set_tags(tracker, down, {_ROLLED_BACK: reason})
-        _remove_candidate(tracker, name)  # it was compared with the champion that goes
-        _finish_roll_back(tracker, previous)
+        entry = record_action(home, ROLLBACK, subject, details, actor=actor)
+        _apply_move(tracker, entry, previous)
     return previous, entry
 
 
-def require_promotable(tracker: Tracker, version: ModelVersion, grounds: Grounds) -> None:
-    """Refuse a version that was compared with an earlier champion, or was rolled back before.
+def require_promotable(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds) -> None:
+    """Refuse a version that was compared with an earlier champion, or was rolled back before. The lock is held.
 
     Raises:
-        PromotionError: it was.
+        PromotionError: it was, or as for :func:`find_champion`.
     """
-    champion, where = find_version(tracker, version.name, CHAMPION), f"registered model {version.name}"
+    champion, where = _complete(home, tracker, version.name), f"registered model {version.name}"
     if champion != grounds.over:
         raise PromotionError(
             f"version {version.version} was compared with {_words(grounds.over)}, but {_words(champion)} is champion "
@@ -218,58 +230,73 @@ def require_promotable(tracker: Tracker, version: ModelVersion, grounds: Grounds
         )
 
 
-def approvals_needed(tracker: Tracker, name: str) -> int:
-    """Return the number of approvals that presets of a model have asked for."""
-    model = none_if_missing(tracker.client.get_registered_model, name)
-    return int(model.tags.get(_APPROVALS, 0)) if model else 0
+def moved_text(name: str, found: str, last: AuditEntry | None) -> str:
+    """Return what is wrong if version ``found`` is champion in MLflow, and another one by the last move in the log."""
+    present, expected = (f"version {each}" if each != NOBODY else "no version" for each in (found, _to(last)))
+    by = f"by entry {last.number} ({last.action})" if last else "by the audit log"
+    return f"{name}: {present} is champion, and {by} {expected} is: the alias was moved outside of rlcore"
 
 
-def unfinished(home: Home, tracker: Tracker, version: ModelVersion, action: str) -> AuditEntry | None:
-    """Return the newest entry of an action on a version, if the act was not completed."""
-    entry = next((each for each in reversed(entries_about(home, subject_of(version))) if each.action == action), None)
-    return None if entry is None or is_mirrored(tracker, version, entry) else entry
+def _to(move: AuditEntry | None) -> str:
+    return str(move.details["to"]) if move else NOBODY
 
 
-def is_mirrored(tracker: Tracker, version: ModelVersion, entry: AuditEntry) -> bool:
-    """Return True if the act of an entry was completed."""
-    return read_tags(tracker, version).get(f"{_MIRROR}{entry.number}") == entry.digest
+def _require_approved(home: Home, version: ModelVersion, grounds: Grounds) -> str:
+    """Refuse a version without the approval that ``promotion.toml`` asks for; return the file's digest."""
+    rules, where = read_approvers(home), f"registered model {version.name}"
+    if not rules.sha256 and (earlier := [each for each in read_entries(home) if each.details.get("rules")]):
+        raise PromotionError(
+            f"{FILE} is missing, and entry {earlier[-1].number} of the audit log was made under one",
+            where=str(home.root / FILE),
+            fix="restore it; if nobody has to approve any more, let it say approvers = []",
+        )
+    given = [each.number for each in entries_about(home, subject_of(version)) if each.action == APPROVE]
+    if rules.are_needed and not {*given} & {*grounds.approvals}:
+        raise PromotionError(
+            f"version {version.version} lacks an approval, which {FILE} of the state directory asks for",
+            where=where,
+            fix="run rlcore promote again: it asks for one",
+        )
+    return rules.sha256
 
 
-def mirror(tracker: Tracker, version: ModelVersion, entry: AuditEntry) -> None:
-    """Complete an act: note its entry at the version."""
-    set_tags(tracker, version, {f"{_MIRROR}{entry.number}": entry.digest})
+def _complete(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
+    """Return the champion; apply the last move in the log if its command was killed. The lock is held."""
+    present, last = find_version(tracker, name, CHAMPION), last_move(home, name)
+    if last is None or number_of(present) == _to(last):
+        return present
+    where = f"registered model {name}"
+    if number_of(present) not in (champion_before(last), NOBODY):
+        fix = f"as MLflow's administrator, give version {_to(last)} the alias {CHAMPION}; see rlcore audit verify"
+        raise PromotionError(moved_text(name, number_of(present), last), where=where, fix=fix)
+    version = find_number(tracker, name, _to(last))
+    if version is None:
+        what = f"by entry {last.number} of the audit log version {_to(last)} is champion, and MLflow lacks this version"
+        raise PromotionError(what, where=where, fix="restore MLflow's database, or give the preset another name")
+    logger.warning("%s: entry %d (%s) was not applied to the end; it is now", name, last.number, last.action)
+    _apply_move(tracker, last, version)
+    return version
 
 
-def mirrored_entries(tracker: Tracker) -> dict[tuple[str, int], str]:
-    """Return the digests of entries that versions have, by subject and number."""
-    return {
-        (subject, int(tag.removeprefix(_MIRROR))): digest
-        for subject, tags in tags_of_versions(tracker)
-        for tag, digest in tags.items()
-        if tag.startswith(_MIRROR) and tag.removeprefix(_MIRROR).isdecimal()
-    }
-
-
-def _finish_promotion(tracker: Tracker, version: ModelVersion) -> None:
-    """Make a version the champion, and the challenger no longer."""
-    _crown(tracker, version)
-    _remove_alias(tracker, version.name, CHALLENGER, of=version)
-
-
-def _finish_roll_back(tracker: Tracker, champion: ModelVersion) -> None:
-    """Make a version the champion again, and point ``previous`` at the one before."""
-    _crown(tracker, champion)
-    over = find_number(tracker, champion.name, read_tags(tracker, champion).get(_PROMOTED_OVER, NOBODY))
-    if over is None or CLEANED in read_tags(tracker, over):
-        _remove_alias(tracker, champion.name, PREVIOUS)
+def _apply_move(tracker: Tracker, entry: AuditEntry, version: ModelVersion) -> None:
+    """Apply a recorded promotion or rollback, after which ``version`` is champion. The alias comes last."""
+    name, details = version.name, entry.details
+    _remove_candidate(tracker, name)  # it was compared with the champion that goes
+    if entry.action == PROMOTE:
+        over = details["champion"]
+        tags = verdict_tags(details.get("sentence", ""), details["verdict"], over)
+        set_tags(tracker, version, tags | {_PROMOTED_OVER: over})
+        _remove_alias(tracker, name, CHALLENGER, of=version)
     else:
-        set_alias(tracker, over, PREVIOUS)
-
-
-def _crown(tracker: Tracker, version: ModelVersion) -> None:
-    """Make a version the champion, and record at the model that it has one, so that a lost alias is noticed."""
+        over = read_tags(tracker, version).get(_PROMOTED_OVER, NOBODY)
+        if down := find_number(tracker, name, champion_before(entry)):
+            set_tags(tracker, down, {_ROLLED_BACK: details["reason"]})
+    previous = find_number(tracker, name, over)
+    if previous is None or CLEANED in read_tags(tracker, previous):
+        _remove_alias(tracker, name, PREVIOUS)
+    else:
+        set_alias(tracker, previous, PREVIOUS)
     set_alias(tracker, version, CHAMPION)
-    tracker.client.set_registered_model_tag(version.name, CHAMPION, str(version.version))
 
 
 def _remove_candidate(tracker: Tracker, name: str, *, unless: ModelVersion | None = None) -> None:

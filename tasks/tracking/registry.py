@@ -85,10 +85,11 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
-def last_champion(tracker: Tracker, name: str) -> str:
-    """Return the latest version that became champion, whether or not the alias exists; empty if none did."""
-    model = none_if_missing(tracker.client.get_registered_model, name)
-    return model.tags.get(CHAMPION) or model.aliases.get(PREVIOUS, "") if model else ""
+def champions(tracker: Tracker) -> dict[str, str]:
+    """Return the version that is champion of each registered model, as far as rlcore registered a version of it."""
+    own = {subject.rpartition("/")[0] for subject, tags in tags_of_versions(tracker) if "sha256" in tags}
+    models = pages(tracker.client.search_registered_models)
+    return {each.name: str(each.aliases[CHAMPION]) for each in models if each.name in own and CHAMPION in each.aliases}
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:

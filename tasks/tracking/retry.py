@@ -66,7 +66,8 @@ def _raise_if_refused(error: Exception) -> None:
     refused = next((words for sign, words in _REFUSALS.items() if sign in str(error)), "")
     if refused:
         user = os.environ.get("MLFLOW_TRACKING_USERNAME") or "nobody"
-        fix = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may run"
+        fix = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may; the worker of a "
+        fix += "deployment writes the registry of models"
         raise ServiceError(f"MLflow's server {refused} {user}: {shown(str(error))}", fix=fix) from error
 
 

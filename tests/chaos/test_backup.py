@@ -51,7 +51,7 @@ def test_a_restore_that_is_killed_several_times_ends_with_the_same_books(undistu
     killed(["restore", str(target)], home, home)
     assert differences(books(undisturbed), books(home)) == []
     assert [each.action for each in read_entries(Home(home))][-1] == "restore"
-    assert chain_errors(Home(home), {}) == ()
+    assert chain_errors(Home(home)) == ()
 
 
 def test_the_same_books_need_all_files(undisturbed: Path, tmp_path: Path) -> None:

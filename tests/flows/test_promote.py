@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from rlcore.tasks.kinds.promote.figures import (
 )
 from rlcore.tasks.kinds.promote.step import prompt_set
 from rlcore.tasks.pipeline.pages import page_folder
-from rlcore.tasks.presets.promotion import ApprovalConfig, OwnLimits, PromotionConfig
+from rlcore.tasks.presets.promotion import OwnLimits, PromotionConfig
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_table
@@ -36,7 +36,7 @@ from rlcore.tasks.tracking.registry import CANDIDATE, CHALLENGER, CHAMPION, PREV
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
-from tests.ssh_keys import allowed, make_key
+from tests.ssh_keys import allowed, ask_for_approvals, make_key
 
 NAME = "tiny-sft"
 SMALL = (
@@ -114,14 +114,19 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
 
 
 def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_policy_is_an_ingredient(
-    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    tracked_home: Home,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level("INFO", logger="rlcore")
-    key, approvers = make_key(tmp_path, "anna"), tmp_path / "approvers"
-    approvers.write_text(allowed(key) + "\n", encoding="utf-8")
-    asking = ("promotion.approval=person", f"promotion.approvers='{approvers}'")
+    monkeypatch.setattr(logging.getLogger("rlcore"), "handlers", [caplog.handler])  # whatever an earlier test has set
+    monkeypatch.setattr(logging.getLogger("rlcore"), "propagate", False)
+    key = make_key(tmp_path, "anna")
     first = run(tmp_path, WRONG)
-    better = run(tmp_path, RIGHT, *asking)
+    ask_for_approvals(tracked_home, allowed(key))
+    better = run(tmp_path, RIGHT)
     assert verdict(tracked_home, better)["promote"]
     assert aliases(tracked_home) == {CHAMPION: 1, CANDIDATE: 2}
     lines = [record.getMessage() for record in caplog.records]
@@ -129,7 +134,7 @@ def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_p
     assert told.startswith(f"{NAME} version 2: ") and "It awaits an approval until " in told
     reports = [path.read_text() for path in tracked_home.root.glob("reports/*/report.html")]
     assert sorted("It awaits approval by a person" in each for each in reports) == [False, True]
-    assert run(tmp_path, RIGHT, *asking, "promotion.approval_days=9")["promote"] == better["promote"]
+    assert run(tmp_path, RIGHT)["promote"] == better["promote"]
     assert len(list((tracked_home.cache / "promote").glob("*.json"))) == len({first["promote"], better["promote"]})
 
     assert main(["show", f"{NAME}/2"]) == 0
@@ -149,7 +154,7 @@ def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_p
     assert capsys.readouterr().out.startswith("5 entries, no errors; without a backup, ")
     open_tracker(tracked_home).client.set_registered_model_alias(NAME, CHAMPION, "2")
     assert main(["audit", "verify"]) == 1
-    assert "version 2 is champion, and by entry 5 (rollback) it is version 1" in capsys.readouterr().out
+    assert "version 2 is champion, and by entry 5 (rollback) version 1 is" in capsys.readouterr().out
 
 
 def test_a_first_champion_that_is_not_better_than_its_base_is_a_warning(
@@ -233,8 +238,6 @@ def test_another_question_about_the_same_pair_is_another_look() -> None:
     fewer = comparison_digest(*compared(old[:9], new[:9], settings), settings)
     other = PromotionConfig(challenger="grpo", min_gain=0.1)
     assert len({asked, fewer, comparison_digest(*compared(old, new, other), other)}) == 3
-    signed = replace(settings, sign_off=ApprovalConfig(approval="person", approvers="people"))
-    assert asked == comparison_digest(*compared(old, new, signed), signed)  # who approves is no part of a comparison
 
 
 def test_a_last_update_that_measured_no_kl_leaves_that_of_the_one_before() -> None:

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import json
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 import yaml
-from prefect.server.utilities.user_templates import render_user_template_sync
 from prefect.utilities.callables import parameter_schema
 
-from infra.services.automations import CHANNELS, Channel, addresses, read_automations, resolve_ids
+from infra.services.automations import read_automations, resolve_ids
 from infra.services.layout import CODE, POOL, QUEUE
-from rlcore.errors import ConfigError
-from rlcore.tasks.pipeline import events
 from rlcore.tasks.pipeline.reconciliation import HEAL
 
 DEPLOYMENTS = yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"]
 AUTOMATIONS = read_automations()
-BLOCKS = [channel.block for channel in CHANNELS]
-IDS = {name: UUID(int=number) for number, name in enumerate(("retrain/retrain", *BLOCKS), 1)}
-TELLS = "the team is told"
+IDS = {"retrain/retrain": UUID(int=1)}
 
 
 def flow_name(deployment: dict[str, Any]) -> str:
@@ -63,72 +56,20 @@ def test_every_flow_has_a_deployment() -> None:
 
 @pytest.mark.parametrize("automation", AUTOMATIONS, ids=lambda each: each["name"])
 def test_prefect_takes_an_automation(automation: dict[str, Any]) -> None:
-    made = resolve_ids(automation, IDS)
-    assert made is not None
-    assert made.enabled
+    assert resolve_ids(automation, IDS).enabled
     assert automation["description"]
 
 
-def test_names_of_a_deployment_and_of_blocks_become_their_ids() -> None:
+def test_the_name_of_a_deployment_becomes_its_id() -> None:
     filled = {each["name"]: resolve_ids(each, IDS) for each in AUTOMATIONS}
-    (retraining,) = filled["a new snapshot of preferences starts retrain"].actions  # type: ignore[union-attr]
+    (retraining,) = filled["a new snapshot of preferences starts retrain"].actions
     assert retraining.deployment_id == UUID(int=1)  # type: ignore[union-attr]
-    telling = filled[TELLS].actions  # type: ignore[union-attr]
-    assert [each.block_document_id for each in telling] == [IDS[name] for name in BLOCKS]  # type: ignore[union-attr]
     names = {f"{flow_name(each)}/{each['name']}" for each in DEPLOYMENTS}
     used = {action["deployment_id"] for each in AUTOMATIONS for action in each["actions"] if "deployment_id" in action}
     assert used <= names
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_people_are_told_where_an_address_is_set_and_nothing_else_changes(block: str) -> None:
-    deployments = {name: number for name, number in IDS.items() if name not in BLOCKS}
-    left_out = [each["name"] for each in AUTOMATIONS if resolve_ids(each, deployments) is None]
-    assert left_out == [TELLS]
-    (telling,) = (each for each in AUTOMATIONS if each["name"] == TELLS)
-    made = resolve_ids(telling, deployments | {block: IDS[block]})
-    assert [each.block_document_id for each in made.actions] == [IDS[block]]  # type: ignore[union-attr]
-
-
-def test_automations_expect_the_events_that_tasks_announce() -> None:
-    expected = {name for each in AUTOMATIONS for name in each["trigger"]["expect"] if name.startswith("rlcore.")}
-    assert expected >= {events.SNAPSHOT, events.NOT_STARTED, events.FAILED, events.BUDGET, events.MISSED}
+def test_automations_select_runs_by_tags_that_deployments_have() -> None:
     tags = {tag for each in DEPLOYMENTS for tag in each["tags"]}
     related = {each["trigger"].get("match_related", {}).get("prefect.resource.id", "") for each in AUTOMATIONS}
     assert {tag.removeprefix("prefect.tag.") for tag in related - {""}} <= tags
-
-
-def rendered(field: str, block: str, event: str) -> str:
-    """Return the text that Prefect makes of the template of an action for an event."""
-    (telling,) = (each for each in AUTOMATIONS if each["name"] == TELLS)
-    (action,) = (each for each in telling["actions"] if each["block_document_id"] == block)
-    payload = {"text": 'it "awaits"\n<you> – now', "run": "promote tiny", "url": "http://here/runs/1"}
-    resource = SimpleNamespace(name="tiny-grpo version 4")
-    context = {"event": SimpleNamespace(event=event, resource=resource, payload=payload)}
-    return render_user_template_sync(action[field], context)
-
-
-(TOLD,) = (each["trigger"]["expect"] for each in AUTOMATIONS if each["name"] == TELLS)
-
-
-@pytest.mark.parametrize("event", TOLD)
-def test_the_message_of_every_event_is_whole_on_each_channel(event: str) -> None:
-    text = 'tiny-grpo version 4: it "awaits"\n<you> – now'
-    told = json.loads(rendered("body", "rlcore-webhook", event))
-    assert told == {"text": text, "event": event, "run": "promote tiny", "url": "http://here/runs/1"}
-    assert json.loads(rendered("body", "rlcore-slack", event)) == {"text": f"{text} http://here/runs/1"}
-    assert rendered("subject", "rlcore-mail", event) == f"tiny-grpo version 4: {event}"
-    assert rendered("body", "rlcore-mail", event).endswith("now\n\npromote tiny http://here/runs/1")
-
-
-@pytest.mark.parametrize("channel", CHANNELS, ids=lambda each: each.block)
-def test_an_address_of_another_kind_is_refused_and_not_shown(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    for each in CHANNELS:
-        monkeypatch.delenv(each.variable, raising=False)
-    assert addresses() == {}
-    monkeypatch.setenv(channel.variable, f"{channel.schemes[0]}example.org/secret")
-    assert addresses() == {channel.block: f"{channel.schemes[0]}example.org/secret"}
-    monkeypatch.setenv(channel.variable, "hooks.example.org/secret")
-    with pytest.raises(ConfigError, match="does not begin with") as caught:
-        addresses()
-    assert (caught.value.where, "secret" in str(caught.value)) == (channel.variable, False)

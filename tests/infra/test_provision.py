@@ -8,16 +8,13 @@ import pytest
 import yaml
 
 from infra.services import provision
-from infra.services.automations import CHANNELS, Channel, promised, read_automations
 from infra.services.layout import CODE, Layout, find_layout
 
 ALL = len(yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"])
 
 
 @pytest.fixture
-def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    for channel in CHANNELS:
-        monkeypatch.delenv(channel.variable, raising=False)
+def layout(tmp_path: Path) -> Layout:
     made = find_layout(tmp_path)
     made.root.mkdir()
     provision.stamp_path(made).write_text(provision._digest())
@@ -54,13 +51,3 @@ def test_what_the_server_lacks_is_named_and_it_counts_as_not_told(
     monkeypatch.setattr(provision, "ask", answers)
     assert provision.missing(layout) == lacking
     assert provision.is_configured(layout) == (not lacking)
-
-
-@pytest.mark.parametrize("channel", CHANNELS, ids=lambda each: each.block)
-def test_the_automation_that_tells_people_is_promised_if_an_address_is_set(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch, channel: Channel
-) -> None:
-    without, digest = promised(), provision._digest()
-    monkeypatch.setenv(channel.variable, f"{channel.schemes[0]}example.org/x")
-    assert len(promised()) == len(without) + 1 == len(read_automations())
-    assert provision._digest() != digest  # so that the next start saves the address

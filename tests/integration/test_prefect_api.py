@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,33 +13,20 @@ from uuid import UUID
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import Artifact, State, TaskRun
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import AutomationCore
-from prefect.states import Cancelling, Crashed, Late, Pending, Running
+from prefect.states import Cancelling, Completed, Crashed, Failed, Late, Pending, Running
 
 from infra.services import automations
-from rlcore.errors import CanaryError, ConfigError, TrainingError
-from rlcore.tasks.pipeline import reconciliation
-from rlcore.tasks.pipeline.events import (
-    FAILED,
-    MISSED,
-    NOT_STARTED,
-    REFUSED,
-    SNAPSHOT,
-    STOPPED,
-    emit_act,
-    emit_findings,
-    emit_on_failure,
-    emit_on_refusal,
-    emit_snapshot,
-)
+from rlcore.errors import TrainingError
+from rlcore.tasks.pipeline import reconciliation, run_messages
+from rlcore.tasks.pipeline.events import SNAPSHOT, STOPPED, emit_findings, emit_snapshot
 from rlcore.tasks.pipeline.leases import crash_flow_run, hold_lease, recover_dead_runs
-from rlcore.tasks.pipeline.missed_runs import report_missed
 from rlcore.tasks.pipeline.prefect_bridge import (
     call_flow,
     current_flow_run,
@@ -49,10 +35,11 @@ from rlcore.tasks.pipeline.prefect_bridge import (
     report_table,
     task,
 )
-from rlcore.tasks.pipeline.reconciliation import HEAL, reconcile
+from rlcore.tasks.pipeline.reconciliation import HEAL, look, reconcile
+from rlcore.tasks.pipeline.run_messages import CRASHED, FAILED, MISSED, report_missed
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import write_json
+from rlcore.tasks.store.storage import read_json, write_json
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.waiting import until
 
@@ -170,24 +157,15 @@ def eventually(read: Callable[[], list[Any]], done: Callable[[list[Any]], bool])
 
 
 @flow(name="toy-events", persist_result=False)
-def toy_events(error: Exception | None, config: Any, folder: Path) -> None:
+def toy_events(config: Any, folder: Path) -> None:
     ref = ArtifactRef(kind="dataset", uri="", sha256="abc", bytes=1, rows=5, contract="preference_pairs/v2")
     emit_snapshot(config, "prepare_preferences", ref)
     write_json({"findings": [], "stopped": {"text": "stopped after iteration 3"}}, folder / "health.json")
     emit_findings("toy", "grpo", folder)
-    emit_act(REFUSED, "toy-grpo", 3, "Refused: no gain.")
-    with suppress(ConfigError), emit_on_refusal("presets/toy.toml"):
-        raise ConfigError("row 3 lacks 'prompt'")
-    with emit_on_failure("toy", "grpo"):
-        if error is not None:
-            raise error
 
 
-@pytest.mark.parametrize("error", [CanaryError("the sampler is stale"), ConfigError("no such key"), None])
-def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Exception | None, tmp_path: Path) -> None:
-    config = SimpleNamespace(name="toy", retrain=object())
-    with pytest.raises(type(error)) if error else nullcontext():
-        call_flow(toy_events, error, config, tmp_path)
+def test_a_snapshot_and_a_stop_are_events_of_their_flow_run(tmp_path: Path) -> None:
+    call_flow(toy_events, SimpleNamespace(name="toy", retrain=object()), tmp_path)
     with get_client(sync_client=True) as client:
         run = client.read_flow_runs(
             flow_filter=FlowFilter(name=FlowFilterName(any_=["toy-events"])),
@@ -195,26 +173,14 @@ def test_a_snapshot_and_a_failed_stage_are_events_of_their_flow_run(error: Excep
             limit=1,
         )[0]
         question = {"filter": {"related": {"id": [f"prefect.flow-run.{run.id}"]}, "event": {"prefix": ["rlcore."]}}}
-        wanted = 5 if isinstance(error, CanaryError) else 4
         found = eventually(
-            lambda: client._client.post("/events/filter", json=question).json()["events"],
-            lambda got: len(got) == wanted,
+            lambda: client._client.post("/events/filter", json=question).json()["events"], lambda got: len(got) == 2
         )
     made = {each["event"]: each for each in found}
     snapshot = made[SNAPSHOT]["resource"]
     assert (snapshot["rlcore.stage"], snapshot["rlcore.retrain"]) == ("prepare_preferences", "yes")
     assert snapshot["prefect.resource.id"] == "rlcore.dataset.abc"
-    assert (FAILED in made) == isinstance(error, CanaryError)  # a wrong preset is its user's affair
-    assert made[NOT_STARTED]["resource"]["prefect.resource.name"] == "toy"
-    assert made[NOT_STARTED]["payload"]["text"] == "ConfigError: row 3 lacks 'prompt'"
     assert made[STOPPED]["resource"]["prefect.resource.name"] == "grpo of toy"
-    assert made[REFUSED]["resource"]["prefect.resource.name"] == "toy-grpo version 3"
-    assert all(
-        each["resource"]["prefect.resource.id"].startswith("rlcore.") for each in found
-    )  # the automation's match
-    if FAILED in made:
-        assert made[FAILED]["payload"]["text"] == "CanaryError: the sampler is stale"
-        assert made[FAILED]["resource"]["rlcore.error"] == "CanaryError"
 
 
 def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home: Home) -> None:
@@ -297,7 +263,57 @@ def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
     assert reconciled(home, never_began) == ("Crashed", [])
 
 
-def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_an_event_once() -> None:
+def told(home: Home) -> list[tuple[str, str]]:
+    """Messages to the team, in order: event and text."""
+    found = [read_json(path) for path in sorted((home.root / "outbox").glob("*.json"))]
+    return [(each["event"], each["text"]) for each in found]
+
+
+def test_one_run_whose_state_cannot_be_set_keeps_no_other_dead_and_does_not_keep_its_place(
+    home: Home, pool: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, gone, dead = (pool(Pending(), Running()) for _ in range(3))
+    real = SyncPrefectClient.set_flow_run_state
+
+    def set_state(client: SyncPrefectClient, run: UUID, state: State[Any], force: bool = False) -> object:
+        if run == gone or (run == stuck and state.is_scheduled()):
+            raise ValueError("409: this deployment has other parameters now")
+        return real(client, run, state, force=force)
+
+    monkeypatch.setattr(SyncPrefectClient, "set_flow_run_state", set_state)
+    started = datetime.now(UTC) + timedelta(seconds=1)
+    lines = look(home, pool="toy-pool", worker="local", started=started)
+    with get_client(sync_client=True) as client:
+        assert [client.read_flow_run(run).state_name for run in (stuck, gone, dead)] == [
+            "Crashed",
+            "Running",
+            "AwaitingRetry",
+        ]
+    for run in (stuck, gone):
+        assert any(f"({run}) cannot be handled: ValueError: 409" in line for line in lines)
+    assert [event for event, _ in told(home)] == [CRASHED]
+    assert told(home)[0][1].endswith("its process died; it resumes from the cache and its newest checkpoint")
+
+
+def test_a_run_of_any_deployment_that_failed_or_crashed_for_good_is_told_once(
+    home: Home, pool: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = pool(Pending(), Running(), Failed(message="DataError: row 3 lacks 'prompt'"), tags=())
+    crashed = pool(Pending(), Running(), Crashed(message="exit code 137"), tags=())
+    pool(Pending(), Running(), Completed())
+    monkeypatch.setattr(run_messages, "_SETTLED", timedelta(0))
+    for _ in range(2):
+        look(home, pool="toy-pool", worker="local", started=datetime.now(UTC))
+    with get_client(sync_client=True) as client:
+        names = [client.read_flow_run(run).name for run in (failed, crashed)]
+    own = [each for each in told(home) if each[1].partition(" ")[0] in names]
+    assert own == [
+        (FAILED, f"{names[0]} (toy): DataError: row 3 lacks 'prompt'"),
+        (CRASHED, f"{names[1]} (toy): exit code 137"),
+    ]
+
+
+def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_told_once(home: Home) -> None:
     begin = datetime.now(UTC) - timedelta(hours=3)
     with get_client(sync_client=True) as client:
         pool = client.create_work_pool(WorkPoolCreate(name="late-pool", type="process"), overwrite=True).name
@@ -312,15 +328,12 @@ def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_an_event_once
         assert all(run.auto_scheduled for run in planned)
         for run in planned:
             client.set_flow_run_state(run.id, Late(), force=True)
-        (line,) = report_missed(client, pool)
-        assert planned[0].name in line
-        assert list(report_missed(client, pool)) == []
-        question = {"filter": {"event": {"name": [MISSED]}}}
-        (event,) = eventually(
-            lambda: client._client.post("/events/filter", json=question).json()["events"], lambda got: len(got) == 1
-        )
-        assert event["resource"]["prefect.resource.name"] == "nightly"
-        assert "did not start before the next one was due" in event["payload"]["text"]
+        for _ in range(2):
+            (line,) = report_missed(client, home, pool)
+            assert planned[0].name in line
+    ((event, text),) = told(home)
+    assert event == MISSED
+    assert text.startswith(f"{planned[0].name} (nightly): the run of ") and text.endswith("before the next one was due")
 
 
 def test_a_server_loses_the_automations_that_called_living_runs_crashed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,11 @@ from typing import Any
 import psutil
 import pytest
 
+from rlcore.tasks.store.settings import Home
 from tests.flows.retraining import LEARN, SPOIL, write_data
 from tests.integration.listeners import mailbox, receiver
 from tests.integration.service_runs import Services, running_services, wait_until
+from tests.ssh_keys import ask_for_approvals
 from tests.waiting import LONG
 
 pytestmark = pytest.mark.rehearsal
@@ -30,10 +32,6 @@ pytestmark = pytest.mark.rehearsal
 MODEL = "team-grpo"
 PRESET = """extends = "retrain"
 name = "team"
-
-[promotion]
-approval = "person"
-approvers = "approvers"
 """
 ERASED = "12"  # a prompt of the training rows
 RUN_SECONDS = 600.0
@@ -42,7 +40,7 @@ EVENTS = {
     "rlcore.promotion.promoted",
     "rlcore.promotion.refused",
     "rlcore.promotion.rolled_back",
-    "rlcore.budget.reached",
+    "rlcore.run.failed",
     "rlcore.drift",
 }
 
@@ -141,13 +139,13 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
     (folder / "team.toml").write_text(PRESET)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
     public = (folder / "key.pub").read_text().split()
-    (folder / "approvers").write_text(f"ada@example.org {public[0]} {public[1]}\n")
     with (
         running_services() as services,
         receiver(services.webhook) as received,
         receiver(services.slack) as slack,
         mailbox(services.mail) as mails,
     ):
+        ask_for_approvals(Home(services.home), f"ada@example.org {public[0]} {public[1]}")
         made = Team(
             services=services, folder=folder, received=received, moments=random.Random(7), slack=slack, mails=mails
         )
@@ -216,7 +214,7 @@ def test_a_budget_stops_a_run_and_a_higher_one_resumes_it(team: Team) -> None:
     run = ["run", team.preset, *(part for each in settings for part in ("--set", each))]
     stopped = team.run(*run, "--set", "budget.tokens=1")
     assert stopped.returncode == 3, stopped.stdout + stopped.stderr
-    team.expect("rlcore.budget.reached", 1)
+    team.expect("rlcore.run.failed", 1)
     team.act(*run)
 
 

@@ -55,7 +55,7 @@ def test_a_restored_home_has_the_same_files_links_and_audit_log(
     assert weights.samefile(elsewhere.mlartifacts / "tiny" / "model.bin")
     assert [each.action for each in read_entries(elsewhere)] == ["promote", "restore"]
     assert read_entries(elsewhere)[-1].details["seal"] == done.manifest.seal
-    assert chain_errors(elsewhere, {}) == ()
+    assert chain_errors(elsewhere) == ()
     assert elsewhere.root.stat().st_mode & 0o777 == 0o700
     configure_environment(elsewhere)
     known = set(done.manifest.files)

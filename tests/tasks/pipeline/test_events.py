@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.pipeline import events
-from rlcore.tasks.pipeline.events import emit_findings, emit_on_failure, emit_on_refusal, emit_snapshot
+from rlcore.tasks.pipeline.events import emit_findings, emit_snapshot
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.storage import write_json
 
@@ -27,11 +25,9 @@ def our_triggers() -> list[dict[str, Any]]:
     return [each for each in triggers if any(name.startswith("rlcore.") for name in each["expect"])]
 
 
-def test_every_event_has_an_automation_and_every_automation_has_an_event() -> None:
+def test_every_automation_has_an_event() -> None:
     names = {value for value in vars(events).values() if isinstance(value, str) and value.startswith("rlcore.")}
-    assert names - {events.__name__, events.__package__} == {
-        name for trigger in our_triggers() for name in trigger["expect"]
-    }
+    assert {name for trigger in our_triggers() for name in trigger["expect"]} <= names
 
 
 def test_every_label_that_an_automation_matches_is_one_that_an_event_has() -> None:
@@ -58,30 +54,12 @@ def drifted(folder: Path) -> None:
     emit_findings("toy", "drift", folder)
 
 
-def refused_data(folder: Path) -> None:
-    with suppress(DataError), emit_on_failure("toy", "drift"):
-        raise DataError("the new data drift")
-
-
-def failed(folder: Path) -> None:
-    with suppress(CanaryError), emit_on_failure("toy", "grpo"):
-        raise CanaryError("the sampler is stale")
-
-
-def refused_run(folder: Path) -> None:
-    with suppress(ConfigError), emit_on_refusal("presets/toy.toml"):
-        raise ConfigError("row 3 lacks 'prompt'")
-
-
 @pytest.mark.parametrize(
     ("happens", "line"),
     [
         (snapshot, "prepare_preferences of toy: rlcore.snapshot.made 5 rows for training and held out (preference_pai"),
         (stopped, "grpo of toy: rlcore.health.stopped stopped after iteration 3"),
         (drifted, "drift of toy: rlcore.drift accepted, but these columns have moved: prompts: tokens"),
-        (refused_data, "drift of toy: rlcore.drift DataError: the new data drift"),
-        (failed, "grpo of toy: rlcore.stage.failed CanaryError: the sampler is stale"),
-        (refused_run, "toy: rlcore.run.refused ConfigError: row 3 lacks 'prompt'"),
     ],
 )
 def test_inline_an_event_is_one_line_in_the_log(
@@ -99,6 +77,4 @@ def test_what_is_as_it_should_be_is_no_event(tmp_path: Path, caplog: pytest.LogC
     write_json({"findings": [], "stopped": None}, tmp_path / "health.json")
     write_json([{"name": "prompts", "columns": [{"column": "turns", "level": "calm"}]}], tmp_path / "drift.json")
     emit_findings("toy", "grpo", tmp_path)
-    with suppress(ConfigError), emit_on_failure("toy", "grpo"):
-        raise ConfigError("no such key")  # a wrong preset is its user's affair
     assert caplog.records == []

@@ -20,7 +20,6 @@ from rlcore.tasks.store.settings import Home
 from tests.flows.micro import MICRO, PRESETS
 from tests.quick import within_seconds
 
-SIGNED = "promotion={{challenger='grpo',approval='person',approvers='{}'{}}}"
 OWN = "def brief(rollouts, *, limit=10):\n    return [1.0 for _ in rollouts]\n"
 
 
@@ -44,12 +43,10 @@ def math(**more: str) -> str:
 
 
 FAULTS = [
-    (SIGNED.format("nobody", ""), "promotion.approvers = 'nobody': no such file; write a line for each person"),
     (
-        SIGNED.format("people", ",four_eyes=true"),
-        "promotion.approvers = 'people': has 1 key(s), and a promotion needs 2",
+        "promotion={challenger='grpo',approval_days=3}",
+        "promotion.approval_days: a preset does not decide who approves; promotion.toml of the state directory names",
     ),
-    (SIGNED.format("names", ""), "promotion.approvers = 'names': a line is not name, key type and key: 'anna'"),
     ("stages.grpo.rewards.0.kind=mth", "stages.grpo.rewards.0.kind: unknown reward 'mth'; did you mean 'math'?"),
     (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; known: last_number"),
     (math(options="{partial='much'}"), "stages.grpo.rewards.0.options.partial = 'much': must be a number"),
@@ -133,8 +130,6 @@ def _folder(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """A state folder of its own; the user's modules lie in the current folder."""
     (tmp_path / "own_reward.py").write_text(OWN)
     (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1", "answer": "#### 2"}\n')
-    (tmp_path / "people").write_text("# those who approve\nanna ssh-ed25519 AAAA\n")
-    (tmp_path / "names").write_text("anna\n")
     (tmp_path / "broken_reward.py").write_text("raise RuntimeError('broken')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun
 
-from rlcore.tasks.pipeline.missed_runs import missed_runs
+from rlcore.tasks.pipeline.run_messages import missed_runs
 
 NIGHT, NIGHTLY, HOURLY = datetime(2026, 1, 1, 2, tzinfo=UTC), uuid4(), uuid4()
 
@@ -29,7 +29,6 @@ def late(day: int, deployment: UUID = NIGHTLY, **more: Any) -> FlowRun:
         ([late(3), late(1), late(2)], ["day 1", "day 2"]),
         ([late(1), late(2, HOURLY)], []),  # of another schedule
         ([late(1, auto_scheduled=False), late(2)], []),  # somebody queued it
-        ([late(1, labels={"rlcore.missed": "yes"}), late(2), late(3)], ["day 2"]),  # reported once
     ],
 )
 def test_a_run_is_missed_once_a_later_one_of_its_schedule_is_late_too(runs: list[FlowRun], missed: list[str]) -> None:
