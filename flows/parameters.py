@@ -27,6 +27,7 @@ Override = Annotated[
 ]
 Overrides = tuple[Override, ...]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", examples=["grpo"])]
+Algorithm = Annotated[str, Field(pattern=r"^[a-z0-9_+]*$", examples=["grpo"])]
 Version = Annotated[str, Field(pattern=r"^.+/[0-9]+$", examples=["tiny-grpo/4"])]
 Document = Annotated[str, Field(pattern=r"^\s*\{.*\}\s*$")]
 Signature = Annotated[str, Field(pattern="^-----BEGIN SSH SIGNATURE-----")]

@@ -43,7 +43,6 @@ def main() -> int:
             options = ["--base-job-template", str(template)]
         steps = (
             ("prefect", "--no-prompt", "work-pool", "create", POOL, "--type", kind, "--overwrite", *options),
-            ("prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(HERE / "prefect.yaml")),
             ("infra.services", "tell"),
         )
         for step in steps:

@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         ("status", "show the services; exit code 1 if one is not ready"),
         ("migrate", "copy the embedded MLflow's runs, models and files to the server"),
         ("supervise", "keep the services up in the foreground (what `up` starts in the background)"),
-        ("tell", "register queue limits and automations with the server that PREFECT_API_URL names"),
+        ("tell", "register deployments, queue limits and automations with the server that PREFECT_API_URL names"),
     ):
         commands.add_parser(name, help=text)
     user = commands.add_parser("user", help="add a user of MLflow, or change what one may do; show the new password")

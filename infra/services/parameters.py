@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from infra.services.deployments import with_form
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import FOLDER, open_draft
 from rlcore.tasks.presets.graph import checkpoints
@@ -21,13 +22,15 @@ _NAMES = {"stage": lambda config: config.stages, "checkpoint": checkpoints}
 
 
 async def tell_parameters(client: PrefectClient, deployments: Iterable[str]) -> None:
-    """Close the schemas of these deployments (``flow/name``)."""
+    """Close the schemas of these deployments (``flow/name``), and give those of algorithms their form."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     names = names_by_preset()
     for deployment in deployments:
         known = await client.read_deployment_by_name(deployment)
         schema = closed(known.parameter_openapi_schema or {}, names)
+        if algorithm := known.parameters.get("algorithm"):
+            schema = with_form(schema, algorithm)
         await client.update_deployment(known.id, DeploymentUpdate(parameter_openapi_schema=schema))
 
 

@@ -9,16 +9,17 @@ import asyncio
 import hashlib
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from infra.services.automations import FILE, read_automations, sync_automations
+from infra.services.deployments import SOURCES, names_of, write_deployments
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
 from infra.services.parameters import tell_parameters
 from infra.services.table import ask
 from rlcore.errors import ServiceError
 
-_DEPLOYMENTS = CODE / "infra" / "prefect.yaml"
 _GPU_RUNS = 1  # runs at a time: a second one would compete for memory
 _READ = (".py", ".toml")  # sources of deployments and the names in their parameters
 _SCHEDULES = {
@@ -33,6 +34,10 @@ def stamp_path(layout: Layout) -> Path:
     return layout.root / "provisioned"
 
 
+def _file(layout: Layout) -> Path:
+    return layout.root / "deployments.yaml"
+
+
 def is_configured(layout: Layout) -> bool:
     """Return True if the servers have the current deployments and automations of the files."""
     is_current = stamp_path(layout).exists() and stamp_path(layout).read_text(encoding="utf-8") == _digest()
@@ -41,8 +46,10 @@ def is_configured(layout: Layout) -> bool:
 
 def missing(layout: Layout) -> list[str]:
     """List the expected objects that the server lacks: its database may have been replaced."""
+    if not _file(layout).exists():
+        return ["no deployments"]
     rows = [
-        ("deployments", len(known := _deployments()), {"deployments": {"name": {"any_": _names(known)}}}),
+        ("deployments", len(known := names_of(_file(layout))), {"deployments": {"name": {"any_": _names(known)}}}),
         ("automations", len(rules := _automations()), {"automations": {"name": {"any_": rules}}}),
     ]
     counts = [(name, wanted, ask(layout, "prefect", f"api/{name}/count", question)) for name, wanted, question in rows]
@@ -68,8 +75,8 @@ def provision(layout: Layout) -> None:
     digest = _digest()
     log = layout.log("provision")
     with log.open("wb") as file:
-        deploy = _prefect("deploy", "--all", "--prefect-file", str(_DEPLOYMENTS))
-        for command in (*_pool(layout), deploy, _tell_command()):
+        write_deployments(_file(layout))
+        for command in (*_pool(layout), [sys.executable, "-m", "infra.services", "tell"]):
             done = subprocess.run(
                 command, cwd=CODE, env=environment(layout, ""), stdout=file, stderr=subprocess.STDOUT, check=False
             )
@@ -83,16 +90,25 @@ def provision(layout: Layout) -> None:
 
 
 def configure_servers() -> None:
-    """Configure all but the deployments themselves on the server that ``PREFECT_API_URL`` names."""
-    asyncio.run(_tell())
+    """Configure all but the work pool on the server that ``PREFECT_API_URL`` names.
+
+    Raises:
+        ServiceError: it rejects a deployment.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "deployments.yaml"
+        write_deployments(file)
+        if subprocess.run(_prefect("deploy", "--all", "--prefect-file", str(file)), cwd=CODE, check=False).returncode:
+            raise ServiceError("the deployments were rejected", fix="read what Prefect says above")
+        asyncio.run(_tell(names_of(file)))
 
 
-async def _tell() -> None:
+async def _tell(deployments: list[str]) -> None:
     from prefect.client.orchestration import get_client
 
     async with get_client() as client:
         await _limit_queue(client)
-        await tell_parameters(client, _deployments())
+        await tell_parameters(client, deployments)
         await _offer_schedules(client)
         await sync_automations(client)
 
@@ -120,17 +136,9 @@ async def _offer_schedules(client: Any) -> None:
             await client.create_deployment_schedules(deployment.id, [(schedule, False)], slug=slug)
 
 
-def _deployments() -> list[str]:
-    """Return the names of all deployments, as ``flow/name``; a flow is named as its function."""
-    import yaml
-
-    each = yaml.safe_load(_DEPLOYMENTS.read_text(encoding="utf-8"))["deployments"]
-    return [f"{one['entrypoint'].partition(':')[2].replace('_', '-')}/{one['name']}" for one in each]
-
-
 def _digest() -> str:
     """Return the digest of all sources of deployments and automations."""
-    files = [_DEPLOYMENTS, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
+    files = [*SOURCES, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
     names = " ".join(path.name for path in files)
     content = b"".join(file.read_bytes() for file in files) + names.encode()
     return hashlib.sha256(content).hexdigest()
@@ -143,7 +151,3 @@ def _prefect(*arguments: str) -> list[str]:
 def _pool(layout: Layout) -> list[list[str]]:
     is_there = ask(layout, "prefect", f"api/work_pools/{POOL}") is not None
     return [] if is_there else [_prefect("work-pool", "create", POOL, "--type", "process")]
-
-
-def _tell_command() -> list[str]:
-    return [sys.executable, "-m", "infra.services", "tell"]

@@ -7,14 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import yaml
 from prefect.utilities.callables import parameter_schema
 
 from infra.services.automations import read_automations, resolve_ids
+from infra.services.deployments import all_deployments
 from infra.services.layout import CODE, POOL, QUEUE
 from rlcore.tasks.pipeline.reconciliation import HEAL
 
-DEPLOYMENTS = yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"]
+DEPLOYMENTS = all_deployments()
 AUTOMATIONS = read_automations()
 IDS = {"retrain/retrain": UUID(int=1)}
 

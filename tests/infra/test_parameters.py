@@ -9,7 +9,13 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
+from infra.services.deployments import all_deployments, with_form
 from infra.services.parameters import closed, names_by_preset
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.flows.online_rl import online_rl
+from rlcore.flows.plan import preflight_lines
+from rlcore.flows.presets import open_preset
+from rlcore.tasks.store.settings import Home
 
 NAMES = names_by_preset()
 DECISIONS, SIGNED = ("approve", "reject"), "-----BEGIN SSH SIGNATURE-----\nU1NI\n-----END SSH SIGNATURE-----\n"
@@ -18,8 +24,11 @@ DECISIONS, SIGNED = ("approve", "reject"), "-----BEGIN SSH SIGNATURE-----\nU1NI\
 def refusal(flow: str, **parameters: Any) -> str:
     """Reasons for which the server would refuse these parameters; empty where it would take them."""
     function = getattr(importlib.import_module(f"flows.{flow}"), flow)
+    schema = closed(dict(parameter_schema(function)), NAMES)
+    if algorithm := parameters.get("algorithm"):
+        schema = with_form(schema, algorithm)
     try:
-        validate(parameters, closed(dict(parameter_schema(function)), NAMES), raise_on_error=True)
+        validate(parameters, schema, raise_on_error=True)
     except ValidationError as error:
         return str(error)
     return ""
@@ -74,3 +83,58 @@ def test_every_whole_preset_has_its_names() -> None:
         "checkpoint": ["base", "sft", "grpo", "ppo"],
     }
     assert len(NAMES) > 20
+
+
+RL = {each["name"]: each["parameters"] for each in all_deployments() if each["entrypoint"].endswith(":online_rl")}
+
+
+def test_every_row_of_the_table_has_a_deployment_and_nothing_else_is_one_of_online_rl() -> None:
+    assert list(RL) == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_deployment_of_an_algorithm_runs_it_with_its_own_parameters(
+    algorithm: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr("rlcore.flows.online_rl.run_targets", lambda *given: ran.append(given))
+    keys = {"learning_rate": 2e-5, "update": {"objective": {"weighting": "sequence_sum"}}, "kl": None}
+    assert refusal("online_rl", **RL[algorithm], keys={**keys, "kl": {}}) == ""
+    online_rl.fn(**RL[algorithm], keys=keys, overrides=("seed=7",))
+    ((preset, overrides, targets),) = ran
+    config = open_preset(preset, overrides)
+    preflight_lines(config, targets, home=home)  # no error
+    (stage,) = targets
+    settings: Any = config.stages[stage]
+    assert (settings.settings.algorithm, settings.settings.learning_rate, config.seed) == (algorithm, 2e-5, 7)
+    assert settings.settings.update.objective.weighting == "sequence_sum"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "message"),
+    [
+        ("sapo", {"update": {"objective": {"gate_positive": 1.5}}}, ""),
+        ("gspo", {"update": {"objective": {"gate_positive": 1.5}}}, "'gate_positive' was unexpected"),
+        ("ppo", {"critic": {"lam": 0.9}}, ""),
+        ("grpo", {"critic": {"lam": 0.9}}, "'critic' was unexpected"),
+        ("grpo", {"lerning_rate": 0.1}, "'lerning_rate' was unexpected"),
+        ("grpo", {"learning_rate": -1.0}, "-1.0 is less than or equal to the minimum"),
+        ("grpo", {"update": {"objective": {"scale": "batsh"}}}, "'batsh' is not one of"),
+    ],
+)
+def test_the_form_of_an_algorithm_has_the_keys_that_its_row_uses(
+    algorithm: str, keys: dict[str, Any], message: str
+) -> None:
+    found = refusal("online_rl", **RL[algorithm], keys=keys)
+    assert message in found and bool(message) == bool(found)
+
+
+def test_another_algorithm_is_not_run_by_a_deployment() -> None:
+    assert "'grpo' is not one of ['dapo']" in str(_refused_by("dapo", algorithm="grpo"))
+
+
+def _refused_by(name: str, **parameters: Any) -> ValidationError:
+    schema = with_form(closed(dict(parameter_schema(online_rl)), NAMES), name)
+    with pytest.raises(ValidationError) as caught:
+        validate({**RL[name], **parameters}, schema, raise_on_error=True)
+    return caught.value

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from infra.services import provision
-from infra.services.layout import CODE, Layout, find_layout
+from infra.services.deployments import all_deployments, write_deployments
+from infra.services.layout import Layout, find_layout
 
-ALL = len(yaml.safe_load((CODE / "infra" / "prefect.yaml").read_text())["deployments"])
+ALL = len(all_deployments())
 
 
 @pytest.fixture
@@ -18,6 +18,7 @@ def layout(tmp_path: Path) -> Layout:
     made = find_layout(tmp_path)
     made.root.mkdir()
     provision.stamp_path(made).write_text(provision._digest())
+    write_deployments(provision._file(made))
     return made
 
 
