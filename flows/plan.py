@@ -58,7 +58,7 @@ def plan_run(
     home = find_home()
     config = _whole(open_draft(preset, overrides), home)
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.plan import look_up
+    from rlcore.tasks.pipeline.plan import deleted_lines, look_up
 
     try:
         table = stages(config)
@@ -68,7 +68,7 @@ def plan_run(
         _preflight(config, home, targets, {})
         raise
     lines = [] if all(row.state == "cached" for row in rows) else _preflight(config, home, named, refs)
-    return RunPlan(config=config, rows=rows, lines=tuple(lines))
+    return RunPlan(config=config, rows=rows, lines=(*lines, *deleted_lines(refs, home)))
 
 
 def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:

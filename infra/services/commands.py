@@ -113,12 +113,14 @@ def _wait_until_ready(layout: Layout) -> None:
         if service.name == WORKER and not is_configured(layout):
             provision(layout)  # first: the worker of an upgrade takes runs that are queued
         while not service.is_ready(layout):
-            if time.monotonic() > limit or not _is_supervised(layout):
-                tail = _tail(layout, service.name)
+            is_kept = _is_supervised(layout)
+            if time.monotonic() > limit or not is_kept:
+                cause = service.name if is_kept else "supervisor"  # which has stopped, and says why
+                tail = _tail(layout, cause)
                 take_down(layout)
                 raise ServiceError(
-                    f"{service.name} did not become ready, so all services were stopped; its last lines:\n{tail}",
-                    where=str(layout.log(service.name)),
+                    f"{service.name} did not become ready, so all services were stopped; last lines:\n{tail}",
+                    where=str(layout.log(cause)),
                     fix="fix the error in the log and run `make services` again",
                 )
             time.sleep(_TICK)

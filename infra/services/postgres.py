@@ -9,8 +9,9 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
@@ -78,7 +79,9 @@ def make_cluster(layout: Layout) -> None:
 def make_databases(layout: Layout) -> None:
     """Create a role and a database for Prefect and for MLflow, each with its own password, if missing.
 
-    A new database begins with the dump that a restore has left in the state directory.
+    A first database begins with the dump that a restore has left in the state directory.
+    Raises:
+        ServiceError: a database that was here is gone, and an old dump would take its place.
     """
     asyncio.run(_make_databases(layout))
 
@@ -97,13 +100,26 @@ async def _make_databases(layout: Layout) -> None:
         if not await _execute(layout, "SELECT 1 FROM pg_roles WHERE rolname = $1", name):
             # Passwords have only letters, digits, - and _, so they cannot end the quotes.
             await _execute(layout, f"CREATE ROLE {name} LOGIN PASSWORD '{passwords(layout)[name]}'")
+        made, dump = layout.root / f"{name}.made", layout.home / DUMPS / f"{name}.dump"
         if not await _execute(layout, "SELECT 1 FROM pg_database WHERE datname = $1", name):
-            await _make_database(layout, name)
+            if made.exists() and dump.exists():
+                _refuse_old_dump(name, made, dump)
+            await _make_database(layout, name, dump)
+        made.touch()
 
 
-async def _make_database(layout: Layout, name: str) -> None:
+def _refuse_old_dump(name: str, made: Path, dump: Path) -> NoReturn:
+    age = datetime.fromtimestamp(dump.stat().st_mtime, UTC)
+    raise ServiceError(
+        f"the database {name} is gone, and the dump of {age:%Y-%m-%d %H:%M} UTC would take its place",
+        where=str(dump),
+        fix=f"bring the database back; or take the dump by removing {made}, or an empty database by removing the dump",
+    )
+
+
+async def _make_database(layout: Layout, name: str, dump: Path) -> None:
     """Create a database under another name, so that a killed start leaves no partial one."""
-    new, dump = f"{name}_new", layout.home / DUMPS / f"{name}.dump"
+    new = f"{name}_new"
     await _execute(layout, f"DROP DATABASE IF EXISTS {new}")
     await _execute(layout, f"CREATE DATABASE {new} OWNER {name}")
     if dump.exists():

@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 
 import psutil
 
+from rlcore.errors import ServiceError, shown
+
 PATIENCE = 3.5  # seconds
 _GRACE_SECONDS = 0.5
 # A run uses no blocks, and to register them the server would import every installed collection: seconds for Kubernetes.
@@ -143,10 +145,13 @@ def start_prefect_server() -> None:
     """Start the embedded server with SIGINT blocked, which children inherit, unless ``PREFECT_API_URL`` names one.
 
     If it does not start, the flow run tries once more and reports the error.
+    Raises:
+        ServiceError: the server that ``PREFECT_API_URL`` names does not answer, or refuses.
     """
     from prefect.settings import PREFECT_API_URL
 
-    if PREFECT_API_URL.value():
+    if url := PREFECT_API_URL.value():
+        _require_answer(url)
         return
     from prefect.server.api.server import SubprocessASGIServer
 
@@ -154,6 +159,21 @@ def start_prefect_server() -> None:
     starter = threading.Thread(target=_with_sigint_blocked, args=(SubprocessASGIServer(),), daemon=True)
     starter.start()
     starter.join()
+
+
+def _require_answer(url: str) -> None:
+    from httpx import HTTPError
+    from prefect.client.orchestration import get_client
+
+    try:
+        with get_client(sync_client=True) as client:
+            client.api_version()
+    except (HTTPError, RuntimeError) as error:  # the client wraps some of its errors
+        raise ServiceError(
+            f"no answer from Prefect's server: {shown(str(error) or type(error).__name__, max_chars=120)}",
+            where=f"PREFECT_API_URL={url}",
+            fix="start it (make services) and source its clients.env, or unset the variable: then it is embedded",
+        ) from error
 
 
 def _with_sigint_blocked(server: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 
 from rlcore.metrics import is_machine_dependent
@@ -20,6 +21,8 @@ from rlcore.tasks.tracking.past import PAST
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import find_by_sha256
 
+logger = logging.getLogger(__name__)
+
 
 def register(
     stage: Stage, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], *, preset: str, run: PipelineRun
@@ -32,7 +35,10 @@ def register(
     record = run.cache.find(stage.name, ref.stage_key)
     if record is None or find_by_sha256(run.tracker, name, ref.sha256) is not None:
         return
-    made_by = run.tracker.find_run(ref.mlflow_run_id) or run.parent
+    made_by = run.tracker.find_run(ref.mlflow_run_id)
+    if made_by is None:
+        logger.warning("%s: its MLflow run is not there or was deleted; this run publishes its model", stage.name)
+        made_by = run.parent
     tags = _tags(record, inputs) | {"preset": preset}
     records = read_records(run.home)
     cards = write_cards(run.home, records, record, name=name, version=None, tags=tags)

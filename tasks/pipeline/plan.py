@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +21,7 @@ from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.locks import is_held
 from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking.database import database_of, deleted_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,14 @@ def recorded_refs(
 ) -> Mapping[str, ArtifactRef]:
     """Return :func:`cached_refs` from the records alone: no file is read, so damaged files are not noticed."""
     return look_up(stages, config, targets, home=home, is_verified=False)[1]
+
+
+def deleted_lines(refs: Mapping[str, ArtifactRef], home: Home) -> list[str]:
+    """Return a line about cached stages whose run a person deleted in the embedded MLflow, if there are some."""
+    path = database_of(home)
+    gone = deleted_runs(path, before=math.inf) if path and path.is_file() else {}
+    names = [name for name, ref in refs.items() if ref.mlflow_run_id in gone]
+    return [f"mlflow: the run of {', '.join(names)} was deleted; the next run publishes its results"] if names else []
 
 
 def format_plan(rows: Iterable[PlanRow]) -> str:

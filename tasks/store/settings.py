@@ -52,6 +52,7 @@ _ADDRESSES = {
     "PREFECT_API_URL": "PREFECT_API_AUTH_STRING",
 }
 _PRIVATE = 0o700
+_placed = set[str]()  # values of PREFECT_HOME that this process has set
 _NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded server shows none of its own
 
 
@@ -105,7 +106,9 @@ class Home:
 
     @property
     def prefect(self) -> Path:
-        return self.root / "prefect"
+        """Prefect's folder: ``PREFECT_HOME`` if the user has set it."""
+        own = os.environ.get("PREFECT_HOME", "")
+        return Path(own).absolute() if own and own not in _placed else self.root / "prefect"
 
     @property
     def mlartifacts(self) -> Path:
@@ -172,6 +175,8 @@ def _set_variables(home: Home) -> None:
         if has_secret(os.environ.get(name, "")):
             raise ConfigError("the address has a password", where=name, fix=f"set it in {instead}")
     os.environ["RLCORE_HOME"] = str(home.root)  # for child processes
+    if not os.environ.get("PREFECT_HOME"):
+        _placed.add(str(home.prefect))
     placed = {
         "PREFECT_HOME": str(home.prefect),
         # Prefect looks for this file in ~/.prefect, whatever its home is.

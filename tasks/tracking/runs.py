@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +33,7 @@ from rlcore.tasks.tracking.retry import patient_client, retry_while_unavailable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Experiment, Metric, Run
 
     from rlcore.loop.curves import Tools
 
@@ -41,6 +42,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _ERROR = "error"  # tag with the reason of an end
+_ACTIVE = "active"  # lifecycle of what is not in MLflow's trash
 _MAX_PARAM = 500  # MLflow's limit in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
 _WRITE_SECONDS = 5.0  # between two writes of metrics, of 30 ms each; MLflow's own queue would only log errors
@@ -73,7 +75,10 @@ class Tracker:
     def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
         """Start a run; ``parent`` is the id of its parent run."""
         nested = {PARENT_TAG: parent} if parent else {}
-        run = self.client.create_run(self._experiment_id(experiment), run_name=name, tags={**tags, **nested})
+        own = self._experiment(experiment)[0]
+        if own != experiment and not parent:
+            logger.warning("the MLflow experiment %r was deleted; this run is in %r", experiment, own)
+        run = self.client.create_run(self._experiment_id(own), run_name=name, tags={**tags, **nested})
         return RunTracker(self.client, run)
 
     def reopen_run(self, run_id: str, *, tags: Mapping[str, str] | None = None, parent: str = "") -> RunTracker | None:
@@ -82,7 +87,7 @@ class Tracker:
         The tag ``restarts`` counts the continuations, and ``error`` is removed. Metrics of steps that the run already
         has are dropped: MLflow would keep both.
         """
-        run = none_if_missing(self.client.get_run, run_id)
+        run = self.get_run(run_id)
         if run is None:
             return None
         nested = {PARENT_TAG: parent} if parent else {}
@@ -95,13 +100,13 @@ class Tracker:
         return again
 
     def find_run(self, run_id: str) -> RunTracker | None:
-        """Return a run without restarting it, to add to; None if MLflow has none of that id."""
-        run = none_if_missing(self.client.get_run, run_id) if run_id else None
+        """Return a run without restarting it, to add to; None if MLflow has none of that id, or it was deleted."""
+        run = self.get_run(run_id)
         return RunTracker(self.client, run) if run else None
 
     def find_runs(self, experiment: str, tag: str, value: str, *, status: str = "") -> list[str]:
         """Return the ids of an experiment's runs with that tag and a status such as ``= 'KILLED'``, newest first."""
-        known = self.client.get_experiment_by_name(experiment)
+        known = self._experiment(experiment)[1]
         query = f"tags.`{tag}` = '{value}'" + (f" AND attributes.status {status}" if status else "")
         return [run.info.run_id for run in self.client.search_runs([known.experiment_id], query)] if known else []
 
@@ -121,13 +126,29 @@ class Tracker:
             self.client.set_terminated(each, "KILLED")
         return len(running)
 
+    def get_run(self, run_id: str) -> Run | None:
+        """Return a run; None if there is none, or a person has deleted it or its experiment: it takes no writes."""
+        run = none_if_missing(self.client.get_run, run_id) if run_id else None
+        return run if run and run.info.lifecycle_stage == _ACTIVE else None
+
+    def _experiment(self, name: str) -> tuple[str, Experiment | None]:
+        """Return an experiment and its name: ``name 2`` if a person has deleted the first, whose name stays taken."""
+        own = name
+        for number in count(2):
+            known = self.client.get_experiment_by_name(own)
+            if known is None or known.lifecycle_stage == _ACTIVE:
+                break
+            own = f"{name} {number}"
+        return own, known
+
     def _experiment_id(self, name: str) -> str:
-        if (known := self.client.get_experiment_by_name(name)) is not None:
+        own, known = self._experiment(name)
+        if known is not None:
             return str(known.experiment_id)
-        location = f"{self._artifact_root}/{name}" if self._artifact_root else None
+        location = f"{self._artifact_root}/{own}" if self._artifact_root else None
         kind = {"mlflow.experimentKind": "custom_model_development"}  # the interface opens on curves, not on traces
-        ignore_existing(self.client.create_experiment, name, artifact_location=location, tags=kind)
-        return self._experiment_id(name)
+        ignore_existing(self.client.create_experiment, own, artifact_location=location, tags=kind)
+        return self._experiment_id(own)
 
 
 class RunTracker:

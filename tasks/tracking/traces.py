@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from rlcore.tasks.tracking.errors import none_if_missing
 from rlcore.tasks.tracking.retry import retry_while_unavailable
 from rlcore.tasks.tracking.runs import Tracker
 
@@ -52,7 +51,7 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     Their time is the run's end. Each costs tens of milliseconds of processor time, so they are few, and are stored
     after a run. A run that MLflow does not have gets none.
     """
-    run = none_if_missing(tracker.client.get_run, run_id) if run_id and traces else None
+    run = tracker.get_run(run_id) if traces else None
     if run is None:
         return
     known = _stored(tracker, run)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.pipeline.plan import deleted_lines
 from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.registry import find_by_sha256, find_number, read_tags
+from rlcore.tasks.tracking.registry import download_model, find_by_sha256, find_number, read_tags
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig, no_sections
 
@@ -76,3 +78,27 @@ def test_a_cached_model_is_registered_once_under_each_name_that_asks_for_it(trac
     assert {name: len(versions) for name, versions in found.items()} == {"toy-grpo": 1, "mine-grpo": 1}
     (mine,) = found["mine-grpo"]
     assert (mine.tags["preset"], mine.tags["sha256"]) == ("mine", first["grpo"].sha256)
+
+
+@pytest.mark.parametrize("what", ["run", "experiment"])
+def test_where_a_person_has_deleted_the_run_in_mlflow_the_present_run_publishes_the_cached_model(
+    what: str, tracked_home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    refs, tracker = run(tracked_home), open_tracker(tracked_home)
+    ref = refs["grpo"]
+    if what == "run":
+        tracker.client.delete_run(ref.mlflow_run_id)
+    else:
+        tracker.client.delete_experiment(tracker.find_run(ref.mlflow_run_id).experiment_id)  # type: ignore[union-attr]
+    (line,) = deleted_lines({"grpo": ref}, tracked_home)
+    assert line == "mlflow: the run of grpo was deleted; the next run publishes its results"
+    tracker.client.delete_registered_model("toy-grpo")
+    ran.clear()
+    with caplog.at_level("WARNING", logger="rlcore"):
+        assert run(tracked_home) == refs
+    assert ran == []
+    said = [record.getMessage() for record in caplog.records]
+    assert ["the MLflow experiment 'toy' was deleted; this run is in 'toy 2'"] * (what == "experiment") == said[:-1]
+    assert said[-1].startswith("grpo: its MLflow run is not there or was deleted; this run publishes its model")
+    assert download_model("models:/toy-grpo/1", tmp_path / "files").is_dir()
+    assert run(tracked_home) == refs  # and again, without a word about the model

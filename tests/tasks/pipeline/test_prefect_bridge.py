@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prefect import flow
 
-from rlcore.errors import TrainingError
+from rlcore.errors import ServiceError, TrainingError
 from rlcore.tasks.pipeline.prefect_bridge import (
     call_flow,
     current_flow_run,
@@ -92,3 +92,16 @@ print("prefect" in sys.modules)
         [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", "nonsense"])
+def test_a_server_that_does_not_answer_is_one_error_with_its_address(
+    url: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.settings import PREFECT_API_URL, temporary_settings
+
+    monkeypatch.setenv("RLCORE_ENGINE", "prefect")
+    with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServiceError) as caught:
+        call_flow(toy_flow)
+    assert caught.value.where == f"PREFECT_API_URL={url}"
+    assert "make services" in caught.value.fix

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlcore.errors import ConfigError, StorageError
+from rlcore.tasks.operations.garbage_databases import prefect_database
 from rlcore.tasks.store import settings
 from rlcore.tasks.store.settings import Home, configure_environment, engine_name, find_home
+from rlcore.tasks.store.state import databases
 from rlcore.tasks.tracking.runs import open_tracker
 
 
@@ -82,6 +84,20 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("RLCORE_HOME", "")
     configure_environment(Home(tmp_path / "state"))
     assert os.environ["MLFLOW_TRACKING_URI"] == "http://tracking.example"
+
+
+def test_a_folder_of_prefect_elsewhere_is_known_to_all_that_search_the_state(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert home.prefect == home.root / "prefect"
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("RLCORE_ENGINE", "prefect")
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    configure_environment(home)
+    database = tmp_path / "elsewhere" / "prefect.db"
+    assert os.environ["PREFECT_HOME"] == str(database.parent)
+    assert [each.path for each in databases(home)][-1] == prefect_database(home) == database
+    assert database.stat().st_mode & 0o077 == 0
 
 
 def test_a_home_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Path) -> None:
