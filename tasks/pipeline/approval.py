@@ -9,17 +9,17 @@ verdict, champion, decision, reason and time, signed by an ssh key. Another cham
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rlcore.errors import PromotionError, shown
-from rlcore.tasks.pipeline.acts import current_actor
 from rlcore.tasks.pipeline.events import AWAITS, PROMOTED, REFUSED, tell_act
-from rlcore.tasks.pipeline.prefect_bridge import report_markdown
+from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_markdown
 from rlcore.tasks.store.approvers import FILE, read_approvers
-from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, entries_about, record_action
+from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, entries_about, local_actor, record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.signatures import verify
 from rlcore.tasks.tracking import champion
@@ -28,6 +28,7 @@ from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_number, 
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 _JUDGED = ("artifact", "verdict", "champion")  # details of a request that a decision repeats
+_WORKER = "PREFECT__WORKER_NAME"  # set by Prefect's worker for its runs
 _SKEW = timedelta(minutes=5)  # difference of two machines' clocks
 _BY_FORM = """Without this state directory, write decision (approve or reject), reason and time into this line:
 ```
@@ -55,6 +56,16 @@ class Standing:
     def is_about(self, details: Mapping[str, Any]) -> bool:
         """Return True if the request has these details."""
         return all(self.request.details.get(name) == value for name, value in details.items())
+
+
+def current_actor() -> dict[str, str]:
+    """Return who acts, for the audit log: user and host, with the flow run and its worker if there are some."""
+    run, worker = current_flow_run(), os.environ.get(_WORKER, "")
+    return (
+        local_actor()
+        | ({"flow_run": run.name, "flow_run_id": run.flow_run_id} if run else {})
+        | ({"worker": worker} if run and worker else {})
+    )
 
 
 def find_standing(home: Home, subject: str) -> Standing | None:

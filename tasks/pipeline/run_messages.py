@@ -99,7 +99,8 @@ def _tell_ended(client: SyncPrefectClient, home: Home, run: FlowRun) -> Iterator
     assert state is not None  # the server was queried for it
     if state.is_failed() or datetime.now(UTC) - state.timestamp > _SETTLED:
         event = FAILED if state.is_failed() else CRASHED
-        yield tell_run(client, home, run, event, state.message or state.name or "", key=state.id, time=state.timestamp)
+        text = (state.message or "no message").removeprefix("Flow run encountered an exception: ")
+        yield tell_run(client, home, run, event, text, key=state.id, time=state.timestamp)
 
 
 def _tell_missed(client: SyncPrefectClient, home: Home, run: FlowRun) -> Iterator[str]:

@@ -87,7 +87,7 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
 
 def champions(tracker: Tracker) -> dict[str, str]:
     """Return the version that is champion of each registered model, as far as rlcore registered a version of it."""
-    own = {subject.rpartition("/")[0] for subject, tags in tags_of_versions(tracker) if "sha256" in tags}
+    own = {each.name for each in pages(tracker.client.search_model_versions) if "sha256" in each.tags}
     models = pages(tracker.client.search_registered_models)
     return {each.name: str(each.aliases[CHAMPION]) for each in models if each.name in own and CHAMPION in each.aliases}
 
@@ -145,11 +145,6 @@ def remove_tag(tracker: Tracker, version: ModelVersion, name: str) -> None:
     """Remove a tag of a version, if it has it."""
     if name in read_tags(tracker, version):
         tracker.client.delete_model_version_tag(version.name, str(version.version), name)
-
-
-def tags_of_versions(tracker: Tracker) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield each registered version, as ``tiny-grpo/4``, with its tags."""
-    yield from ((f"{each.name}/{each.version}", each.tags) for each in pages(tracker.client.search_model_versions))
 
 
 def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import json
 import os
@@ -18,7 +19,8 @@ from rlcore.errors import ConfigError, PromotionError
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.operations.audit import audit_errors
 from rlcore.tasks.pipeline import approval, promotion
-from rlcore.tasks.pipeline.approval import statement
+from rlcore.tasks.pipeline.approval import current_actor, statement
+from rlcore.tasks.pipeline.prefect_bridge import FlowRun
 from rlcore.tasks.pipeline.preflight import preflight
 from rlcore.tasks.pipeline.promotion import apply_decision, apply_signature
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
@@ -420,3 +422,14 @@ def test_times_have_a_zone(office: Office) -> None:
     office.judged(2)
     stated = json.loads(office.signed("anna")[0])
     assert datetime.fromisoformat(stated["time"]).tzinfo == UTC
+
+
+def test_an_actor_is_the_user_and_the_flow_run_with_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert set(current_actor()) == {"user", "host"}
+    assert current_actor()["user"] == getpass.getuser()
+    monkeypatch.setenv("PREFECT__WORKER_NAME", "gpu-1")
+    assert "worker" not in current_actor()
+    run = FlowRun(flow_run_id="123", name="promote tiny", attempt=1, url="")
+    monkeypatch.setattr(approval, "current_flow_run", lambda: run)
+    found = current_actor()
+    assert (found["flow_run"], found["flow_run_id"], found["worker"]) == ("promote tiny", "123", "gpu-1")
