@@ -82,7 +82,7 @@ def test_a_corrupt_gguf_is_named(tmp_path: Path) -> None:
 def test_corrupt_safetensors_are_named(tmp_path: Path, checkpoint: Path) -> None:
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    refused(run_flows("run", tmp_path / "home", *from_folder(checkpoint)), str(weights))
+    refused(run_flows("run", tmp_path / "home", *from_folder(checkpoint)), str(weights), code=USAGE_ERROR)
 
 
 def test_a_missing_chat_template_is_said(tmp_path: Path, checkpoint: Path) -> None:
