@@ -52,7 +52,7 @@ def worker_environment(overlay: str) -> dict[str, str]:
     for source in container["envFrom"]:
         found |= maps[source["configMapRef"]["name"]] if "configMapRef" in source else {}
         found |= SECRETS[source["secretRef"]["name"]] if "secretRef" in source else {}
-    return found | {each["name"]: each["value"] for each in container["env"]}
+    return found | {each["name"]: each.get("value", "planted") for each in container["env"]}
 
 
 def render(

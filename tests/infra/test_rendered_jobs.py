@@ -47,6 +47,7 @@ def test_the_worker_has_the_secrets_that_its_jobs_do_not_show() -> None:
     assert {name for name, value in environment.items() if PLANTED in value} == {
         "PREFECT_API_AUTH_STRING",
         "MLFLOW_TRACKING_PASSWORD",
+        *(f"RLCORE_{name}_URL" for name in ("WEBHOOK", "SLACK", "MAIL")),
     }
     assert environment.keys() >= SECRETS["rlcore-web"].keys()
 
