@@ -133,7 +133,7 @@ def _digest_of(path: str, adapter: str) -> tuple[str, str]:
 
 def has_files(path: str) -> bool:
     """Return True if a path names files of rows: one, a pattern that matches some, or a folder."""
-    return Path(path).is_dir() or any(each.exists() for each in row_files(path))
+    return bool(path) and (Path(path).is_dir() or any(each.exists() for each in row_files(path)))
 
 
 def rows_sha256(path: str) -> str:

@@ -109,7 +109,6 @@ PRETTY = json.dumps(rows(), indent=2)
 PAIRS = [
     {"pair_id": "p", "messages": rows()[0]["messages"], "chosen": ["yes", "no"], "rejected": ["no"], "source": "mine"}
 ]
-PARIS = "The capital is Paris"  # of which an answer counts as Paris
 ROWS = [
     ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "messages", "problem"]),
     ("no text", rows(reference=4), (), "prompts", ["reference", "60 of 60 lines"]),
@@ -122,11 +121,11 @@ ROWS = [
         "answers of other graders",
         [
             {"messages": row["messages"], "ground_truth": text, "dataset": "mixed"}
-            for row, text in zip(rows(), ['{"f": "x"}', "assert f(1) == 2", "None", PARIS] * 15, strict=True)
+            for row, text in zip(rows(), ['{"f": "x"}', "assert f(1) == 2", "None", "5"] * 15, strict=True)
         ],
         ("adapter=rlvr",),
         "prompts",
-        ["JSON or Python, which the reward `math` does not", "its tests", "is no answer", "own answer", "15 of 60"],
+        ["JSON or Python, which the reward `math` does not", "its tests", "is no answer", "15 of 60"],
     ),
     ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
 ]

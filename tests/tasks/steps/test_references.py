@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rlcore.tasks.presets.graph import FUNCTION, Graders
@@ -11,6 +13,9 @@ from rlcore.tasks.steps.references import references_screen, unusable
 MATH = Graders(kinds=("math",))
 REWARD = Graders(kinds=("math",), are_rewards=True)
 PROBLEM = '{"dataset": "chain_sum", "entry": {"question": "1 + 2?", "answer": "3", "metadata": {}}}'
+WRONG = json.dumps(
+    {"dataset": "countdown", "entry": {"question": "", "answer": "1 + 1", "metadata": {"numbers": [3, 4], "target": 7}}}
+)  # its scorer computes the answer
 TASK = '{"style": "stdin", "tests": [{"input": "1", "output": "2"}]}'
 FOREIGN = [
     PROBLEM,
@@ -31,28 +36,30 @@ SOUND = ["72", "x=5", "{1, 2}", r"\{1,2\}", "[1, 2]", '["4", "four"]', "f(1)", "
 
 
 def test_a_reference_that_is_wrong_as_its_own_answer_or_of_another_grader_is_refused_with_the_reason() -> None:
-    bad = [*FOREIGN, "proof", r"\frac{1}{0}", "The capital is Paris"]
+    bad = [*FOREIGN, "proof", r"\frac{1}{0}"]
     with references_screen(MATH) as screen:
         found = screen([*SOUND, "", *bad])
     assert sorted(found) == list(range(len(SOUND) + 1, len(SOUND) + 1 + len(bad)))
     assert all(reason.startswith("no answer can be graded with it") for reason in found.values())
-    assert found[max(found)].endswith(", because it is wrong as its own answer under the reward `math`")
 
 
 @pytest.mark.parametrize(
     ("graders", "refused"),
     [
-        (REWARD, {"", PROBLEM, TASK}),
-        (MATH, {PROBLEM, TASK}),
-        (Graders(kinds=("math", "procedural")), {TASK}),
-        (Graders(kinds=("procedural",)), {"72", TASK}),
-        (Graders(kinds=("code",)), {"72", PROBLEM}),
+        (REWARD, {"", PROBLEM, TASK, WRONG}),
+        (MATH, {PROBLEM, TASK, WRONG}),
+        (Graders(kinds=("math", "procedural")), {TASK, WRONG}),
+        (Graders(kinds=("procedural",)), {"72", TASK, WRONG}),
+        (Graders(kinds=("code",)), {"72", PROBLEM, WRONG}),
         (Graders(kinds=("math", FUNCTION)), set()),
     ],
 )
 def test_one_of_a_datasets_graders_has_to_read_it(graders: Graders, refused: set[str]) -> None:
-    rows = ["72", "", PROBLEM, TASK]
-    assert {rows[place] for place in unusable(rows, graders, {})} == refused
+    rows = ["72", "", PROBLEM, TASK, WRONG]
+    found = unusable(rows, graders, {})
+    assert {rows[place] for place in found} == refused
+    if "procedural" in graders.kinds:
+        assert "because it is wrong as its own answer under the reward `procedural`" in found[4]
 
 
 def test_a_reference_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
