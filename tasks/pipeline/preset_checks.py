@@ -13,7 +13,6 @@ from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfi
 from rlcore.errors import PromotionError, RlcoreError
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
-from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
@@ -23,7 +22,6 @@ from rlcore.tasks.presets.data import HUB, POLICY
 from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import REGISTRY
-from rlcore.tasks.presets.promotion import ApprovalConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import MODEL
@@ -36,7 +34,7 @@ from rlcore.tasks.steps.data_source import (
     rows_sha256,
 )
 from rlcore.tasks.steps.episodes import environment_errors
-from rlcore.tasks.store.approvers import FILE, read_approvers
+from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import read_version
@@ -162,12 +160,9 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
 
 
 def approval_errors(config: RunConfig, home: Home) -> Iterator[str]:
-    """Yield the keys by which a preset asked for approvals earlier, and what is wrong with ``promotion.toml``."""
+    """Yield what is wrong with ``promotion.toml``."""
     if config.promotion is None:
         return
-    given, defaults = to_dict(config.promotion.sign_off), to_dict(ApprovalConfig())
-    for key in [key for key, value in given.items() if value != defaults[key]]:
-        yield f"promotion.{key}: a preset does not decide who approves; {FILE} of the state directory names approvers"
     try:
         read_approvers(home)
     except PromotionError as error:

@@ -27,7 +27,6 @@ _SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"
 _PATHS = (
     (("data", "*"), ("path", "eval_path")),
     (("model",), ("chat_template",)),
-    (("promotion",), ("approvers",)),
     (("stages", "*", "sampling", "episodes"), ("search_corpus",)),
     (("stages", "*", "rewards", "*", "options"), ("template",)),
     (("evaluation", "verifiers", "*", "options"), ("template",)),

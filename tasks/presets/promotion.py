@@ -1,41 +1,13 @@
-"""Settings of the promotion gate: the challenger, the losses that are allowed, and who must approve."""
+"""Settings of the promotion gate: the challenger, and the losses that are allowed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from rlcore.config.bounds import Fraction, NonNegativeFloat, PositiveFloat, PositiveInt
-from rlcore.errors import ConfigError
-from rlcore.strict_config import INLINE, Above, Below, keys_of, to_dict
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApprovalConfig:
-    """Approval of a promotion by a person. It is no part of the decision: changing it compares nothing again.
-
-    ``approval``: with ``person``, a version that passes becomes the candidate, and champion when `rlcore approve` is
-    signed by a key of the file ``approvers``: allowed signers of ssh, a line each of name, key type and key, next to
-    the preset. A request ends after ``approval_days``. ``four_eyes``: two approvals, with two names and two keys of the
-    file. One rejection is enough in any case.
-    """
-
-    approval: Literal["none", "person"] = "none"
-    approvers: str = ""
-    approval_days: PositiveInt = 7
-    four_eyes: bool = False
-
-    def __post_init__(self) -> None:
-        if self.approval == "person" and not self.approvers:
-            raise ConfigError("approvers is missing: name the file with the ssh keys of those who approve")
-        if self.approval == "none" and (self.approvers or self.four_eyes):
-            raise ConfigError("approvers and four_eyes have no effect without approval = 'person'")
-
-    @property
-    def needed(self) -> int:
-        """Number of approvals that a promotion needs."""
-        return 0 if self.approval == "none" else 2 if self.four_eyes else 1
+from rlcore.strict_config import INLINE, Above, Below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +20,6 @@ class OwnLimits:
     min_accuracy: Fraction = 0.0
     max_truncated: Fraction = 1.0
     max_ref_kl: NonNegativeFloat | None = None  # nats per token, last iteration; default: no limit
-
-
-APPROVAL_KEYS = tuple(keys_of(ApprovalConfig))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +50,3 @@ class PromotionConfig:
     finished_margin: Fraction = 0.02
     length_margin: PositiveFloat = 32.0  # tokens
     own: OwnLimits = field(default_factory=OwnLimits, metadata=INLINE)
-    sign_off: ApprovalConfig = field(default_factory=ApprovalConfig, metadata=INLINE)
-
-    @property
-    def limits(self) -> dict[str, Any]:
-        """Keys that the decision depends on, as JSON values."""
-        return {key: value for key, value in to_dict(self).items() if key not in APPROVAL_KEYS}

@@ -82,6 +82,12 @@ KEYS: Mapping[str, str] = {
 }
 """The new name of each renamed key."""
 
+_APPROVERS = "in promotion.toml of the state directory, as approvers and days"
+MOVED: Mapping[str, str] = {
+    f"promotion.{key}": _APPROVERS for key in ("approval", "approvers", "approval_days", "four_eyes")
+}
+"""The place of each key that is no longer in a preset."""
+
 VALUES: Mapping[str, Mapping[str, str]] = {
     "data.*.near_duplicates": {"apart": "exclude"},
     "stages.<rl>.curriculum.weighting": {"learnable": "learnability"},
@@ -130,6 +136,8 @@ def old_names(node: Any, kinds: Mapping[str, str], path: tuple[str, ...] = ()) -
     now = new_path(path, kinds)
     if path and now[-1] != path[-1]:
         yield f"{'.'.join(path)} is now {'.'.join(now)}"
+    if place := MOVED.get(".".join(path)):
+        yield f"{'.'.join(path)} is now {place}"
     if isinstance(node, Mapping | list):
         for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
             yield from old_names(value, kinds, (*path, str(key)))

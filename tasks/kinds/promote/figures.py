@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.promotion import PairedMetric
+from rlcore.strict_config import to_dict
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.store.storage import read_table
 
@@ -124,7 +125,7 @@ def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], set
     figures = [
         [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
     ]
-    return hashlib.sha256(json.dumps([figures, settings.limits]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([figures, to_dict(settings)]).encode()).hexdigest()
 
 
 def judge_check(distrust: Sequence[str]) -> Check:

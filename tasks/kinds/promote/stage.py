@@ -15,7 +15,7 @@ from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, C
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.kinds.win_rate.stage import win_rate_stage
 from rlcore.tasks.presets.graph import evaluated_data
-from rlcore.tasks.presets.promotion import APPROVAL_KEYS, PromotionConfig
+from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 
@@ -62,7 +62,6 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         ),
         inputs=inputs,
         sections=sections("name", "promotion"),
-        observers=tuple(f"promotion.{key}" for key in APPROVAL_KEYS),
     )
     return (*opponent, decision)
 

@@ -43,10 +43,6 @@ def math(**more: str) -> str:
 
 
 FAULTS = [
-    (
-        "promotion={challenger='grpo',approval_days=3}",
-        "promotion.approval_days: a preset does not decide who approves; promotion.toml of the state directory names",
-    ),
     ("stages.grpo.rewards.0.kind=mth", "stages.grpo.rewards.0.kind: unknown reward 'mth'; did you mean 'math'?"),
     (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; known: last_number"),
     (math(options="{partial='much'}"), "stages.grpo.rewards.0.options.partial = 'much': must be a number"),

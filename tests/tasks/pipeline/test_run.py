@@ -201,7 +201,7 @@ def test_a_cached_stage_is_the_current_work_while_it_is_looked_up(
     caplog.clear()
     run(tracked_home)
     shown = [each.__dict__["progress"] for each in caplog.records if each.name == "rlcore.progress"]
-    assert [each.label for each in shown if each.scope == "stage"] == ["data", "sft", "rl"]
+    assert [each.label for each in shown if each.scope == "stage"] == ["data", "", "sft", "", "rl", ""]
 
 
 def test_a_new_preset_is_explained_by_its_own_runs_and_shares_the_results_of_others(tracked_home: Home) -> None:

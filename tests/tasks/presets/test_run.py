@@ -300,8 +300,6 @@ eval_path = "../test.jsonl"
 path = "hub:a/b@0"
 [promotion]
 challenger = "grpo"
-approval = "person"
-approvers = "approvers"
 [stages.grpo]
 rewards = [{ kind = "judge", options = { template = "judge.txt" } }]
 [stages.grpo.sampling.episodes]
@@ -323,7 +321,6 @@ def test_relative_paths_start_at_the_preset_that_names_them(tmp_path: Path, monk
     assert (run.model.path, run.model.chat_template) == ("mine/weights/qwen", "mine/chat.jinja")
     assert (run.data["prompts"].path, run.data["prompts"].eval_path) == ("mine/rows.jsonl", "test.jsonl")
     assert run.data["preferences"].path == "hub:a/b@0"
-    assert run.promotion is not None and run.promotion.sign_off.approvers == "mine/approvers"
     assert run.data["demonstrations"].path == "here.jsonl"  # of the command line
     grpo = run.stages["grpo"].settings
     assert grpo.rewards[0].options["template"] == "mine/judge.txt"
