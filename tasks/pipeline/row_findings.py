@@ -58,25 +58,22 @@ def row_findings(
             texts, said, count = _findings(json.dumps(asked), "\n".join(state))
             findings += [Finding(file=path, text=text) for text in texts]
             notes += said
-            for setting, has in _sides(data, key, count).items():
-                asked_for = getattr(data, setting)
-                error = too_few_held_out(data, has) if setting == "num_eval" else ""
-                if error:
-                    findings.append(Finding(file=path, text=f"data.{name}.num_eval: {error}"))
-                elif has < asked_for:
-                    named = f"data.{name}.{setting} = {asked_for:,}"
-                    notes.append(f"warning: {named}: {path} has {count:,} rows, about {has:,} of them for this")
+            held_out = _num_held_out(data, key, count)
+            if held_out is not None and (error := too_few_held_out(data, held_out)):
+                findings.append(Finding(file=path, text=f"data.{name}.num_eval: {error}"))
+            elif held_out is not None and held_out < data.num_eval:
+                named = f"data.{name}.num_eval = {data.num_eval:,}"
+                notes.append(f"warning: {named}: {path} has {count:,} rows, about {held_out:,} of them for this")
     return findings, notes
 
 
-def _sides(data: DatasetConfig, key: str, count: int) -> dict[str, int]:
-    """Return how many of ``count`` rows of a file are for each setting; none if that is unknown."""
+def _num_held_out(data: DatasetConfig, key: str, count: int) -> int | None:
+    """Return how many of ``count`` rows of a file are held out; None if that is unknown."""
     if not count:
-        return {}
+        return None
     if data.eval_path:
-        return {"num_eval" if key == "eval_path" else "num_train": count}
-    held_out = max(1, round(count / 10))
-    return {"num_train": count - held_out, "num_eval": held_out}
+        return count if key == "eval_path" else None
+    return max(1, round(count / 10))
 
 
 def _num_rows(path: str) -> int:

@@ -195,7 +195,6 @@ def test_more_rows_than_a_side_has_are_a_warning_and_few_held_out_rows_an_error(
     )
     for settings, error, words in (
         (("num_eval=7",), False, "num_eval = 7: rows.jsonl has 60 rows, about 6 of them for this"),
-        (("num_train=70",), False, "num_train = 70: rows.jsonl has 60 rows, about 54 of them for this"),
         (("num_eval=70", "eval_path=test.jsonl"), False, "70: test.jsonl has 20 rows, about 20 of them for this"),
         (("num_eval=20", "eval_path=test.jsonl"), False, ""),
         (("num_eval=500",), True, "num_eval: 6 rows are held out, and 500 were asked for; a tenth of the prompts is"),
@@ -224,8 +223,8 @@ def test_files_of_a_pattern_or_a_folder_are_one_dataset_and_what_cannot_be_one_s
         write(f"parts/{number}.jsonl", each)
     for path in ("parts/*.jsonl", "parts"):
         assert not planned(capsys, f"data.prompts.path={path}").lines
-        said = planned(capsys, f"data.prompts.path={path}", "data.prompts.num_train=70")
-        assert f"{path} has 60 rows, about 54 of them for this" in said.text
+        said = planned(capsys, f"data.prompts.path={path}", "data.prompts.num_eval=7")
+        assert f"{path} has 60 rows, about 6 of them for this" in said.text
     write("parts/test.jsonl", rows()[:3])
     for path, words in (("*.json", "matches no file"), ("parts", "eval_path")):
         (error,) = planned(capsys, f"data.prompts.path={path}").all
