@@ -11,8 +11,7 @@ from rlcore.flows.cli.parameters import Model, open_home
 
 
 def rollback(
-    model: Annotated[str, Parameter(help="Name of the registered model, such as tiny-grpo.")],
-    version: Annotated[int, Parameter(help="The version to roll back, which must be the champion.")],
+    model: Annotated[str, Parameter(help="The version to roll back, which must be the champion: tiny-grpo/3.")],
     /,
     *,
     reason: Annotated[str, Parameter(help="The reason, for the version's tags.")],
@@ -20,17 +19,17 @@ def rollback(
     """Roll back a champion: the previous champion becomes champion again.
 
     ```
-    rlcore rollback tiny-grpo 3 --reason "answers got longer"
+    rlcore rollback tiny-grpo/3 --reason "answers got longer"
     ```
     """
     home = open_home(reads=True)
     from rlcore.tasks.tracking.registry import read_version
 
-    read_version(home, f"{model}/{version}")  # reject unknown versions before anything starts
+    found = read_version(home, model)  # reject unknown versions before anything starts
     from rlcore.flows.rollback import rollback as rollback_flow
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
 
-    sys.stdout.write(call_flow(rollback_flow, model, version, reason) + "\n")
+    sys.stdout.write(call_flow(rollback_flow, found["name"], int(found["version"]), reason) + "\n")
     return 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ from rlcore.tasks.store.toml_files import read_toml
 
 Section = TypeVar("Section")
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_NAMED_BASE = "name a committed preset, or one of the same folder, without .toml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,9 +170,18 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
     require_no_secrets(document, where=str(path))
-    config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
+    config, errors = build_partly(RunConfig, document, hint=partial(_meant, document))
     own = (*missing.values(), *(error for error in errors if not follows(error, missing)))
     return Draft(source=str(path), config=config, errors=own)
+
+
+def _meant(document: Mapping[str, Any], path: str, value: object) -> str:
+    """Return what is meant by an unknown key: a peer's key, or a section of the preset that stands in a stage."""
+    last = path.rpartition(".")[2]
+    is_section = "." in path and last in {each.name for each in fields(RunConfig)} and isinstance(value, Mapping)
+    return meant(document, path, value) or (
+        f"did you mean [{last}], which is no part of a stage?" if is_section else ""
+    )
 
 
 def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
@@ -217,10 +228,19 @@ def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> P
         raise ConfigError(
             f"extends = {base!r} is not the name of a preset",
             where=str(path),
-            fix="name a committed preset, or one of the same folder, without .toml",
+            fix=_NAMED_BASE,
         )
     beside = path.with_name(f"{base}.toml")
-    return beside if beside.is_file() or library is None else library / beside.name
+    found = beside if beside.is_file() or library is None else library / beside.name
+    if not found.is_file():
+        known = {file.stem for folder in (path.parent, found.parent) for file in folder.glob("*.toml")}
+        near = get_close_matches(base.removesuffix(".toml"), sorted(known))
+        raise ConfigError(
+            f"extends = {base!r}: there is no such preset",
+            where=str(path),
+            fix=f"did you mean {' or '.join(near)}?" if near else _NAMED_BASE,
+        )
+    return found
 
 
 def _require_present_names(document: Mapping[str, Any], kinds: Mapping[str, str], *, where: str, fix: str) -> None:

@@ -17,7 +17,7 @@ from rlcore.errors import ModelError
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
-from rlcore.tasks.tracking.database import database_of, stored_version
+from rlcore.tasks.tracking.database import database_of, stored_version, stored_versions
 from rlcore.tasks.tracking.errors import none_if_missing
 from rlcore.tasks.tracking.mlflow_model import CLEANED, checkpoint_in, require_files, verified_checkpoint
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
@@ -122,10 +122,12 @@ def read_version(home: Home, model: str) -> Mapping[str, str]:
         version = find_version(tracker, name, alias) if alias else find_number(tracker, name, number)
         found = {"version": str(version.version), **read_tags(tracker, version)} if version else None
     if found is None:
+        own = [f"{each.name}/{each.version}" for each in (stored_versions(path, {name}) if path else ())]
+        fix = "write name@champion or name/3; if it was trained in another folder, set RLCORE_HOME to its .rlcore"
         raise ModelError(
             f"there is no registered model {model!r}",
             where=str(path or os.environ["MLFLOW_TRACKING_URI"]),
-            fix="write name@champion or name/3; if it was trained in another folder, set RLCORE_HOME to its .rlcore",
+            fix=f"name one of {', '.join(own)}" if own else fix,
         )
     return {"name": name, **found}
 

@@ -145,7 +145,7 @@ def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_p
         assert main(words) == 0
         assert capsys.readouterr().out.endswith(f"{NAME}/2 was approved by anna and promoted\n")
         assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1}
-    assert main(["rollback", NAME, "2", "--reason", "rude"]) == 0
+    assert main(["rollback", f"{NAME}/2", "--reason", "rude"]) == 0
     assert main(["audit", "show", NAME]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
     assert [row[3] for row in rows] == ["promote", "await", "approve", "promote", "rollback"]

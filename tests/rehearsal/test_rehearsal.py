@@ -204,7 +204,7 @@ def test_drifted_data_are_refused(team: Team) -> None:
 
 
 def test_the_champion_is_rolled_back(team: Team) -> None:
-    team.act("rollback", MODEL, "2", "--reason", "answers in the wrong language")
+    team.act("rollback", f"{MODEL}/2", "--reason", "answers in the wrong language")
     team.expect("rlcore.promotion.rolled_back", 1)
     assert team.alias("champion") == "1"
 

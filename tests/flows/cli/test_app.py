@@ -52,8 +52,8 @@ def test_the_help_of_a_command_says_what_it_does_and_gives_an_example(
     [
         (["rnu"], ("rnu", "run")),
         (["run", "--prest", "tiny"], ("--prest", "--preset")),
-        (["rollback", "tiny-grpo"], ("VERSION",)),
-        (["rollback", "tiny-grpo", "three", "--reason", "x"], ("VERSION", "three")),
+        (["rollback", "tiny-grpo/1"], ("--reason",)),
+        (["rollback", "tiny-grpo", "three", "--reason", "x"], ("three",)),
         (["ui", "--mlflow-port", "high"], ("--mlflow-port", "high")),
     ],
 )

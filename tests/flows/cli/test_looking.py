@@ -26,7 +26,7 @@ COMMANDS = (
     ("serve", "tiny-grpo/1"),
     ("reproduce", "tiny-grpo/1"),
     ("remember", "tiny-grpo/1"),
-    ("rollback", "tiny-grpo", "1", "--reason", "worse"),
+    ("rollback", "tiny-grpo/1", "--reason", "worse"),
     ("approve", "tiny-grpo/1", "--reason", "better"),
     ("reject", "tiny-grpo/1", "--reason", "worse"),
     ("audit", "show"),
@@ -64,7 +64,7 @@ def test_looking_and_failing_create_no_state_directory_and_name_the_one_that_was
     assert (str(unmade) in shown) == (command[0] not in OF_PRESETS)
 
 
-@pytest.mark.parametrize("command", [("rollback", "tiny-grpo", "1", "--reason", "worse"), ("reproduce", "tiny-grpo/1")])
+@pytest.mark.parametrize("command", [("rollback", "tiny-grpo/1", "--reason", "worse"), ("reproduce", "tiny-grpo/1")])
 def test_where_nothing_was_run_the_error_is_all_that_is_printed(unmade: Path, command: tuple[str, ...]) -> None:
     line = [sys.executable, "-m", "rlcore.flows", *command]
     done = subprocess.run(line, capture_output=True, text=True, check=False)

@@ -274,7 +274,7 @@ def test_a_preset_may_leave_out_sections_of_its_base_and_replaces_a_list_as_a_wh
     [
         ('extends = "base"\nwithout = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
         ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which the extended preset does not have"),
-        ('extends = "nothing"\n', "nothing.toml"),
+        ('extends = "nothing"\n', "extends = 'nothing': there is no such preset"),
         ('extends = "../base"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),
         ('extends = "mine"\n', "in a circle"),
