@@ -20,10 +20,14 @@ from rlcore.tasks.tracking.champion import (
     NOBODY,
     PROMOTE,
     REJECT,
+    ROLLBACK,
     champion_before,
+    changed_text,
+    is_approved,
     is_move,
     model_of,
     moved_text,
+    number_of,
 )
 from rlcore.tasks.tracking.database import require_made
 from rlcore.tasks.tracking.registry import champions
@@ -133,30 +137,25 @@ def _signature_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
 
 
 def _promotion_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
-    """Yield promotions without the approval that ``promotion.toml`` asked for, or without a file that was there."""
-    requests: dict[str, AuditEntry] = {}
-    signed: dict[int, AuditEntry] = {}
+    """Yield promotions without the approval that ``promotion.toml`` asked for, or without a file that was there.
+
+    A rollback to a version that no entry before made champion is a promotion without any approval.
+    """
     ruled: AuditEntry | None = None
-    for each in entries:
+    made = set[tuple[str, str, str]]()
+    for place, each in enumerate(entries):
         rules = each.details.get("rules", "")
-        if each.action == AWAIT:
-            requests[each.subject] = each
-        elif each.action == APPROVE:
-            signed[each.number] = each
-        elif each.action == PROMOTE and not rules and ruled:
+        if each.action == PROMOTE and not rules and ruled:
             yield f"entry {each.number}: {each.subject} was promoted without the approvers of entry {ruled.number}"
-        elif each.action == PROMOTE and rules not in ("", OFF):
-            named = [signed[number] for number in each.details["approvals"] if number in signed]
-            asked = requests.get(each.subject)
-            if not asked or not any(_answers(one, asked, each) for one in named):
-                yield f"entry {each.number}: {each.subject} was promoted without an approval"
+        is_needed = each.action == PROMOTE and rules not in ("", OFF)
+        if is_needed and not is_approved(entries[:place], each.subject, each.details):
+            yield f"entry {each.number}: {each.subject} was promoted without an approval"
+        if is_move(each):
+            now = (model_of(each), str(each.details["to"]), str(each.details["artifact"]))
+            if each.action == ROLLBACK and now not in made:
+                yield f"entry {each.number}: a rollback to version {now[1]} of {now[0]}, which no entry promoted"
+            made.add(now)
         ruled = each if rules else ruled
-
-
-def _answers(approval: AuditEntry, request: AuditEntry, promotion: AuditEntry) -> bool:
-    """Return True if an approval is on a request, which is on the promotion's verdict and made under its rules."""
-    same = all(request.details.get(name) == promotion.details[name] for name in ("verdict", "rules"))
-    return same and approval.subject == request.subject and approval.number > request.number
 
 
 def _alias_errors(entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[str]:
@@ -172,9 +171,13 @@ def _alias_errors(entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[s
         seen[name] = each.details["to"] if is_move(each) else found
         if is_move(each):
             last[name] = each
-    for name, present in champions(tracker).items() | {(each, NOBODY) for each in last.keys() - champions(tracker)}:
+    registered = champions(tracker)
+    for name in sorted(registered.keys() | last.keys()):
+        version, move = registered.get(name), last.get(name)
+        present = number_of(version)
         if present != seen.get(name, NOBODY):
-            move = last.get(name)
             is_killed = move is not None and present in (champion_before(move), NOBODY)
             fix = _COMPLETES if is_killed else f"give version {seen[name]} the alias champion" if move else _REMOVE
             yield f"{moved_text(name, present, move)}; {fix}"
+        elif version and move and (what := changed_text(version, move)):
+            yield f"{what}; restore MLflow's database"

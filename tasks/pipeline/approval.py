@@ -15,19 +15,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rlcore.data_contracts.gate.strict_json import parse_object
 from rlcore.errors import PromotionError, shown
 from rlcore.tasks.pipeline.events import AWAITS, PROMOTED, REFUSED, tell_act
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_markdown
 from rlcore.tasks.store.approvers import FILE, read_approvers
-from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, entries_about, local_actor, record_action
+from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, local_actor, read_entries, record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.signatures import verify
 from rlcore.tasks.tracking import champion
-from rlcore.tasks.tracking.champion import APPROVE, AWAIT, NOBODY, PROMOTE, REJECT, Grounds, subject_of
-from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_number, find_version, read_tags
+from rlcore.tasks.tracking.champion import (
+    APPROVE,
+    AWAIT,
+    JUDGED,
+    NOBODY,
+    PROMOTE,
+    REJECT,
+    Grounds,
+    open_request,
+    subject_of,
+)
+from rlcore.tasks.tracking.registry import ModelVersion, find_number, read_tags, registry_lock
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
-_JUDGED = ("artifact", "verdict", "champion")  # details of a request that a decision repeats
 _WORKER = "PREFECT__WORKER_NAME"  # set by Prefect's worker for its runs
 _SKEW = timedelta(minutes=5)  # difference of two machines' clocks
 _BY_FORM = """Without this state directory, write decision (approve or reject), reason and time into this line:
@@ -41,9 +51,10 @@ ssh-keygen -Y sign -n rlcore -f ~/.ssh/id_ed25519 FILE
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Newest request about a version, and the decisions on it."""
+    """Newest request about a version, whether it is still open, and the decisions on it."""
 
     request: AuditEntry
+    is_open: bool
     approval: AuditEntry | None
     rejection: AuditEntry | None
     promotion: AuditEntry | None
@@ -70,7 +81,8 @@ def current_actor() -> dict[str, str]:
 
 def find_standing(home: Home, subject: str) -> Standing | None:
     """Return the newest request about a version such as ``tiny-grpo/4``; None if there was none."""
-    entries = entries_about(home, subject)
+    every = read_entries(home)
+    entries = [each for each in every if each.subject == subject]
     requests = [place for place, each in enumerate(entries) if each.action == AWAIT]
     if not requests:
         return None
@@ -78,6 +90,7 @@ def find_standing(home: Home, subject: str) -> Standing | None:
     first = {each.action: each for each in reversed(later)}
     return Standing(
         request=request,
+        is_open=open_request(every, subject.rpartition("/")[0])[:1] == [request],
         approval=first.get(APPROVE),
         rejection=first.get(REJECT),
         promotion=first.get(PROMOTE),
@@ -95,11 +108,15 @@ def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Gro
     subject, now, rules = subject_of(version), datetime.now(UTC), read_approvers(home)
     standing = find_standing(home, subject)
     known = standing if standing and standing.is_about(grounds.details(version)) else None
-    is_same = known is not None and known.is_about({"rules": rules.sha256})
+    is_same = known is not None and known.is_about({"rules": rules.sha256}) and (known.is_open or known.promotion)
     if known and (known.rejection or (known.approval and is_same)):
         return _apply(home, tracker, version, known)
     is_open = known is not None and is_same and now <= known.until
-    until = known.request.details["until"] if known and is_open else _text(now + timedelta(days=rules.days))
+    until = (
+        known.request.details["until"]
+        if known and is_open
+        else (now + timedelta(days=rules.days)).isoformat(timespec="milliseconds")
+    )
     request = {"rules": rules.sha256, "until": until}
     entry = champion.await_approval(home, tracker, version, grounds, request=request, actor=current_actor())
     text = f"{grounds.sentence} It awaits an approval until {until}: rlcore approve {subject} --reason …"
@@ -115,7 +132,7 @@ def statement(home: Home, subject: str, decision: str, reason: str) -> str:
         PromotionError: the version awaits no decision.
     """
     details = _require_standing(home, subject).request.details
-    judged = {name: details[name] for name in _JUDGED}
+    judged = {name: details[name] for name in JUDGED}
     fields = {"version": subject, **judged, "decision": decision, "reason": reason, "time": _text(datetime.now(UTC))}
     return json.dumps(fields, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n"
 
@@ -127,7 +144,8 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
         PromotionError: nothing awaits it, it is signed by nobody of the approvers or for another version, verdict or
             decision, the request is void or has ended, or a person has rejected the version.
     """
-    standing, tracker = _require_standing(home, subject), open_tracker(home)
+    tracker = open_tracker(home)
+    _require_standing(home, subject)
     if errors := chain_errors(home):
         raise PromotionError(f"the audit log has errors: {errors[0]}", where=subject, fix="see rlcore audit verify")
     name, _, number = subject.rpartition("/")
@@ -135,16 +153,17 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
     if version is None:
         raise PromotionError(f"there is no version {subject}", where="the model registry")
     document = document.strip() + "\n"
-    time = _require_stated(document, standing, subject, decision)
-    allowed = _require_same_rules(home, standing, subject)
-    signer = verify(document, signature, allowed)
-    decided = [each for each in (standing.approval, standing.rejection) if each]
-    if not any((each.action, each.actor.get("principal")) == (decision, signer.principal) for each in decided):
-        _require_open(standing, subject, decision, time)
-        _require_current(tracker, version, standing)
-        details = {"document": document, "signature": signature, "allowed": allowed}
-        actor = {"principal": signer.principal, "key": signer.key} | current_actor()
-        record_action(home, decision, subject, details, actor=actor)
+    with registry_lock(home):  # one decision per request
+        standing = _require_standing(home, subject)
+        time = _require_stated(document, standing, subject, decision)
+        allowed = _require_same_rules(home, standing, subject)
+        signer = verify(document, signature, allowed)
+        decided = [each for each in (standing.approval, standing.rejection) if each]
+        if not any((each.action, each.actor.get("principal")) == (decision, signer.principal) for each in decided):
+            _require_open(standing, version, decision, time)
+            details = {"document": document, "signature": signature, "allowed": allowed}
+            actor = {"principal": signer.principal, "key": signer.key} | current_actor()
+            record_action(home, decision, subject, details, actor=actor)
     return _apply(home, tracker, version, _require_standing(home, subject))
 
 
@@ -186,14 +205,14 @@ def _require_standing(home: Home, subject: str) -> Standing:
 
 def _require_stated(document: str, standing: Standing, subject: str, decision: str) -> datetime:
     """Return the time of a document, which must be about this version, request and decision."""
-    judged = {name: standing.request.details[name] for name in _JUDGED}
+    judged = {name: standing.request.details[name] for name in JUDGED}
     expected = {"version": subject, **judged, "decision": decision}
     try:
-        fields = json.loads(document)
+        fields = parse_object(document.encode())
         stated = {name: fields[name] for name in expected}
         time = datetime.fromisoformat(fields["time"])
-        is_whole = set(fields) == {*expected, "reason", "time"} and str(fields["reason"]).strip() and time.tzinfo
-    except (ValueError, TypeError, KeyError) as error:
+        is_whole = set(fields) == {*expected, "reason", "time"} and fields["reason"].strip() and time.tzinfo
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PromotionError(f"not a decision on a version: {shown(document)}", where=subject) from error
     if wrong := [name for name in expected if stated[name] != expected[name]]:
         name = wrong[0]
@@ -205,9 +224,9 @@ def _require_stated(document: str, standing: Standing, subject: str, decision: s
     return time
 
 
-def _require_open(standing: Standing, subject: str, decision: str, time: datetime) -> None:
-    """Refuse a decision on a request that is decided or has ended, and one that was not signed during it."""
-    again = "run rlcore promote again"
+def _require_open(standing: Standing, version: ModelVersion, decision: str, time: datetime) -> None:
+    """Refuse a decision on a request that is decided, void or has ended, and one that was not signed during it."""
+    again, subject = "run rlcore promote again: it compares with the present champion", subject_of(version)
     if standing.rejection is not None:
         raise PromotionError(
             f"{_who(standing.rejection)} has rejected {subject}: {_reason(standing.rejection)}",
@@ -223,23 +242,15 @@ def _require_open(standing: Standing, subject: str, decision: str, time: datetim
     now, begun = datetime.now(UTC), datetime.fromisoformat(standing.request.time)
     if now > standing.until:
         raise PromotionError(f"the request ended at {standing.until.isoformat()}", where=subject, fix=again)
+    if not standing.is_open:
+        what = "the request is void: there was another request, verdict or champion since"
+        raise PromotionError(what, where=subject, fix=again)
+    if version.sha256 != standing.request.details["artifact"]:
+        what = f"the request is void: in MLflow the version has the artifact {version.sha256[:12] or NOBODY} now"
+        raise PromotionError(what, where=subject, fix=again)
     if not begun - _SKEW <= time <= now + _SKEW:
         what = f"signed at {time.isoformat()}, and the request is of {standing.request.time}"
         raise PromotionError(what, where=subject, fix="sign it now")
-
-
-def _require_current(tracker: Tracker, version: ModelVersion, standing: Standing) -> None:
-    """Refuse a decision if the champion, the verdict or the candidate has changed since the request."""
-    details = standing.request.details
-    present = find_version(tracker, version.name, CHAMPION)
-    found = (champion.number_of(present), read_tags(tracker, version).get(champion.AWAITS, "no verdict"))
-    if found != (details["champion"], details["verdict"]):
-        raise PromotionError(
-            f"the request is void: champion and awaited verdict are {found[0]} and {found[1][:12]}, not "
-            f"{details['champion']} and {details['verdict'][:12]}",
-            where=subject_of(version),
-            fix="run rlcore promote again: it compares with the present champion",
-        )
 
 
 def _require_same_rules(home: Home, standing: Standing, subject: str) -> str:

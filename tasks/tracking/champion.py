@@ -10,8 +10,9 @@ command completes a move of one that was killed, and refuses if the alias was mo
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ Actor = Mapping[str, str]
 PROMOTE, REFUSE, ROLLBACK = "promote", "refuse", "rollback"  # actions of entries
 AWAIT, APPROVE, REJECT = "await", "approve", "reject"
 AWAITS, VERDICT = "awaits", "verdict_artifact"  # tags of a version: digests of the verdict
+JUDGED = ("artifact", "verdict", "champion")  # details of a request that decisions and promotions repeat
 NOBODY = "none"  # the champion before the first promotion
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
 _MAX_TAG = 5000  # characters of a tag in MLflow
@@ -98,6 +100,33 @@ def model_of(entry: AuditEntry) -> str:
     return entry.subject.rpartition("/")[0]
 
 
+def open_request(entries: Sequence[AuditEntry], name: str) -> list[AuditEntry]:
+    """Return the request that the candidate of a registered model awaits, and the decisions on it; empty if none.
+
+    A later request, move of the champion or refusal of the candidate makes a request void.
+    """
+    found: list[AuditEntry] = []
+    for each in (entry for entry in entries if model_of(entry) == name):
+        is_candidate = bool(found) and each.subject == found[0].subject
+        if each.action == AWAIT:
+            found = [each]
+        elif is_move(each) or (is_candidate and each.action == REFUSE):
+            found = []
+        elif is_candidate and each.action in (APPROVE, REJECT):
+            found.append(each)
+    return found
+
+
+def is_approved(entries: Sequence[AuditEntry], subject: str, details: Mapping[str, Any]) -> bool:
+    """Return True if a promotion after these entries, with these details, has the approval of its open request."""
+    request, *decisions = open_request(entries, subject.rpartition("/")[0]) or [None]
+    if request is None or request.subject != subject or any(each.action == REJECT for each in decisions):
+        return False
+    given = [json.loads(each.details["document"]) for each in decisions if each.number in details["approvals"]]
+    is_same = all(request.details.get(name) == details[name] for name in (*JUDGED, "rules"))
+    return is_same and any(all(each.get(name) == details[name] for name in JUDGED) for each in given)
+
+
 def champion_before(entry: AuditEntry) -> str:
     """Return the number of the version that was champion before a move, or at a request."""
     return entry.subject.rpartition("/")[2] if entry.action == ROLLBACK else str(entry.details["champion"])
@@ -129,11 +158,12 @@ def promote(
         details = grounds.details(version) | {
             "to": str(version.version),
             "approvals": list(grounds.approvals),
-            "rules": _require_approved(home, version, grounds),
+            "rules": read_approvers(home).sha256,
             "sentence": grounds.sentence[:_MAX_TAG],
         }
+        _require_approved(home, version, details)
         entry = record_action(home, PROMOTE, subject_of(version), details, actor=actor)
-        _apply_move(tracker, entry, version)
+        _apply_move(home, tracker, entry, version)
     return entry
 
 
@@ -148,9 +178,9 @@ def await_approval(
     with registry_lock(home):
         require_promotable(home, tracker, version, grounds)
         details = grounds.details(version) | dict(request)
-        known = [each for each in entries_about(home, subject_of(version)) if each.action == AWAIT]
-        is_known = bool(known) and known[-1].details == details
-        entry = known[-1] if is_known else record_action(home, AWAIT, subject_of(version), details, actor=actor)
+        known = open_request(read_entries(home), version.name)[:1]
+        is_known = [(each.subject, each.details) for each in known] == [(subject_of(version), details)]
+        entry = known[0] if is_known else record_action(home, AWAIT, subject_of(version), details, actor=actor)
         _remove_candidate(tracker, version.name, unless=version)
         set_tags(tracker, version, grounds.tags | {AWAITS: grounds.verdict})
         set_alias(tracker, version, CANDIDATE)
@@ -190,7 +220,7 @@ def roll_back(
     """
     where, subject = f"registered model {name}", f"{name}/{version}"
     with registry_lock(home):
-        champion, previous = _complete(home, tracker, name), find_version(tracker, name, PREVIOUS)
+        champion = _complete(home, tracker, name)
         if champion is None:
             raise PromotionError("there is no champion, so nothing to roll back", where=where, fix="see rlcore ui")
         if champion.version != version:
@@ -199,12 +229,14 @@ def roll_back(
                 what = f"version {version} is not the champion, {_words(champion)} is"
                 raise PromotionError(what, where=where, fix=f"name the version to take down: {champion.version}")
             return champion, done[-1]
-        if previous is None or previous == champion:
+        before = _move_before(home, name, str(version))
+        previous = _made_champion(tracker, before) if before else None
+        if previous is None or CLEANED in read_tags(tracker, previous):
             what = f"version {version} is the first champion: there is none before it"
             raise PromotionError(what, where=where, fix="promote another version first")
         details = {"artifact": previous.sha256, "to": str(previous.version), "reason": reason}
         entry = record_action(home, ROLLBACK, subject, details, actor=actor)
-        _apply_move(tracker, entry, previous)
+        _apply_move(home, tracker, entry, previous)
     return previous, entry
 
 
@@ -237,12 +269,39 @@ def moved_text(name: str, found: str, last: AuditEntry | None) -> str:
     return f"{name}: {present} is champion, and {by} {expected} is: the alias was moved outside of rlcore"
 
 
+def changed_text(version: ModelVersion, move: AuditEntry) -> str:
+    """Return what is wrong if the version that a move made champion has another artifact now; empty if nothing is."""
+    artifact = str(move.details["artifact"])
+    if version.sha256 == artifact:
+        return ""
+    return (
+        f"{version.name}: version {version.version} has the artifact {version.sha256[:12] or NOBODY}, and by entry "
+        f"{move.number} ({move.action}) {artifact[:12]}: it was changed or registered again outside of rlcore"
+    )
+
+
 def _to(move: AuditEntry | None) -> str:
     return str(move.details["to"]) if move else NOBODY
 
 
-def _require_approved(home: Home, version: ModelVersion, grounds: Grounds) -> str:
-    """Refuse a version without the approval that ``promotion.toml`` asks for; return the file's digest."""
+def _move_before(home: Home, name: str, number: str) -> AuditEntry | None:
+    """Return the move that made the champion before version ``number``; the log decides, not the alias ``previous``."""
+    moves = [each for each in reversed(read_entries(home)) if is_move(each) and model_of(each) == name]
+    over = next((champion_before(each) for each in moves if each.action == PROMOTE and _to(each) == number), NOBODY)
+    return next((each for each in moves if _to(each) == over), None)
+
+
+def _made_champion(tracker: Tracker, move: AuditEntry) -> ModelVersion | None:
+    """Return the version that a move made champion, or None if MLflow lacks it; refuse another one of its number."""
+    version = find_number(tracker, model_of(move), _to(move))
+    if version and (what := changed_text(version, move)):
+        fix = "restore MLflow's database, or give the preset another name"
+        raise PromotionError(what, where=f"registered model {version.name}", fix=fix)
+    return version
+
+
+def _require_approved(home: Home, version: ModelVersion, details: Mapping[str, Any]) -> None:
+    """Refuse a promotion without the approval that ``promotion.toml`` asks for."""
     rules, where = read_approvers(home), f"registered model {version.name}"
     if not rules.sha256 and (earlier := [each for each in read_entries(home) if each.details.get("rules")]):
         raise PromotionError(
@@ -250,35 +309,34 @@ def _require_approved(home: Home, version: ModelVersion, grounds: Grounds) -> st
             where=str(home.root / FILE),
             fix="restore it; if nobody has to approve any more, let it say approvers = []",
         )
-    given = [each.number for each in entries_about(home, subject_of(version)) if each.action == APPROVE]
-    if rules.are_needed and not {*given} & {*grounds.approvals}:
+    if rules.are_needed and not is_approved(read_entries(home), subject_of(version), details):
         raise PromotionError(
             f"version {version.version} lacks an approval, which {FILE} of the state directory asks for",
             where=where,
             fix="run rlcore promote again: it asks for one",
         )
-    return rules.sha256
 
 
 def _complete(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
     """Return the champion; apply the last move in the log if its command was killed. The lock is held."""
     present, last = find_version(tracker, name, CHAMPION), last_move(home, name)
-    if last is None or number_of(present) == _to(last):
+    if last is None:
         return present
     where = f"registered model {name}"
-    if number_of(present) not in (champion_before(last), NOBODY):
+    if number_of(present) not in (_to(last), champion_before(last), NOBODY):
         fix = f"as MLflow's administrator, give version {_to(last)} the alias {CHAMPION}; see rlcore audit verify"
         raise PromotionError(moved_text(name, number_of(present), last), where=where, fix=fix)
-    version = find_number(tracker, name, _to(last))
+    version = _made_champion(tracker, last)
     if version is None:
         what = f"by entry {last.number} of the audit log version {_to(last)} is champion, and MLflow lacks this version"
         raise PromotionError(what, where=where, fix="restore MLflow's database, or give the preset another name")
-    logger.warning("%s: entry %d (%s) was not applied to the end; it is now", name, last.number, last.action)
-    _apply_move(tracker, last, version)
+    if version != present:
+        logger.warning("%s: entry %d (%s) was not applied to the end; it is now", name, last.number, last.action)
+        _apply_move(home, tracker, last, version)
     return version
 
 
-def _apply_move(tracker: Tracker, entry: AuditEntry, version: ModelVersion) -> None:
+def _apply_move(home: Home, tracker: Tracker, entry: AuditEntry, version: ModelVersion) -> None:
     """Apply a recorded promotion or rollback, after which ``version`` is champion. The alias comes last."""
     name, details = version.name, entry.details
     _remove_candidate(tracker, name)  # it was compared with the champion that goes
@@ -287,11 +345,9 @@ def _apply_move(tracker: Tracker, entry: AuditEntry, version: ModelVersion) -> N
         tags = verdict_tags(details.get("sentence", ""), details["verdict"], over)
         set_tags(tracker, version, tags | {_PROMOTED_OVER: over})
         _remove_alias(tracker, name, CHALLENGER, of=version)
-    else:
-        over = read_tags(tracker, version).get(_PROMOTED_OVER, NOBODY)
-        if down := find_number(tracker, name, champion_before(entry)):
-            set_tags(tracker, down, {_ROLLED_BACK: details["reason"]})
-    previous = find_number(tracker, name, over)
+    elif down := find_number(tracker, name, champion_before(entry)):
+        set_tags(tracker, down, {_ROLLED_BACK: details["reason"]})
+    previous = find_number(tracker, name, _to(_move_before(home, name, str(version.version))))
     if previous is None or CLEANED in read_tags(tracker, previous):
         _remove_alias(tracker, name, PREVIOUS)
     else:

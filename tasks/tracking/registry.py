@@ -85,11 +85,10 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
-def champions(tracker: Tracker) -> dict[str, str]:
+def champions(tracker: Tracker) -> dict[str, ModelVersion]:
     """Return the version that is champion of each registered model, as far as rlcore registered a version of it."""
     own = {each.name for each in pages(tracker.client.search_model_versions) if "sha256" in each.tags}
-    models = pages(tracker.client.search_registered_models)
-    return {each.name: str(each.aliases[CHAMPION]) for each in models if each.name in own and CHAMPION in each.aliases}
+    return {name: found for name in sorted(own) if (found := find_version(tracker, name, CHAMPION))}
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:

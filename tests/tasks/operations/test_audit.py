@@ -20,7 +20,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.signatures import sign
 from rlcore.tasks.tracking import champion
 from rlcore.tasks.tracking.champion import Grounds
-from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, set_alias
+from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, set_alias, set_tags
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import ANNA, promote, register_versions, roll_back
 from tests.ssh_keys import allowed, ask_for_approvals, make_key
@@ -43,7 +43,8 @@ def versions(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> list[Model
     request = {"rules": read_approvers(tracked_home).sha256, "until": "2030-01-01T00:00:00+00:00"}
     second = Grounds(over=found[0], verdict="v2", sentence="Promoted.")
     champion.await_approval(tracked_home, tracker, found[1], second, request=request, actor=ANNA)
-    document = json.dumps({"version": f"{NAME}/2", "decision": "approve", "reason": "good"}) + "\n"
+    stated = {"version": f"{NAME}/2", "decision": "approve", "reason": "good"} | second.details(found[1])
+    document = json.dumps(stated) + "\n"
     signed = {"document": document, "signature": sign(document, key), "allowed": allowed(key)}
     approval = record_action(tracked_home, "approve", f"{NAME}/2", signed, actor={"principal": "anna"})
     champion.promote(tracked_home, tracker, found[1], replace(second, approvals=(approval.number,)), actor=ANNA)
@@ -113,6 +114,14 @@ def test_an_alias_that_was_moved_by_hand_is_found_now_and_when_the_next_entry_sa
     assert error.startswith(f"entry 6, {NAME}: version 2 is champion, and by entry 5 (rollback) version 1 is")
 
 
+def test_another_artifact_under_the_champions_number_is_found(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    set_tags(tracker, versions[1], {"sha256": "evil"})
+    (error,) = audit_errors(tracked_home)[0]
+    assert error.startswith(f"{NAME}: version 2 has the artifact evil, and by entry 4 (promote) b: it was changed")
+
+
 def test_a_model_that_was_never_promoted_has_no_champion(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> None:
     version = register_versions(tracker, tmp_path / "own", "own-grpo")[0]
     assert audit_errors(tracked_home) == ((), 0)
@@ -149,8 +158,8 @@ def _reason(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "details": {**entry["details"], "document": document}}
 
 
-def _ruled(entry: dict[str, Any], rules: str) -> dict[str, Any]:
-    return {**entry, "details": {**entry["details"], "rules": rules}}
+def _changed(entry: dict[str, Any], **details: str) -> dict[str, Any]:
+    return {**entry, "details": {**entry["details"], **details}}
 
 
 @pytest.mark.parametrize(
@@ -163,10 +172,31 @@ def _ruled(entry: dict[str, Any], rules: str) -> dict[str, Any]:
         ),
         (lambda every: [*every[:2], {**every[2], "subject": f"{NAME}/3"}, every[3]], "entry 3: the document is about"),
         (lambda every: [*every[:2], every[3]], "entry 3: tiny-grpo/2 was promoted without an approval"),
-        (lambda every: [*every[:3], _ruled(every[3], "def")], "entry 4: tiny-grpo/2 was promoted without an approval"),
-        (lambda every: [*every[:3], _ruled(every[3], "")], "was promoted without the approvers of entry 2"),
+        (
+            lambda every: [*every[:3], _changed(every[3], rules="def")],
+            "entry 4: tiny-grpo/2 was promoted without an approval",
+        ),
+        (lambda every: [*every[:3], _changed(every[3], rules="")], "was promoted without the approvers of entry 2"),
+        (lambda every: [*every[:3], _changed(every[3], artifact="c")], "was promoted without an approval"),
+        (lambda every: [*every[:3], {**every[1], "subject": f"{NAME}/3"}, every[3]], "was promoted without an appr"),
+        (lambda every: [*every[:3], {**every[2], "action": "reject"}, every[3]], "was promoted without an approval"),
+        (
+            lambda every: [*every, {**every[3], "action": "rollback", "details": {"artifact": "c", "to": "3"}}],
+            "entry 5: a rollback to version 3 of tiny-grpo, which no entry promoted",
+        ),
     ],
-    ids=["another reason", "another signer", "another version", "no approval", "other approvers", "none"],
+    ids=[
+        "another reason",
+        "another signer",
+        "another version",
+        "no approval",
+        "other approvers",
+        "none",
+        "another artifact",
+        "another candidate since",
+        "a rejection since",
+        "a rollback to no champion",
+    ],
 )
 def test_a_decision_that_nobody_signed_is_found_whatever_else_was_rewritten(
     tracked_home: Home, versions: list[ModelVersion], change: Any, message: str

@@ -23,7 +23,8 @@ from rlcore.tasks.pipeline.approval import current_actor, statement
 from rlcore.tasks.pipeline.prefect_bridge import FlowRun
 from rlcore.tasks.pipeline.promotion import apply_decision, apply_signature
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
-from rlcore.tasks.store.audit_log import audit_path, read_entries
+from rlcore.tasks.store.audit_log import AuditEntry, audit_path, read_entries, record_action
+from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.signatures import sign
 from rlcore.tasks.store.storage import read_json, write_json
@@ -35,6 +36,7 @@ from rlcore.tasks.tracking.registry import (
     ModelVersion,
     find_version,
     read_tags,
+    set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import promote, register_versions, roll_back
@@ -211,6 +213,64 @@ def test_a_change_of_champion_or_candidate_makes_a_request_void(
     assert before.get(CHAMPION) != 2
 
 
+def _another_candidate_and_back(office: Office) -> None:
+    office.judged(3)
+
+
+def _another_champion_and_back(office: Office) -> None:
+    office.judged(3)
+    office.decide("ben", number=3)
+    roll_back(office.home, office.tracker, NAME, version=3, reason="rude")
+
+
+@pytest.mark.parametrize("change", [_another_candidate_and_back, _another_champion_and_back])
+def test_an_approval_that_was_killed_promotes_nothing_once_its_request_is_void(
+    office: Office, change: Callable[[Office], None]
+) -> None:
+    office.judged(2)
+    document, signature = office.signed("anna")
+    with pytest.MonkeyPatch.context() as killed, pytest.raises(Killed):
+        killed.setattr(approval, "_apply", _killed)
+        office.hand_in("approve", 2, document, signature)
+    change(office)
+    with pytest.raises(PromotionError, match="lacks an approval"):
+        office.hand_in("approve", 2, document, signature)
+    assert "It awaits an approval until " in office.judged(2)
+    assert office.aliases[CHAMPION] == 1
+    office.decide("ben")
+    assert office.aliases[CHAMPION] == 2
+    assert audit_errors(office.home)[0] == ()
+
+
+def _killed(*_: object) -> str:
+    raise Killed
+
+
+def test_an_approval_of_one_artifact_promotes_no_other_under_its_number(office: Office) -> None:
+    office.judged(2)
+    document, signature = office.signed("anna")
+    set_tags(office.tracker, office.versions[1], {"sha256": "evil"})
+    with pytest.raises(PromotionError, match="the request is void: in MLflow the version has the artifact evil now"):
+        office.hand_in("approve", 2, document, signature)
+    assert (office.aliases, office.actions) == (WAITING, [("await", "2")])
+
+
+def test_a_decision_is_checked_and_recorded_while_no_other_one_can_be(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = list[bool]()
+
+    def record(*args: Any, **options: Any) -> AuditEntry:
+        with file_lock(office.home.root / "registry.lock", wait=False) as is_free:
+            free.append(is_free)
+        return record_action(*args, **options)
+
+    office.judged(2)
+    monkeypatch.setattr(approval, "record_action", record)
+    office.decide("anna")
+    assert free == [False]
+
+
 def test_a_signature_on_an_earlier_verdict_is_refused(office: Office) -> None:
     office.judged(2)
     document, signature = office.signed("anna")
@@ -234,6 +294,10 @@ def test_a_signature_on_an_earlier_verdict_is_refused(office: Office) -> None:
         ("anna", "approve", {"time": "2020-01-01T00:00:00+00:00"}, "signed at 2020-01-01"),
         ("anna", "approve", {"time": "2999-01-01T00:00:00+00:00"}, "signed at 2999-01-01"),
         ("anna", "approve", {"more": 1}, "the document lacks a reason or a time"),
+        ("anna", "approve", {"reason": float("nan")}, "not a decision on a version"),
+        ("anna", "approve", {"reason": ["good"]}, "not a decision on a version"),
+        ("anna", "approve", {"reason": "\ud800"}, "not a decision on a version"),
+        ("anna", "approve", {"version": "tiny\u2010grpo/2"}, "the signed version is "),
     ],
     ids=lambda each: str(each) if isinstance(each, dict) else None,
 )
@@ -252,8 +316,10 @@ def test_a_document_that_was_changed_after_it_was_signed_is_refused(office: Offi
     document, signature = office.signed("anna")
     with pytest.raises(PromotionError, match="does not fit the document"):
         office.hand_in("approve", 2, document.replace("fifty", "all"), signature)
-    with pytest.raises(PromotionError, match="not a decision on a version"):
-        office.hand_in("approve", 2, "[]", signature)
+    twice = document.replace("{", '{"decision":"reject",', 1)  # a person may read the first, a parser takes the last
+    for text in ("[]", "[" * 100_000, twice):
+        with pytest.raises(PromotionError, match="not a decision on a version"):
+            office.hand_in("approve", 2, text, sign(text + "\n", office.keys["anna"]))
     office.hand_in("approve", 2, f"  {document}\n", signature.replace("\n", " "))  # as a form may hand it in
     assert office.aliases == PROMOTED
 

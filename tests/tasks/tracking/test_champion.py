@@ -27,6 +27,7 @@ from rlcore.tasks.tracking.registry import (
     find_version,
     read_tags,
     set_alias,
+    set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import ANNA, promote, register_versions, roll_back
@@ -181,6 +182,45 @@ def test_a_roll_back_returns_to_the_previous_champion_and_goes_on_to_the_one_bef
     with pytest.raises(PromotionError, match="there is none before it"):
         roll_back(tracked_home, tracker, "m", version=1, reason="all bad")
     assert read_tags(tracker, third)["rolled_back"] == "rude"
+
+
+def test_a_roll_back_returns_to_the_champion_of_the_log_whatever_aliases_and_tags_say(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
+) -> None:
+    first, second, third = versions
+    promote(tracked_home, tracker, first, over=None)
+    promote(tracked_home, tracker, second, over=first)
+    set_alias(tracker, third, PREVIOUS)
+    set_tags(tracker, second, {"promoted_over": "3"})
+    assert roll_back(tracked_home, tracker, "m", version=2, reason="rude") == first
+    set_alias(tracker, third, PREVIOUS)
+    with pytest.raises(PromotionError, match="there is none before it"):
+        roll_back(tracked_home, tracker, "m", version=1, reason="rude")
+    assert aliases(tracker)[CHAMPION] == 1
+
+
+@pytest.mark.parametrize("alias", [CHAMPION, None])
+def test_another_artifact_under_a_champions_number_is_no_champion(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion], tmp_path: Path, alias: str | None
+) -> None:
+    """As after a deletion of the registered model: numbers begin again."""
+    first, second, third = versions
+    promote(tracked_home, tracker, first, over=None)
+    promote(tracked_home, tracker, second, over=first)
+    tracker.client.delete_registered_model("m")
+    *_, other = register_versions(tracker, tmp_path / "other", "m")[:2]
+    set_tags(tracker, other, {"sha256": "evil"})
+    if alias:
+        set_alias(tracker, other, alias)
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: find_champion(tracked_home, tracker, "m"),
+        lambda: promote(tracked_home, tracker, third, over=other),
+        lambda: roll_back(tracked_home, tracker, "m", version=2, reason="rude"),
+    )
+    for act in acts:
+        with pytest.raises(PromotionError, match=r"m: version 2 has the artifact evil, and by entry 2 \(promote\) b: "):
+            act()
+    assert aliases(tracker) == ({CHAMPION: 2} if alias else {})
 
 
 def test_only_the_champion_is_rolled_back(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
