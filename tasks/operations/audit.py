@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import zip_longest
 
-from rlcore.errors import PromotionError, RlcoreError, shown
+from rlcore.errors import ModelError, PromotionError, RlcoreError, shown
 from rlcore.tasks.operations.backup_target import BackupTarget, last_backup
 from rlcore.tasks.store.approvers import OFF
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
@@ -30,7 +30,7 @@ from rlcore.tasks.tracking.champion import (
     number_of,
 )
 from rlcore.tasks.tracking.database import require_made
-from rlcore.tasks.tracking.registry import champions
+from rlcore.tasks.tracking.registry import champions, download_model
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 _FOUND_LATE = "find out who moved it, and compare and promote again"
@@ -71,6 +71,18 @@ def audit_errors(home: Home) -> tuple[tuple[str, ...], int]:
     entries = read_entries(home)
     found = [*_signature_errors(entries), *_promotion_errors(entries), *_alias_errors(entries, tracker)]
     return tuple(found), len(entries)
+
+
+def file_errors(home: Home) -> tuple[str, ...]:
+    """Return the champions whose files in MLflow are not those of the artifact that was promoted; all are read."""
+    found = list[str]()
+    for name, version in champions(open_tracker(home)).items():
+        with scratch_folder(home.work) as folder:
+            try:
+                download_model(f"models:/{name}/{version.version}", folder)
+            except ModelError as error:
+                found.append(f"{name}: version {version.version} is champion; {error.what}")
+    return tuple(found)
 
 
 def backup_errors(home: Home) -> tuple[tuple[str, ...], str]:
@@ -171,7 +183,7 @@ def _alias_errors(entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[s
         seen[name] = each.details["to"] if is_move(each) else found
         if is_move(each):
             last[name] = each
-    registered = champions(tracker)
+    registered = champions(tracker, {model_of(each) for each in entries} - {""})
     for name in sorted(registered.keys() | last.keys()):
         version, move = registered.get(name), last.get(name)
         present = number_of(version)

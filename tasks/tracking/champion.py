@@ -119,10 +119,11 @@ def open_request(entries: Sequence[AuditEntry], name: str) -> list[AuditEntry]:
 
 def is_approved(entries: Sequence[AuditEntry], subject: str, details: Mapping[str, Any]) -> bool:
     """Return True if a promotion after these entries, with these details, has the approval of its open request."""
-    request, *decisions = open_request(entries, subject.rpartition("/")[0]) or [None]
-    if request is None or request.subject != subject or any(each.action == REJECT for each in decisions):
+    found = open_request(entries, subject.rpartition("/")[0])
+    if not found or found[0].subject != subject or any(each.action == REJECT for each in found):
         return False
-    given = [json.loads(each.details["document"]) for each in decisions if each.number in details["approvals"]]
+    request, *approvals = found
+    given = [json.loads(each.details["document"]) for each in approvals if each.number in details["approvals"]]
     is_same = all(request.details.get(name) == details[name] for name in (*JUDGED, "rules"))
     return is_same and any(all(each.get(name) == details[name] for name in JUDGED) for each in given)
 

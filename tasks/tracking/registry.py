@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +85,10 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 
 
-def champions(tracker: Tracker) -> dict[str, ModelVersion]:
-    """Return the version that is champion of each registered model, as far as rlcore registered a version of it."""
+def champions(tracker: Tracker, known: Collection[str] = ()) -> dict[str, ModelVersion]:
+    """Return the champion of each registered model that is ``known``, or of which rlcore registered a version."""
     own = {each.name for each in pages(tracker.client.search_model_versions) if "sha256" in each.tags}
-    return {name: found for name in sorted(own) if (found := find_version(tracker, name, CHAMPION))}
+    return {name: found for name in sorted({*own, *known}) if (found := find_version(tracker, name, CHAMPION))}
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.artifacts import download_artifacts
 
 from rlcore.errors import StorageError
 from rlcore.flows.cli.app import main
@@ -20,9 +21,9 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.signatures import sign
 from rlcore.tasks.tracking import champion
 from rlcore.tasks.tracking.champion import Grounds
-from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, set_alias, set_tags
+from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_by_sha256, remove_tag, set_alias, set_tags
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-from tests.registered import ANNA, promote, register_versions, roll_back
+from tests.registered import ANNA, promote, register_toy, register_versions, roll_back
 from tests.ssh_keys import allowed, ask_for_approvals, make_key
 
 NAME = "tiny-grpo"
@@ -120,6 +121,37 @@ def test_another_artifact_under_the_champions_number_is_found(
     set_tags(tracker, versions[1], {"sha256": "evil"})
     (error,) = audit_errors(tracked_home)[0]
     assert error.startswith(f"{NAME}: version 2 has the artifact evil, and by entry 4 (promote) b: it was changed")
+
+
+def test_files_that_somebody_overwrote_under_a_champion_are_found(
+    tracked_home: Home, tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As whoever may write to an experiment of MLflow can, without any right on the registered model."""
+    ref = register_toy(tracked_home)
+    version = find_by_sha256(tracker, "toy-sft", ref.sha256)
+    assert version is not None
+    promote(tracked_home, tracker, version, over=None)
+    assert main(["audit", "verify"]) == 0
+    folder = download_artifacts(f"models:/{version.name}/{version.version}")
+    config = Path(folder) / "model" / "config.json"
+    text = config.read_text()
+    config.unlink()  # a hard link to the stage's artifact
+    config.write_text(text + " ")
+    capsys.readouterr()
+    assert main(["audit", "verify"]) == 1
+    assert f"{version.name}: version 1 is champion; the registered model is not what was" in capsys.readouterr().out
+
+
+def test_a_champion_without_its_digest_is_found_if_the_log_knows_the_model(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion], tmp_path: Path
+) -> None:
+    others = register_versions(tracker, tmp_path / "own", "own-grpo")
+    record_action(tracked_home, "refuse", "own-grpo/1", {"champion": "none"})
+    for each in others:
+        remove_tag(tracker, each, "sha256")
+    set_alias(tracker, others[0], CHAMPION)
+    (error,) = audit_errors(tracked_home)[0]
+    assert error.startswith("own-grpo: version 1 is champion, and by the audit log no version is")
 
 
 def test_a_model_that_was_never_promoted_has_no_champion(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> None:
