@@ -2,8 +2,8 @@
 
 ``promotion.toml`` of the state directory names the approvers. The state is in the audit log: an entry ``await`` is a
 request, later entries of the version are the decisions on it. A decision is a line of JSON with version, artifact,
-verdict, champion, decision, reason and time, signed by an ssh key. Another champion, verdict, candidate or
-``promotion.toml`` makes a request void. A rejection is final until there is a new verdict.
+verdict, champion, digest of the request, decision, reason and time, signed by an ssh key. Another champion, verdict,
+candidate or ``promotion.toml`` makes a request void. A rejection is final until there is a new verdict.
 """
 
 from __future__ import annotations
@@ -131,9 +131,8 @@ def statement(home: Home, subject: str, decision: str, reason: str) -> str:
     Raises:
         PromotionError: the version awaits no decision.
     """
-    details = _require_standing(home, subject).request.details
-    judged = {name: details[name] for name in JUDGED}
-    fields = {"version": subject, **judged, "decision": decision, "reason": reason, "time": _text(datetime.now(UTC))}
+    fields = _expected(_require_standing(home, subject), subject, decision)
+    fields |= {"reason": reason, "time": _text(datetime.now(UTC))}
     return json.dumps(fields, sort_keys=True, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -203,10 +202,15 @@ def _require_standing(home: Home, subject: str) -> Standing:
     return standing
 
 
+def _expected(standing: Standing, subject: str, decision: str) -> dict[str, str]:
+    """Return the fields of a decision; the request's digest stands for one time and state directory."""
+    judged = {name: standing.request.details[name] for name in JUDGED}
+    return {"version": subject, **judged, "decision": decision, "request": standing.request.digest}
+
+
 def _require_stated(document: str, standing: Standing, subject: str, decision: str) -> datetime:
     """Return the time of a document, which must be about this version, request and decision."""
-    judged = {name: standing.request.details[name] for name in JUDGED}
-    expected = {"version": subject, **judged, "decision": decision}
+    expected = _expected(standing, subject, decision)
     try:
         fields = parse_object(document.encode())
         stated = {name: fields[name] for name in expected}

@@ -43,8 +43,8 @@ def versions(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> list[Model
     ask_for_approvals(tracked_home, allowed(key))
     request = {"rules": read_approvers(tracked_home).sha256, "until": "2030-01-01T00:00:00+00:00"}
     second = Grounds(over=found[0], verdict="v2", sentence="Promoted.")
-    champion.await_approval(tracked_home, tracker, found[1], second, request=request, actor=ANNA)
-    stated = {"version": f"{NAME}/2", "decision": "approve", "reason": "good"} | second.details(found[1])
+    asked = champion.await_approval(tracked_home, tracker, found[1], second, request=request, actor=ANNA)
+    stated = {"version": f"{NAME}/2", "decision": "approve", "reason": "good", "request": asked.digest}
     document = json.dumps(stated) + "\n"
     signed = {"document": document, "signature": sign(document, key), "allowed": allowed(key)}
     approval = record_action(tracked_home, "approve", f"{NAME}/2", signed, actor={"principal": "anna"})

@@ -213,6 +213,16 @@ def test_a_change_of_champion_or_candidate_makes_a_request_void(
     assert before.get(CHAMPION) != 2
 
 
+def test_a_signature_for_a_request_of_another_state_directory_is_refused(office: Office) -> None:
+    office.judged(2)
+    document, signature = office.signed("anna")
+    audit_path(office.home).unlink()
+    office.judged(2)  # equal presets give equal artifacts and verdicts
+    with pytest.raises(PromotionError, match="the signed request is "):
+        office.hand_in("approve", 2, document, signature)
+    assert office.aliases == WAITING
+
+
 def _another_candidate_and_back(office: Office) -> None:
     office.judged(3)
 
