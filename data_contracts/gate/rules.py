@@ -102,7 +102,8 @@ def filled_splits(state: DatasetState) -> RuleOutcome:
     empty = [
         name for name, side in (("train", TRAIN), ("eval", EVAL)) if not (state.split[state.is_kept] == side).any()
     ]
-    return RuleOutcome(len(empty), not empty, f"no rows for {' and '.join(empty)}" if empty else "")
+    detail = f"no rows for {' and '.join(empty)}; distinct rows that are left: {state.is_kept.sum():,}"
+    return RuleOutcome(len(empty), not empty, detail if empty else "")
 
 
 def enough_rows(state: DatasetState) -> RuleOutcome:
@@ -124,8 +125,11 @@ def distinct_rows(state: DatasetState) -> RuleOutcome:
 
 
 def length_balance(state: DatasetState) -> RuleOutcome:
-    """Return the fraction of pairs whose chosen side has more characters, which a reward model must beat."""
-    longer = float((state.ledger.longer[state.is_kept] > 0).mean())
+    """Return the fraction of pairs whose chosen side has more characters, which a reward model must beat.
+
+    Of pairs with sides of equal length, half are counted.
+    """
+    longer = float((state.ledger.longer[state.is_kept].mean() + 1.0) / 2.0)
     detail = f"the chosen side is longer in {longer:.0%} of the pairs: length alone tells the sides apart"
     return RuleOutcome(longer, 0.2 <= longer <= 0.8, detail)
 

@@ -148,7 +148,8 @@ def _details(folder: Path) -> Iterator[str]:
     for line in (folder / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()[:_EXAMPLES]:
         row = json.loads(line)
         found = f" ({row['excerpt']!r:.200})" if row["excerpt"] else ""
-        yield f"    line {row['line']}, {row['field'] or 'row'}: {row['reason']}{found}"
+        file = f"{row['source']}, " if row["source"] else ""
+        yield f"    {file}line {row['line']}, {row['field'] or 'row'}: {row['reason']}{found}"
     asked_for_all = report["num_train"] + report["num_eval"] == report["accepted"]
     for rule in report["rules"]:
         is_about_number = rule["name"] == "as_many_rows_as_asked"

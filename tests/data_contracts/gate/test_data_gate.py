@@ -220,6 +220,12 @@ def test_rows_that_give_one_prompt_two_references_are_all_quarantined(num_train:
     assert result.kept["prompt_id"].tolist() == ["p0", "p2"]
 
 
+@pytest.mark.parametrize(("chosen", "warns"), [("wrong", False), ("wr", True), ("too wrong", True)])
+def test_sides_of_equal_length_are_not_told_apart_by_it(chosen: str, warns: bool) -> None:
+    rows = [pair(n, chosen=f"{chosen[::-1]} {n}") for n in range(8)]
+    assert any("length alone" in warning for warning in gate_rows(rows).report.warnings) is warns
+
+
 def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_asked() -> None:
     report = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=2).report
     assert report.summary == "4 for training, 2 held out, 2 unused, 0 quarantined"
@@ -334,7 +340,7 @@ def test_other_rows_take_the_place_of_those_that_share_words() -> None:
 def test_a_side_without_rows_refuses_the_dataset(number: int) -> None:
     result = gate_rows([pair(number)])
     missing = "eval" if number else "train"
-    assert result.report.errors == (f"no rows for {missing}",)
+    assert result.report.errors == (f"no rows for {missing}; distinct rows that are left: 1",)
 
 
 def test_no_rows_before_or_after_the_gate_refuse_the_dataset_even_if_all_may_be_quarantined() -> None:

@@ -59,6 +59,10 @@ def test_refused_rows_are_shown_with_line_field_and_reason_and_counted(
     assert "mine: 360 for training, 40 held out, 0 unused, 1 quarantined" in said
     assert "\n  1 x malformed JSON" in said
 
+    rows(tmp_path / "mine2.jsonl", "{broken")
+    code, said = checked(capsys, tmp_path / "mine*.jsonl", "--contract", "prompts")
+    assert "\n    mine2.jsonl, line 51, row: malformed JSON" in said
+
 
 def ungradable(count: int) -> list[str]:
     """Lines of prompts whose reference is a placeholder or a paragraph."""
