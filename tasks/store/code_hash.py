@@ -71,14 +71,14 @@ def closure(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None =
 def closure_digests(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> Mapping[str, str]:
     """Return the digest of each module of the closure, by name."""
     found = sorted(_reach(module, chosen, root).items())
-    return {name: _digest(path.read_text(encoding="utf-8")) for name, path in found}
+    return {name: _digest(_text(path)) for name, path in found}
 
 
 def source_digests(module: str) -> list[tuple[str, str]]:
     """Return the file and the digest of each module of a custom module's closure: ``my_rewards.py``."""
     found = sorted(_reach(module, NOTHING_CHOSEN, None).items())
     ends = {name: "/__init__.py" if path.name == "__init__.py" else ".py" for name, path in found}
-    return [(name.replace(".", "/") + ends[name], _digest(path.read_text(encoding="utf-8"))) for name, path in found]
+    return [(name.replace(".", "/") + ends[name], _digest(_text(path))) for name, path in found]
 
 
 def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
@@ -87,7 +87,7 @@ def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]
     Imports for type checkers do not count.
     """
     reached = _reach(module, chosen, None)
-    found = {name for path in reached.values() for name in imported_packages(path.read_text(encoding="utf-8"))}
+    found = {name for path in reached.values() for name in imported_packages(_text(path))}
     own = {name.partition(".")[0] for name in reached}
     return frozenset(name for name in found - own - {*_MEASURES} if not is_own(name))
 
@@ -151,8 +151,8 @@ def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
         path = None if is_neutral else _source(name, root)
         if path is None:
             continue
-        source = path.read_text(encoding="utf-8")
         try:
+            source = _text(path)
             has_code = _digest(source) != _digest("")
         except (SyntaxError, ValueError) as error:  # of a custom module
             raise StorageError(f"this is no Python: {error}", where=str(path), fix="correct the file") from error
@@ -207,6 +207,11 @@ def _foreign(top: str) -> Path | None:
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
     return Path(spec.origin).with_suffix("") if spec.has_location and spec.origin else None
+
+
+def _text(path: Path) -> str:
+    """Return the source of a module as Python reads it: a byte order mark or a line names its encoding."""
+    return importlib.util.decode_source(path.read_bytes())
 
 
 @remembered

@@ -118,6 +118,12 @@ def test_an_edit_is_seen_at_once_even_when_the_file_keeps_its_time(tree: Path) -
     assert closure_digest(TRAIN, root=tree) != before
 
 
+@pytest.mark.parametrize("text", ["\ufeffX = 'e'\n".encode(), "# coding: latin-1\nX = 'é'\n".encode("latin-1")])
+def test_a_module_is_decoded_as_python_decodes_it(tree: Path, text: bytes) -> None:
+    (tree / "rlcore/grade.py").write_bytes(text)
+    assert "rlcore.grade" in closure_digests("rlcore.tasks.steps.score", root=tree)
+
+
 def test_a_module_without_source_is_refused(tree: Path) -> None:
     with pytest.raises(StorageError, match=r"tasks\.nothing"):
         closure("tasks.nothing", root=tree)
