@@ -200,7 +200,7 @@ def _build_dataclass(kind: type, value: Any, path: str, errors: _Errors) -> Any:
     before = len(errors)
     prefix = f"{path}." if path else ""
     known = keys_of(kind)
-    unknown = {key: errors.hint(f"{prefix}{key}", value[key]) for key in value if key not in known}
+    unknown = {key: _hint(key, value[key], known, prefix, errors) for key in value if key not in known}
     errors += [_unknown_key(key, known, prefix, meant) for key, meant in unknown.items()]
     built = _build_fields(kind, value, path, errors)
     try:
@@ -241,6 +241,12 @@ def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: _Erro
         if built.get(name, name) is None and types.NoneType not in typing.get_args(hints[name]):
             del built[name]  # its default, if it has one, or a TypeError
     return built
+
+
+def _hint(key: str, value: Any, fields: Sequence[str], prefix: str, errors: _Errors) -> str:
+    """Return what else an unknown key may mean; nothing for a misspelled section, whose keys mean themselves."""
+    is_misspelled = isinstance(value, Mapping) and difflib.get_close_matches(key, fields, n=1, cutoff=0.8)
+    return "" if is_misspelled else errors.hint(f"{prefix}{key}", value)
 
 
 def _unknown_key(key: str, fields: Sequence[str], prefix: str, meant: str) -> str:

@@ -100,7 +100,8 @@ def _preflight(
     ]
     wrong = {key_of(error) for error in earlier}
     texts = [*earlier, *(text for text in own if key_of(text) not in wrong)]
-    new = [name for name in data if prepare_stage_name(name) not in known]
+    unread = {name for name in data if any(key_of(text) == f"data.{name}.adapter" for text in texts)}
+    new = [name for name in data if prepare_stage_name(name) not in known and name not in unread]
     rows, left_out = row_findings(config, new, model.files)
     unusable = model.error and not any(source_errors(config.model)) and tokenizer_finding(config.model, model.error)
     findings = [*(Finding(text=text) for text in texts), *rows, *([unusable] if unusable else [])]

@@ -122,7 +122,9 @@ def data_errors(config: RunConfig, name: str) -> list[str]:
     if adapter == POLICY:
         return list(_engine("engine", config.engine))
     if is_generated(adapter):
-        return []
+        fix = 'set adapter to the layout of the file, or path = ""'
+        is_ignored = bool(data.path) and adapter == data.reader
+        return [f"{path}.path = {data.path!r}: the adapter {adapter!r} reads no file; {fix}"] if is_ignored else []
     found = _source(f"{path}.path", data.path, adapter, "set fallback")
     if data.eval_path:
         found += _source(f"{path}.eval_path", data.eval_path, adapter, "leave it out, to hold out rows of path")

@@ -230,17 +230,15 @@ def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> P
             where=str(path),
             fix=_NAMED_BASE,
         )
-    beside = path.with_name(f"{base}.toml")
-    found = beside if beside.is_file() or library is None else library / beside.name
-    if not found.is_file():
-        known = {file.stem for folder in (path.parent, found.parent) for file in folder.glob("*.toml")}
-        near = get_close_matches(base.removesuffix(".toml"), sorted(known))
-        raise ConfigError(
-            f"extends = {base!r}: there is no such preset",
-            where=str(path),
-            fix=f"did you mean {' or '.join(near)}?" if near else _NAMED_BASE,
-        )
-    return found
+    files = [folder / f"{base}.toml" for folder in (path.parent, library) if folder is not None]
+    for file in files:
+        if file.is_file():
+            return file
+    known = sorted({each.stem for file in files for each in file.parent.glob("*.toml")} - {path.stem})
+    near = get_close_matches(base.removesuffix(".toml"), known) or known
+    raise ConfigError(
+        f"extends = {base!r}: there is no such preset", where=str(path), fix=f"name one of {', '.join(near)}"
+    )
 
 
 def _require_present_names(document: Mapping[str, Any], kinds: Mapping[str, str], *, where: str, fix: str) -> None:

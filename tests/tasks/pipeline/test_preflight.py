@@ -69,6 +69,14 @@ FAULTS = [
     ("evaluation.verifiers=[{kind='math',options={last=true}}]", "evaluation.verifiers.0.options.last: unknown key"),
     ("data.prompts.adapter=arithmetik", "data.prompts.adapter: unknown adapter 'arithmetik'"),
     (
+        "data.prompts={contract='prompts',adapter='gsmk8',path='rows.jsonl',num_train=9,num_eval=9,max_tokens=64}",
+        "data.prompts.adapter: unknown adapter 'gsmk8'; did you mean 'gsm8k'?",
+    ),
+    (
+        "data.prompts.path='.'",
+        "data.prompts.path = '.': the adapter 'rlcore.examples.arithmetic:ADAPTER' reads no file; set adapter",
+    ),
+    (
         "data.prompts.options={share=0.5}",
         "data.prompts.options: the adapter 'rlcore.examples.arithmetic:ADAPTER' has no option",
     ),

@@ -114,6 +114,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
             "stages.grpo.learning_rat=1e-6",
             "stages.grpo.learning_rat: unknown key; did you mean stages.grpo.learning_rate?",
         ),
+        ("stage.grpo.num_iterations=2", "stage: unknown key; did you mean stages?"),
         ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate = -1.0: must be greater than 0.0"),
         ("stages.grpo.update.num_epochs=0", "stages.grpo.update.num_epochs = 0: must be at least 1"),
         ("stages.grpo.group_size=four", "stages.grpo.group_size = 'four': must be an integer, not a text"),
@@ -274,7 +275,8 @@ def test_a_preset_may_leave_out_sections_of_its_base_and_replaces_a_list_as_a_wh
     [
         ('extends = "base"\nwithout = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
         ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which the extended preset does not have"),
-        ('extends = "nothing"\n', "extends = 'nothing': there is no such preset"),
+        ('extends = "bse"\n', r"extends = 'bse': there is no such preset\n.*mine.toml\n.*name one of base$"),
+        ('extends = "base.toml"\n', "name one of base$"),
         ('extends = "../base"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),
         ('extends = "mine"\n', "in a circle"),
