@@ -71,7 +71,7 @@ def _likelihood(fit: Fit) -> tuple[int, int, int, int, str]:
 def _no_rows(head: Source) -> ContractError:
     lost = [f"; line {one.origin.line}: {one.reason}" for one in head.rejected]
     what = f"none of the first {len(lost)} lines is a row{lost[0]}" if lost else "there are no rows"
-    return ContractError(what, where=head.name, fix="give one JSON object a line, or one row of cells")
+    return ContractError(what, where=head.name, fix="give one JSON object a line, in UTF-8, or one row of cells")
 
 
 def mapping_line(columns: Mapping[str, Scalar]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from rlcore.errors import ConfigError
 from rlcore.flows.cli.parameters import Overrides, open_home
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ def validate(
     from rlcore.tasks.pipeline.layout_check import is_file_of_rows, recognize
 
     is_file = is_file_of_rows(source)
+    if is_file and overrides:
+        raise ConfigError(f"--set changes a preset, and {source} has rows", where="--set", fix="leave it out")
     if is_file and not contract and not adapter:
         found = recognize(source)
         sys.stdout.write("\n".join(found.lines) + "\n")

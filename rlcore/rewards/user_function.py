@@ -55,7 +55,8 @@ class FunctionReward:
         none_is_skipped: bool = False,
         other: OtherFunction | None = None,
     ) -> None:
-        self._function, self.name, self._file, self._other = function, name, _file_of(function), other
+        self._function, self.name, self._other = function, name, other
+        self._file = "" if other else _file_of(function)
         self._seconds, self._none_is_skipped = 60.0 * timeout_minutes, none_is_skipped
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -77,9 +78,11 @@ class FunctionReward:
             raise self._failure(error, rollouts) from error
         values = plain_numbers(values)
         if not isinstance(values, list | tuple):
-            raise RewardError(f"{self.name} returned {type(values).__name__}, not a list", fix=_ONE_EACH)
+            what = f"{self.name} returned {type(values).__name__}, not a list"
+            raise RewardError(what, where=self._file, fix=_ONE_EACH)
         if len(values) != len(rollouts):
-            raise RewardError(f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts", fix=_ONE_EACH)
+            what = f"{self.name} returned {len(values)} values for {len(rollouts)} rollouts"
+            raise RewardError(what, where=self._file, fix=_ONE_EACH)
         return [self._score(plain_numbers(value), rollout) for value, rollout in zip(values, rollouts, strict=True)]
 
     def close(self) -> None:
@@ -128,7 +131,7 @@ class FunctionReward:
             skipped = Score(value=0.0, terms={}, skipped=(self.name,))
             return skipped if self._none_is_skipped else failed_score("the function returned None")
         rewards = tuple(map(plain_numbers, value)) if isinstance(value, list | tuple) else (value,)
-        where = f"rollout of prompt {rollout.prompt.prompt_id!r}"
+        where = ", ".join(filter(None, (self._file, f"rollout of prompt {rollout.prompt.prompt_id!r}")))
         if not all(isinstance(reward, int | float) for reward in rewards):
             raise RewardError(f"{self.name} returned {value!r}", where=where, fix=_ONE_EACH)
         if not isinstance(value, list | tuple):

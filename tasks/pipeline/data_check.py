@@ -18,6 +18,7 @@ from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
+from rlcore.tasks.steps.data_source import ignored_path
 from rlcore.tasks.steps.references import unusable
 from rlcore.tasks.store.deny_list import read_denied
 from rlcore.tasks.store.settings import Home, find_home
@@ -101,6 +102,8 @@ def check_data(
     """
     if config.reader == "policy":
         return Check(passed=True, lines=(f"{name}: sampled from the policy {config.policy!r} in the run",))
+    if ignored := ignored_path(config):
+        return Check(passed=False, lines=(f"{name}: REFUSED: {ignored}",))
     folder.mkdir(parents=True, exist_ok=True)
     for old in ("report.json", "quarantine.jsonl"):
         (folder / old).unlink(missing_ok=True)

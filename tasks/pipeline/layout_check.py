@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path
 
-from rlcore.data_contracts.adapters.convert import contract_of
+from rlcore.data_contracts.adapters.convert import contract_of, is_generator
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.recognition import (
     Fit,
@@ -84,8 +84,10 @@ def contract_for(adapter: str) -> ContractName:
     """Return the contract of the first kind of rows that an adapter reads.
 
     Raises:
-        ConfigError: it reads no file.
+        ConfigError: it is unknown, or reads no file.
     """
+    with contract_errors(ConfigError):
+        is_generator(adapter)
     rows = ADAPTERS[adapter].rows if adapter in ADAPTERS else {}
     if not rows:
         raise ConfigError(f"--contract is missing: the row type of {adapter!r} is unknown", where="--contract")

@@ -29,6 +29,7 @@ from rlcore.tasks.steps.data_source import (
     check_options,
     has_files,
     hub_parts,
+    ignored_path,
     is_generated,
     resolve_adapter,
     rows_sha256,
@@ -122,9 +123,8 @@ def data_errors(config: RunConfig, name: str) -> list[str]:
     if adapter == POLICY:
         return list(_engine("engine", config.engine))
     if is_generated(adapter):
-        fix = 'set adapter to the layout of the file, or path = ""'
-        is_ignored = bool(data.path) and adapter == data.reader
-        return [f"{path}.path = {data.path!r}: the adapter {adapter!r} reads no file; {fix}"] if is_ignored else []
+        ignored = ignored_path(data)
+        return [f"{path}.{ignored}"] if ignored else []
     found = _source(f"{path}.path", data.path, adapter, "set fallback")
     if data.eval_path:
         found += _source(f"{path}.eval_path", data.eval_path, adapter, "leave it out, to hold out rows of path")

@@ -41,6 +41,19 @@ def resolve_adapter(config: DatasetConfig) -> str:
     return adapter
 
 
+def ignored_path(config: DatasetConfig) -> str:
+    """Return the error of a path beside an adapter that generates its rows; "" if there is none.
+
+    Raises:
+        ConfigError: unknown adapter.
+    """
+    adapter = resolve_adapter(config)
+    if not config.path or adapter in (POLICY, config.fallback) or not is_generated(adapter):
+        return ""
+    fix = 'set adapter to the layout of the file, or path = ""'
+    return f"path = {config.path!r}: the adapter {adapter!r} reads no file; {fix}"
+
+
 def is_generated(adapter: str) -> bool:
     """Return True if an adapter generates its rows, remembered as long as its code is the same.
 

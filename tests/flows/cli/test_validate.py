@@ -100,6 +100,8 @@ def test_where_math_compares_with_them_they_are_quarantined(
     [
         (("mine.jsonl", "--adapter", "reasoning_gym"), 2, "the row type of 'reasoning_gym' is unknown"),
         (("mine.jsonl", "--contract", "prompt"), 2, "prompt"),
+        (("mine.jsonl", "--set", "seed=1"), 2, "--set changes a preset, and mine.jsonl has rows"),
+        (("mine.jsonl", "--adapter", "gsm8q"), 2, "did you mean 'gsm8k'?"),
         (("mine.jsonl", "--contract", "prompts", "--adapter", "gsm8q"), 2, "did you mean 'gsm8k'?"),
         (("mine.jsonl", "--contract", "demonstrations"), 1, "missing column 'completion'"),
         (("none.jsonl", "--contract", "prompts"), 1, "the file does not exist"),
@@ -135,3 +137,7 @@ def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
     assert lines[0] == f"prompts: 60 for training, 10 held out, 30 unused, 0 quarantined (prompts/v1 from {path.name})"
     assert lines[1].startswith("demonstrations: 20 for training, 4 held out, 0 unused")
     assert lines[-1] == "preferences: sampled from the policy 'sft' in the run"
+
+    code, said = checked(capsys, "tiny", "--set", f"data.prompts.path={path} {small} {sampled}")
+    assert code == 1
+    assert f"prompts: REFUSED: path = '{path}': the adapter 'rlcore.examples.arithmetic:ADAPTER' reads no file" in said

@@ -237,7 +237,7 @@ def test_a_users_function_has_to_return_one_number_each(
     make_rollout: Callable[..., Rollout], user_module: str, function: str
 ) -> None:
     reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
-    with pytest.raises(RewardError, match=f"{function} returned"):
+    with pytest.raises(RewardError, match=rf"{function} returned .*\n  where: .*{user_module}\.py"):
         reward([make_rollout(""), make_rollout("")])
 
 
