@@ -28,13 +28,18 @@ from rlcore.examples.generated import rows_of_problems, unique_problems
 TASK = "programs"
 NUM_STEPS = 4
 NUM_TESTS = 6
+_POINTS = range(-20, 21)
 _STATEMENTS = {"add": "x+={}", "take": "x-={}", "times": "x*={}", "from": "x={}-x", "mod": "x%={}"}
 _EXPRESSIONS = {"add": "{1}+{0}", "take": "{1}-{0}", "times": "{1}*{0}", "from": "{0}-{1}", "mod": "{1}%{0}"}
 
 
 def make_problem(rng: random.Random) -> str:
-    """Return a random problem, such as ``add 3;from 5;times 2;mod 7``."""
-    return ";".join(f"{rng.choice(list(_STATEMENTS))} {rng.randint(2, 9)}" for _ in range(NUM_STEPS))
+    """Return a random problem, such as ``add 3;from 5;times 2;mod 7``, which no program that ignores x solves."""
+    while True:
+        steps = (f"{rng.choice(list(_STATEMENTS))} {rng.randint(2, 9)}" for _ in range(NUM_STEPS))
+        problem = ";".join(steps)
+        if len({value(problem, x) for x in _POINTS}) > 1:
+            return problem
 
 
 def value(problem: str, x: int) -> int:
@@ -71,7 +76,9 @@ def nested(problem: str) -> str:
 
 def reference(problem: str, rng: random.Random) -> str:
     """Return the reference of ``code_tasks/v1``: hidden tests at points that differ between problems."""
-    points = rng.sample(range(-20, 21), NUM_TESTS)
+    points = rng.sample(_POINTS, NUM_TESTS)
+    while len({value(problem, x) for x in points}) == 1:
+        points = rng.sample(_POINTS, NUM_TESTS)
     tests = [{"args": [x], "output": value(problem, x)} for x in points]
     return json.dumps({"style": "call", "entry_point": "f", "tests": tests, "solution": stepwise(problem)})
 

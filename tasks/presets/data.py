@@ -20,7 +20,7 @@ from rlcore.strict_config import INLINE
 COLUMNS = "columns"  # adapter of a mapping; equal to rlcore.data_contracts.adapters.convert
 POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
-_MEASURES = 30  # problems; an accuracy on fewer is known to 20 points or worse
+_MEASURES = 2  # problems; an accuracy on one has no interval
 _FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
 # Tables of a preset that name files, and the keys that do; first those whose files shipped presets have next to them.
 _SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"), ("files", "sandbox_read")))
@@ -152,11 +152,11 @@ class DatasetConfig:
 
 
 def too_few_held_out(config: DatasetConfig, count: int) -> str:
-    """Return the error of held-out rows that measure nothing: few, and not a tenth of what was asked for; "" if none.
+    """Return the error of held-out rows that measure nothing; "" if there are enough.
 
     ``count``: the rows that are held out.
     """
-    if count >= min(_MEASURES, config.num_eval / 10):
+    if count >= min(_MEASURES, config.num_eval):
         return ""
     wanted = (
         "" if config.eval_path else "a tenth of the prompts is: name held-out rows by eval_path or a column split, "

@@ -63,7 +63,7 @@ def read_approvers(home: Home) -> Approvers:
     path = home.root / FILE
     try:
         content = _read_own(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return Approvers()
     except OSError as error:
         _refuse(path, f"cannot read it: {error.strerror}", "make it a plain file that the account of rlcore reads")

@@ -231,7 +231,7 @@ def code_rows(n: int) -> dict[str, Any]:
         (lambda n: {**code_rows(n), "query": asked(n)}, {"prompt": "query", "reference": "?"}),
         (lambda n: {"prompt": n % 2 == 0, "task": "sums", "answer": n}, {"prompt": "?", "reference": "answer"}),
         (lambda n: {"q": asked(n), "label": n % 2 == 0, "expected": None}, {"prompt": "?", "reference": "?"}),
-        (lambda n: {"text": asked(n), "solution": "The capital is Paris"}, {"prompt": "text", "reference": "?"}),
+        (lambda n: {"text": asked(n), "solution": "The capital is Paris"}, {"prompt": "text", "reference": "solution"}),
     ],
 )
 def test_the_mapping_to_complete_names_texts_as_prompts_and_references_that_grade(

@@ -193,12 +193,14 @@ def test_more_rows_than_a_side_has_are_a_warning_and_few_held_out_rows_an_error(
     write(
         "test.jsonl", [{**rows()[0], "prompt_id": f"t{number}", "messages": each} for number, each in enumerate(others)]
     )
+    write("few.jsonl", rows()[:10])
+    write("one.jsonl", [{**rows()[0], "prompt_id": "t", "messages": others[0]}])
     for settings, error, words in (
         (("num_eval=7",), False, "num_eval = 7: rows.jsonl has 60 rows, about 6 of them for this"),
         (("num_eval=70", "eval_path=test.jsonl"), False, "70: test.jsonl has 20 rows, about 20 of them for this"),
         (("num_eval=20", "eval_path=test.jsonl"), False, ""),
-        (("num_eval=500",), True, "num_eval: 6 rows are held out, and 500 were asked for; a tenth of the prompts is"),
-        (("num_eval=500", "eval_path=test.jsonl"), True, "20 rows are held out, and 500 were asked for; add rows"),
+        (("num_eval=7", "path=few.jsonl"), True, "num_eval: 1 rows are held out, and 7 were asked for; a tenth of the"),
+        (("num_eval=7", "eval_path=one.jsonl"), True, "1 rows are held out, and 7 were asked for; add rows"),
     ):
         said = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
         assert bool(said.lines) == error

@@ -31,8 +31,8 @@ num_eval = 16
 contract = "preference_pairs"
 adapter = "preferences"
 path = "known.jsonl"
-num_train = 12
-num_eval = 12
+num_train = 24
+num_eval = 24
 max_tokens = 96
 
 [stages.reward_model]

@@ -94,7 +94,7 @@ def test_the_account_of_rejection_sampling_adds_up_and_its_rows_passed_the_contr
     assert report["passed"]
     assert report["contract"] == "demonstrations/v1"
     assert report["accepted"] + report["quarantined"] == total["kept"]
-    assert record(home, "rejection")["ref"]["rows"] == report["accepted"]
+    assert record(home, "rejection")["ref"]["rows"] == report["num_train"] + report["num_eval"] <= report["accepted"]
     assert str(home) not in (made / "report.json").read_text()  # the same bytes on every machine
 
 

@@ -12,7 +12,7 @@ import pytest
 from rlcore.errors import ConfigError, DataError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_retrain
-from rlcore.tasks.pipeline import acts
+from rlcore.tasks.pipeline import events
 from rlcore.tasks.pipeline.events import PROMOTED, REFUSED
 from rlcore.tasks.pipeline.retrain import remember
 from rlcore.tasks.store.settings import Home
@@ -33,8 +33,12 @@ def aliases(home: Home) -> dict[str, int]:
 def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_data(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, int]] = []
-    monkeypatch.setattr(acts, "emit_act", lambda event, model, version, text: told.append((event, version)))
+    told: dict[str, tuple[str, str]] = {}  # by key, as the outbox keeps messages
+
+    def tell(home: Home, event: str, about: str, text: str, *, key: str, time: str) -> None:
+        told[key] = (event, about.rpartition("/")[2])
+
+    monkeypatch.setattr(events, "_tell", tell)
     data = write_data(tmp_path / "data")
 
     first = run_retrain("retrain", data)
@@ -72,7 +76,8 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
     known = run_retrain("retrain", (*data, *SPOIL))
     assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
-    assert told == [(PROMOTED, 1), (PROMOTED, 2), (REFUSED, 3)]  # of each act, and once
+    acts = [each for each in told.values() if each[0] in (PROMOTED, REFUSED)]
+    assert acts == [(PROMOTED, "1"), (PROMOTED, "2"), (REFUSED, "3")]  # of each act, and once
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
     newest = tracker.find_runs("retrain", "preset", "retrain")[0]  # as if it had been killed before its last page

@@ -18,7 +18,7 @@ from tests import known_sources
 from tests.flows.conftest import ROOT
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
-MOST = 131  # modules that a key of an RL stage counts; a fifth of them read answers to problems of mathematics
+MOST = 132  # modules that a key of an RL stage counts; a fifth of them read answers to problems of mathematics
 TOOLS = "stages.{}.sampling.episodes={{tools=['calculator'],max_turn_tokens=20}}"
 
 

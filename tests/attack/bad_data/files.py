@@ -132,13 +132,13 @@ def _no_files() -> Iterator[Case]:
     yield _made("no file", "a socket", _socket, no_file)
     for device in ("zero", "null", "urandom", "full"):
         yield _made("no file", f"/dev/{device}", _linked(f"/dev/{device}"), no_file)
-    yield _made("no file", "a folder", _folder, Refused(words="Is a directory"))
+    yield _made("no file", "a folder", _folder, Refused(words="the folder has no file of rows"))
     yield _made("no file", "nothing", lambda folder: folder / "rows.jsonl", Refused(words="does not exist"))
     yield _made("no file", "a link to nothing", _linked("nowhere.jsonl"), Refused(words="does not exist"))
     yield _made("no file", "a link to itself", _linked("rows.jsonl"), Refused(words="symbolic links"))
     yield _made("no file", "an empty file", _writer("rows.jsonl", b""), Refused(words="it has no rows"))
     yield _made("no file", "blank lines", _writer("rows.jsonl", b"\n \n\n"), Refused(words="it has no rows"))
-    yield _made("no file", "another ending", _writer("rows.tsv", b"a\tb\n1\t2\n"), Refused(words="names no format"))
+    yield _made("no file", "another ending", _writer("rows.ods", b"a\tb\n1\t2\n"), Refused(words="names no format"))
 
 
 def _table(values: Mapping[str, Any]) -> Callable[[Path], Path]:

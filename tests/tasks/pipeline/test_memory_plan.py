@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 
 from rlcore.errors import ConfigError
 from rlcore.flows.plan import plan_run
@@ -19,6 +19,7 @@ from rlcore.tasks.pipeline.model_facts import model_facts
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import Device
 from rlcore.tasks.store.settings import Home
+from tests.chat_models import make_checkpoint
 
 GIB = 2**30
 SEVEN_B = LlamaConfig(
@@ -141,8 +142,9 @@ def test_a_model_from_scratch_is_known_before_it_is_made_and_one_from_a_hub_is_n
 
 
 def test_a_folder_is_read_where_it_lies(home: Home, tmp_path: Path) -> None:
-    SEVEN_B.save_pretrained(tmp_path)
-    assert model_facts(preset("model.source=folder", f"model.path={tmp_path}"), home, {}).size == SIZE
+    made = make_checkpoint(tmp_path / "model")
+    size = model_size(AutoConfig.from_pretrained(made))
+    assert model_facts(preset("model.source=folder", f"model.path={made}"), home, {}).size == size
 
 
 def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:

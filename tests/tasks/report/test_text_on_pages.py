@@ -53,6 +53,7 @@ def data() -> str:
         **counts,
         num_eval=0,
         digest="",
+        train_digest="",
         reasons={ATTACK: 1},
         rules=(rule,),
         sketches={},

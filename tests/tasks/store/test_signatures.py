@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PromotionError
-from rlcore.tasks.store.signatures import allowed_lines, sign, verify
+from rlcore.tasks.store.signatures import sign, verify
 from tests.ssh_keys import allowed, make_key
 
 TEXT = '{"decision":"approve","reason":"gut – très bien"}\n'
@@ -69,7 +69,3 @@ def test_an_unusable_key_and_a_missing_program_are_named(
     with pytest.raises(PromotionError, match="ssh-keygen is not installed") as missing:
         verify(TEXT, signature, allowed(key))
     assert "openssh-client" in missing.value.fix
-
-
-def test_comments_and_blank_lines_name_nobody() -> None:
-    assert allowed_lines("# people\n\n  anna ssh-ed25519 AAAA\n") == ("anna ssh-ed25519 AAAA",)
