@@ -156,7 +156,7 @@ def test_rejection_asks_the_runs_engine_and_its_demonstrations_hold_the_calls(
 
 def test_sampled_pairs_ask_the_runs_engine(checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = ("data.preferences.adapter=policy", "data.preferences.policy=sft", "data.preferences.options={}")
-    sizes = ("data.preferences.num_train=8", "data.preferences.num_eval=2", "data.preferences.max_tokens=96")
+    sizes = ("data.preferences.num_train=8", "data.preferences.num_eval=1", "data.preferences.max_tokens=96")
     config = open_preset("tiny", [*VLLM, *sampled, *sizes])
     texts = {f"p{n}": [ANSWER.format(3 * n), ANSWER.format(3 * n + 1)] for n in range(NUM_PROMPTS)}
     inputs = {"sft": checkpoint, "prepare_prompts": prompts}
