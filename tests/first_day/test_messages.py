@@ -147,7 +147,7 @@ def test_show_and_the_report_tell_that_a_model_did_not_change(run: Done, project
     page = Path(report).read_text(encoding="utf-8")
     for stage in unchanged:
         assert f"{stage} did not change the model: its weights are those of its start." in page
-    assert "cut at sampling.max_new_tokens = 4; raise sampling.max_new_tokens" in page
+    assert re.search("cut at sampling.max_new_tokens = 4(, and [^;]*)?; raise sampling.max_new_tokens", page)
 
 
 def test_the_run_ends_with_the_names_of_its_models_and_what_changed(run: Done) -> None:

@@ -175,7 +175,8 @@ def test_two_runs_at_once_each_print_their_own_report_and_are_named_after_preset
     for name, process in runs.items():
         said, _ = process.communicate()
         assert process.returncode == 0, said
-        (report,) = [Path(line.split(maxsplit=1)[1]) for line in said.splitlines() if line.startswith("report ")]
+        (line,) = [line for line in said.splitlines() if line.startswith("report ")]
+        report = project / line.split(maxsplit=1)[1]
         assert f"<title>{name}: run report</title>" in report.read_text(encoding="utf-8")
     with closing(sqlite3.connect(project / ".rlcore" / "mlflow.db")) as database:
         names = {name for (name,) in database.execute("SELECT name FROM runs")}
