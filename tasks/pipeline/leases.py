@@ -150,7 +150,7 @@ def remove_partial_files(home: Home) -> None:
         else:
             remains.unlink(missing_ok=True)
     for remains in home.root.glob(".*.new"):
-        remains.unlink()
+        remains.unlink(missing_ok=True)
     for lock in (*home.work.glob("*.lock"), *home.root.glob("*.lock")):
         with file_lock(lock, wait=False):
             pass  # removed with its file
