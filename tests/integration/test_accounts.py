@@ -107,7 +107,7 @@ def test_nobody_but_the_worker_and_the_administrator_moves_a_champion(services: 
     assert "does not allow this to the user ben" in said["ben"][2]
     assert said["anna"][2] == "done"  # she logs runs
     assert services.champion("theirs") == "1"
-    # Whoever makes a model manages it in MLflow, so that a name of one's own can have a champion; the log has none.
+    # MLflow lets whoever creates a model manage it, also its alias champion; the log names no such model.
     verified = services.python("from rlcore.flows.cli.app import main; main(['audit', 'verify'])", served=True)
     assert ("annas: version 1 is champion, and by the audit log no version is" in verified) == (
         said["anna"][3] == "done"
