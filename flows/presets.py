@@ -44,6 +44,8 @@ def preset_path(preset: str) -> Path:
     if not is_there:
         known = sorted(file.stem for file in FOLDER.glob("*.toml"))
         near = get_close_matches(path.stem, known)
-        fix = f"name one of {', '.join(near or known)}, or the path of a .toml file"
-        raise ConfigError(f"there is no preset {preset!r}", fix=fix)
+        fix = f"did you mean {' or '.join(near)}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+        if path.parent != FOLDER and not near:
+            fix = "correct the path"
+        raise ConfigError(f"no such preset or file: {preset}", fix=fix)
     return path

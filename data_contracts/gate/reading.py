@@ -150,7 +150,7 @@ def _readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ContractError("the file does not exist", where=str(path), fix=f"give the path of {READERS}") from error
+        raise ContractError("no such file", where=str(path), fix=f"give the path of {READERS}") from error
     except (OSError, ValueError, pa.ArrowNotImplementedError) as error:  # pyarrow's are of these
         if isinstance(error, OSError) and error.strerror:
             what, fix = f"cannot read the file: {error.strerror}", "check its permissions"

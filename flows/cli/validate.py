@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
     DataSets = tuple[Mapping[str, DatasetConfig], int, Callable[[str], Graders | None]]
 
-Contract = Literal["", "prompts", "code_tasks", "demonstrations", "preference_pairs"]
+Contract = Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
 
 
 def validate(
     source: Annotated[str, Parameter(help="A preset, whose datasets are checked; or a file of rows.")],
     /,
     *,
-    contract: Annotated[Contract, Parameter(help="Row type of a file.", show_default=False)] = "",
+    contract: Annotated[Contract | None, Parameter(help="Row type of a file.", show_default=False)] = None,
     adapter: Annotated[
         str, Parameter(help="Adapter of a file, which makes contract columns of its rows.", show_default=False)
     ] = "",
@@ -81,7 +81,7 @@ def _of_preset(source: str, overrides: Overrides) -> DataSets:
     return config.data, config.seed, lambda name: graders_of(config, name)
 
 
-def _of_file(source: str, contract: Contract, adapter: str) -> DataSets:
+def _of_file(source: str, contract: Contract | None, adapter: str) -> DataSets:
     from rlcore.tasks.pipeline.data_check import whole_file
     from rlcore.tasks.pipeline.layout_check import contract_for
 

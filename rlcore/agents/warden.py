@@ -33,13 +33,14 @@ MAX_PROCESSES = 512  # of a sandbox, with threads
 MAX_CONNECTIONS = 64  # out of a sandbox at the same time; others wait
 _LIMITS = {
     resource.RLIMIT_DATA: MAX_MEMORY,  # not RLIMIT_AS: node reserves tens of GB of addresses that it does not use
-    resource.RLIMIT_NPROC: 4 * MAX_PROCESSES,  # until the warden looks; not of root
+    resource.RLIMIT_NPROC: 4 * MAX_PROCESSES,  # until the warden looks; the kernel does not hold root to it
     resource.RLIMIT_NOFILE: 4096,
     resource.RLIMIT_CORE: 0,
 }
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD}
-_TICK_MS = 200  # between two looks at limits and orphans
+_TICK_MS, _LOOK_SECONDS = 20, 0.2  # between two looks at the number of processes, and at each of them
+_MANY_NEW, _FEW = 64, 32  # processes and threads since the last look; processes that are looked at in no time
 _KILL_SECONDS = 10.0  # of processes that fork faster than they are killed
 _KILLED = 128 + signal.SIGKILL
 _RUN, _ERRORS = 0, 2
@@ -49,6 +50,8 @@ _PIECE = 1 << 16
 def main(place: str, command: list[str]) -> None:
     """Run a command until it ends or the run closes the socket, end its processes, and exit with its code."""
     is_boxed, prctl = place == "box", ctypes.CDLL(None).prctl
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:  # as the run starts it where it may: for itself, not for its agent
+        os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_getparam(0))
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # agents cannot trace it, nor open its descriptors
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -139,6 +142,7 @@ def _watch(agent: int, *, is_boxed: bool) -> int:
     poll = select.poll()
     for descriptor in (_RUN, os.pidfd_open(agent)):
         poll.register(descriptor, select.POLLIN)
+    newest, looked = 0, 0.0
     while True:
         if any(descriptor == _RUN for descriptor, _ in poll.poll(_TICK_MS)):
             return _KILLED
@@ -146,15 +150,29 @@ def _watch(agent: int, *, is_boxed: bool) -> int:
             if ended[0] == agent:
                 code = os.waitstatus_to_exitcode(ended[1])
                 return code if code >= 0 else 128 - code
-        if is_boxed and (excess := _excess()):
-            os.write(_ERRORS, f"\n{excess}\n".encode())
-            return _KILLED
+        is_due = time.monotonic() - looked > _LOOK_SECONDS
+        if is_boxed and (is_due or abs(_newest() - newest) > _MANY_NEW):
+            if excess := _excess(is_quick=not is_due):
+                os.write(_ERRORS, f"\n{excess}\n".encode())
+                return _KILLED
+            newest, looked = _newest(), time.monotonic() if is_due else looked
 
 
-def _excess() -> str:
-    """Return the limit that the processes of a sandbox break together, or ""."""
+def _newest() -> int:
+    """Return the number of the newest process or thread of a sandbox."""
+    with open("/proc/loadavg", encoding="ascii") as file:  # noqa: PTH123
+        return int(file.read().split()[-1])
+
+
+def _excess(*, is_quick: bool) -> str:
+    """Return the limit that the processes of a sandbox break together, or ""; ``is_quick``: many are only counted."""
+    pids = list(_pids())
+    if len(pids) > MAX_PROCESSES:  # no time to look at each
+        return f"it has {len(pids)} processes, limit {MAX_PROCESSES}"
+    if is_quick and len(pids) > _FEW:
+        return ""
     kilobytes = threads = 0  # resident, without files, which they share
-    for pid in _pids():
+    for pid in pids:
         try:
             with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:  # noqa: PTH123
                 lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssShmem:", "Threads:"))]

@@ -19,7 +19,7 @@ def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         ModelError: Missing or damaged file, architecture that transformers cannot read, or missing reader package.
     """
     if not path.is_file():
-        raise ModelError("the GGUF file does not exist", where=str(path), fix="correct model.path")
+        raise ModelError("no such file", where=str(path), fix="correct model.path")
     try:
         import accelerate  # noqa: F401 - transformers reads the file with both
         import gguf  # noqa: F401

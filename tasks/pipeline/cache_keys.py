@@ -26,12 +26,13 @@ _WORDS = {  # the key inputs, with the words by which ``plan`` names a change
     "inputs": "data changed",
     "external": "source files changed",
     "code": "code changed",
-    "arguments": "arguments changed",
+    "arguments": "",
     "config": "",
     "machine": "machine changed",
     "seed": "seed changed",
     "versions": "versions changed",
 }
+_SETTINGS, _FOLLOWING = {"arguments", "config"}, {"external", "code", "versions"}
 
 
 class Earlier(Protocol):
@@ -142,20 +143,36 @@ def explain_miss(
 
 
 def describe(old: KeyInputs, new: KeyInputs, found: Differences) -> str:
-    """Describe the differences of two sets of key inputs, with both values of each setting."""
+    """Describe the differences of two sets of key inputs, with both values of each setting.
+
+    A setting explains the modules, packages and files that it brings or takes away: beside it only those that changed
+    are named.
+    """
     named = {kind: [name for name in names if name] for kind, names in found.items()}
+    settings = named.keys() & _SETTINGS
+    for kind in named.keys() & _FOLLOWING if settings else ():
+        both = flatten(old.get(kind)).keys() & flatten(new.get(kind)).keys()
+        named[kind] = [name for name in named[kind] if name in both]
+        if not named[kind]:
+            del named[kind]
+    for kind in settings:
+        named[kind] = setting_changes(old.get(kind, {}), new[kind], named[kind])
     if "machine" in named:
         named["machine"] = _moves(old.get("machine", {}), new["machine"])
-    if "config" in named:
-        named["config"] = setting_changes(old["config"], new["config"], named["config"])
     return "; ".join(_listed(_WORDS[kind], names) for kind, names in named.items())
 
 
 def setting_changes(old: Mapping[str, Any], new: Mapping[str, Any], names: Collection[str]) -> list[str]:
-    """List changes such as ``learning_rate changed (1e-05 -> 2e-05)``; settings of the stage itself have short keys."""
+    """List changes such as ``learning_rate changed (1e-05 -> 2e-05)``; settings of the stage itself have short keys.
+
+    Options of a kind that was replaced are not named.
+    """
     before, after = flatten(old), flatten(new)
+    replaced = tuple(f"{name.removesuffix('kind')}options" for name in names if name.endswith(".kind"))
     return [
-        f"{name.removeprefix('stage.')} changed ({_shown(before, name)} -> {_shown(after, name)})" for name in names
+        f"{name.removeprefix('stage.')} changed ({_shown(before, name)} -> {_shown(after, name)})"
+        for name in names
+        if not replaced or not name.startswith(replaced)
     ]
 
 

@@ -20,6 +20,7 @@ from rlcore.data_contracts.adapters.recognition import (
 from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
+from rlcore.data_contracts.gate.files import READERS
 from rlcore.data_contracts.gate.reading import ENDINGS, read_source
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import VERIFIERS
@@ -44,8 +45,14 @@ class Recognition:
 
 
 def is_file_of_rows(path: str) -> bool:
-    """Return True if a path ends as files of rows do, is a pattern or a folder, or is a file that is no preset."""
-    is_there = Path(path).exists() or has_magic(path)
+    """Return True if a path ends as files of rows do, is a pattern or a folder, or is a file that is no preset.
+
+    Raises:
+        ConfigError: it ends as files of rows do, and there is no such file.
+    """
+    is_there = has_magic(path) or Path(path).exists()
+    if path.endswith(ENDINGS) and not is_there:
+        raise ConfigError("no such file", where=path, fix=f"give the path of {READERS}")
     return path.endswith(ENDINGS) or (is_there and not path.endswith(".toml"))
 
 

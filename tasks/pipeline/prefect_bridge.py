@@ -24,6 +24,7 @@ from rlcore.progress import Progress, show
 from rlcore.tasks.pipeline.interrupts import interruptible, is_interrupted, start_prefect_server
 from rlcore.tasks.pipeline.leases import end_orphaned_servers, mark_launcher
 from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.logs import leave_errors_to_command
 from rlcore.tasks.store.settings import engine_name, find_home
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def call_flow(flow: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             logger.warning("%s", line)
         mark_launcher()
         start_prefect_server()
+        leave_errors_to_command()
         return flow.with_options(on_crashed=[_cancel_if_interrupted])(*args, **kwargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Collection, Iterator
@@ -14,6 +15,8 @@ from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, rl_of, sampling_of
 from rlcore.tasks.steps.algorithm_facts import uses_critic
+from rlcore.tasks.store.disk import existing_parent
+from rlcore.tasks.store.settings import unwritable
 
 _COPIES = 2  # copies of each checkpoint: the artifact and the registered model
 _CHECKPOINTS = 3  # of a running RL stage: the newest two, and one being written
@@ -94,11 +97,15 @@ def disk_summary(config: RunConfig, size: ModelSize | None, stages: Collection[s
     """Compare the bytes that ``stages`` write with the free disk of ``folder``; empty if unknown.
 
     Raises:
-        StorageError: they exceed the free disk.
+        StorageError: they exceed the free disk, or nothing can be written there.
     """
     if size is None or not stages:
         return ""
-    need, free = disk_need(config, size, stages), free_bytes(folder)
+    there = existing_parent(folder)
+    disk = shutil.disk_usage(there)
+    if not disk.total or not os.access(there, os.W_OK):
+        raise unwritable(folder, "no permission" if disk.total else "no disk, but a view of the system")
+    need, free = disk_need(config, size, stages), disk.free
     if need > free:
         raise StorageError(
             f"the run writes about {format_bytes(need)}, and {format_bytes(free)} are free",
@@ -106,9 +113,3 @@ def disk_summary(config: RunConfig, size: ModelSize | None, stages: Collection[s
             fix="make room there, or set RLCORE_HOME to a larger disk",
         )
     return f"disk: the run writes about {format_bytes(need)}, {format_bytes(free)} are free in {folder}"
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the free bytes on the disk of a folder, which need not exist yet."""
-    there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
-    return shutil.disk_usage(there).free

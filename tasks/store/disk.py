@@ -29,6 +29,11 @@ def to_storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
 
 
+def existing_parent(path: Path) -> Path:
+    """Return a path if it exists, else the nearest folder above it that does."""
+    return next(each for each in (path, *path.resolve().parents) if each.exists())
+
+
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs"}
 
 

@@ -9,6 +9,7 @@ from rlcore.tasks.store.disk import is_full_disk
 
 _STORE = "mlflow.store.db.utils"
 _TASKS = "prefect.task_runs"
+_PRINTED = "is_printed_by_command"  # a mark of log records
 _LOGGERS = ("prefect.flow_runs", _TASKS, _STORE)
 
 
@@ -20,12 +21,16 @@ class UserErrors(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name == _TASKS and record.getMessage().startswith("Finished in state Completed"):
+        text = record.getMessage()
+        if record.name == _TASKS and text.startswith("Finished in state Completed"):
             return False  # the stage logs its own end, and an iteration its metrics
+        if text.startswith("Finished in state Failed"):
+            record.msg, record.args = text.partition("(")[0], ()  # the error itself is a line before
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, RlcoreError):
             record.exc_info = record.exc_text = None
             record.msg, record.args = f"{type(error).__name__}: {error}", ()
+            setattr(record, _PRINTED, True)
         elif record.name == _STORE and "database is locked" in str(error):
             return False  # its waiter reports it (rlcore.tasks.tracking.retry)
         elif error is not None and is_full_disk(error):
@@ -41,3 +46,13 @@ def shorten_user_errors() -> None:
     """Attach :class:`UserErrors` to those loggers; a second call changes nothing."""
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_USER_ERRORS)
+
+
+def leave_errors_to_command() -> None:
+    """Keep rlcore's errors off the console of a command, which prints them when it ends; the API has them."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_unprinted)
+
+
+def _is_unprinted(record: logging.LogRecord) -> bool:
+    return not getattr(record, _PRINTED, False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.store.disk import network_file_system
+from rlcore.tasks.store.disk import existing_parent, network_file_system
 from rlcore.tasks.store.logs import shorten_user_errors
 from rlcore.tasks.store.passwords import draw, has_secret, private_file
 from rlcore.tasks.store.scratch import remove_left
@@ -236,11 +236,22 @@ def _make_writable(home: Home) -> None:
             probe.write(b"0")
         _tighten(home)
     except OSError as error:
-        raise StorageError(
-            f"the state folder cannot be written: {error.strerror}",
-            where=str(home.root),
-            fix="set RLCORE_HOME to a folder on a disk with space that you may write",
-        ) from error
+        raise unwritable(home.root, error.strerror or str(error)) from error
+
+
+def unwritable(root: Path, reason: str) -> StorageError:
+    """Return the error of a state directory that cannot be made or written: who chose it, and whose it is."""
+    source = "RLCORE_HOME names it" if os.environ.get("RLCORE_HOME") else "it is the default, below the current folder"
+    there = existing_parent(root)
+    try:
+        owner = there.owner()
+    except KeyError:  # a user without a name
+        owner = f"user {there.stat().st_uid}"
+    return StorageError(
+        f"the state directory cannot be written: {reason}; {source}, and {there} belongs to {owner}",
+        where=str(root),
+        fix="set RLCORE_HOME to a folder on a disk with space that you may write",
+    )
 
 
 def _require_local_databases(home: Home) -> None:

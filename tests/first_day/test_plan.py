@@ -379,6 +379,7 @@ def test_rows_that_only_the_run_fetches_are_said_to_be_unchecked_and_a_malformed
 
 class Disk(NamedTuple):
     free: int
+    total: int = 1 << 40
 
 
 TWELVE = {  # the key of each planted error, with the file under which it is listed
@@ -476,7 +477,7 @@ def without_peft(name: str) -> ModuleSpec | None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plan", "typo.toml"], "there is no preset"),
+        (["plan", "typo.toml"], "no such preset or file"),
         (["plan", "broken.toml"], "not valid TOML"),
         (["plan", "tiny", "--set", "sedd=1"], "did you mean seed?"),
         (["run", "tiny", "--set", "sedd=1"], "did you mean seed?"),

@@ -133,8 +133,8 @@ def _no_files() -> Iterator[Case]:
     for device in ("zero", "null", "urandom", "full"):
         yield _made("no file", f"/dev/{device}", _linked(f"/dev/{device}"), no_file)
     yield _made("no file", "a folder", _folder, Refused(words="the folder has no file of rows"))
-    yield _made("no file", "nothing", lambda folder: folder / "rows.jsonl", Refused(words="does not exist"))
-    yield _made("no file", "a link to nothing", _linked("nowhere.jsonl"), Refused(words="does not exist"))
+    yield _made("no file", "nothing", lambda folder: folder / "rows.jsonl", Refused(words="no such file"))
+    yield _made("no file", "a link to nothing", _linked("nowhere.jsonl"), Refused(words="no such file"))
     yield _made("no file", "a link to itself", _linked("rows.jsonl"), Refused(words="symbolic links"))
     yield _made("no file", "an empty file", _writer("rows.jsonl", b""), Refused(words="it has no rows"))
     yield _made("no file", "blank lines", _writer("rows.jsonl", b"\n \n\n"), Refused(words="it has no rows"))

@@ -51,7 +51,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["x" * 5_000, "x" * 5_000 + ".toml", "a\0.toml", "", "."])
 def test_a_name_that_no_file_has_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no preset"):
+    with pytest.raises(ConfigError, match="no such preset or file"):
         open_preset(name)
 
 

@@ -104,8 +104,8 @@ def test_where_math_compares_with_them_they_are_quarantined(
         (("mine.jsonl", "--adapter", "gsm8q"), 2, "did you mean 'gsm8k'?"),
         (("mine.jsonl", "--contract", "prompts", "--adapter", "gsm8q"), 2, "did you mean 'gsm8k'?"),
         (("mine.jsonl", "--contract", "demonstrations"), 1, "missing column 'completion'"),
-        (("none.jsonl", "--contract", "prompts"), 1, "the file does not exist"),
-        (("none",), 2, "there is no preset 'none'"),
+        (("none.jsonl", "--contract", "prompts"), 2, "no such file"),
+        (("none",), 2, "no such preset or file: none"),
     ],
 )
 def test_what_cannot_be_checked_is_one_error(

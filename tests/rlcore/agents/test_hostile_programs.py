@@ -124,6 +124,13 @@ ROWS = {
         None,
         "limit ",
     ),
+    "goes ahead of others, as its warden does": Row(
+        "print('policy', os.sched_getscheduler(0))\n"
+        "try: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))\nexcept PermissionError: print('refused')",
+        FINE,
+        None,
+        f"policy {os.SCHED_OTHER}\nrefused",
+    ),
     "starts threads without end": Row(
         "threading.stack_size(1 << 16)\nwhile True: threading.Thread(target=time.sleep, args=(600,)).start()",
         KILLED,

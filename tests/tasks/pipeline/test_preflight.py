@@ -258,6 +258,7 @@ def test_kl_in_the_reward_is_usual_where_no_group_scales_it(scale: str) -> None:
 
 class Disk(NamedTuple):
     free: int
+    total: int = 1 << 40
 
 
 def test_a_run_that_writes_more_than_is_free_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,11 +100,17 @@ def test_a_folder_of_prefect_elsewhere_is_known_to_all_that_search_the_state(
     assert database.stat().st_mode & 0o077 == 0
 
 
-def test_a_home_that_cannot_be_written_is_refused_with_the_way_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("named", "source"), [("x", "RLCORE_HOME names it"), ("", "it is the default")])
+def test_a_home_that_cannot_be_written_is_refused_with_its_source_its_owner_and_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, source: str
+) -> None:
+    monkeypatch.setenv("RLCORE_HOME", named)
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="RLCORE_HOME") as raised:
+    with pytest.raises(StorageError, match="set RLCORE_HOME to a folder") as raised:
         configure_environment(Home(tmp_path / "file" / "state"))
     assert raised.value.where == str(tmp_path / "file" / "state")
+    assert source in raised.value.what
+    assert raised.value.what.endswith(f"{tmp_path / 'file'} belongs to {tmp_path.owner()}")
 
 
 def test_prefect_is_the_engine_when_nothing_is_said_and_an_unknown_one_is_refused(
