@@ -7,6 +7,7 @@ alternatives and items. The rest of a schema (``$ref``, patterns, bounds) is che
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import gt
 from typing import Any
 
 from rlcore.environments.base import json_value, require_json
@@ -15,6 +16,7 @@ from rlcore.errors import shown
 Schema = Mapping[str, Any]
 _MAX_DEPTH = 32
 _MAX_NAME = 128
+_MAX_SCHEMAS, _MAX_VALUES = 1_000, 10_000  # of a tool: a call with a thousand values is then checked in a second
 _ALTERNATIVES = ("anyOf", "oneOf")
 _ELSEWHERE = ("$ref", "allOf", *_ALTERNATIVES, "patternProperties")  # keys that may declare further properties
 
@@ -37,6 +39,8 @@ def declaration_errors(tool: str, declared: object) -> list[str]:
         if not _are_texts(parameters.get("required", [])):
             errors.append("parameters.required must be a list of names")
         errors += _errors(parameters, "parameters", depth=0)
+        if not errors and any(map(gt, _size(parameters), (_MAX_SCHEMAS, _MAX_VALUES))):
+            errors.append(f"parameters has more than {_MAX_SCHEMAS} subschemas or {_MAX_VALUES} values of enumerations")
     return [f"{tool}: {error}" for error in errors]
 
 
@@ -160,6 +164,14 @@ def _errors(schema: object, path: str, *, depth: int) -> Iterator[str]:
             yield f"{path}.{key} must be a list of schemas"
     for name, each in _subschemas(schema):
         yield from _errors(each, f"{path}.{name}", depth=depth + 1)
+
+
+def _size(schema: Schema | bool) -> tuple[int, int]:
+    """Count the subschemas of a schema, with itself, and the values of their enumerations."""
+    if isinstance(schema, bool):
+        return 1, 0
+    sizes = [_size(each) for _, each in _subschemas(schema)]  # type: ignore[arg-type]  # it has no errors
+    return 1 + sum(each for each, _ in sizes), len(schema.get("enum", [])) + sum(each for _, each in sizes)
 
 
 def _subschemas(schema: Schema) -> Iterator[tuple[str, object]]:

@@ -232,8 +232,15 @@ class _Writer:
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
     """Count the last characters that may still change: an incomplete character, or the beginning of a stop text."""
-    begun = [size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
-    return max([len(text) - len(text.rstrip("\ufffd")), *begun])
+    return max([len(text) - len(text.rstrip("\ufffd")), *(_begun(text, stop) for stop in stops)])
+
+
+def _begun(text: str, stop: str) -> int:
+    """Count the last characters of a text that begin a stop text."""
+    place = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while place >= 0 and not stop.startswith(text[place:]):
+        place = text.find(stop[0], place + 1)
+    return len(text) - place if place >= 0 else 0
 
 
 def _uniforms(rows: Sequence[_Choice]) -> torch.Tensor:

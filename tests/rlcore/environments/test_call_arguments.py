@@ -120,6 +120,8 @@ def nested(depth: int) -> object:
         ({"move": declared(None)}, "its parameters must be the schema"),
         ({"move": declared({}, description=7)}, "its description must be a text"),
         ({"move": declared(nested(100))}, "nested more than 32 deep"),
+        ({"move": declared({"properties": {"y": {"anyOf": [{}] * 1_000}}})}, "more than 1000 subschemas"),
+        ({"move": declared({"properties": {"y": {"enum": list(range(10_001))}}})}, "10000 values of enumerations"),
         ({"move": declared(nested(5_000))}, "the tools of 'Board' cannot be"),  # how deep JSON goes is Python's choice
         ({"move": declared({"title": "\ud800"})}, "cannot be described"),
         ({"move": declared({"title": {1, 2}})}, "cannot be described"),
