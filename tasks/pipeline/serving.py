@@ -30,6 +30,7 @@ from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, ModelError, ServiceError
 from rlcore.extras import engine_command
 from rlcore.hardware.machine import choose_device_and_dtype
+from rlcore.hardware.memory import free_bytes, total_bytes
 from rlcore.models.architectures import positions_of
 from rlcore.models.loading import load_policy
 from rlcore.openai_api.guard import LOOPBACK, Limits
@@ -48,6 +49,7 @@ from rlcore.text.tokenization import ChatTokenizer
 ServingEngine = Literal["auto", "vllm", "native"]
 TOKEN = "RLCORE_SERVE_TOKEN"
 _ENVIRONMENT = Path(".venv-engine", "bin", "python")  # as `make engine` makes it
+_CPU, _CPU_SHARE = torch.device("cpu"), 0.5  # of free memory, for vLLM
 _UNBOUNDED = 1 << 17  # positions of a model without a limit
 
 
@@ -108,9 +110,12 @@ def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager
         "generation-config": "vllm",  # the checkpoint's may filter the distribution; EOS ids come with each request
         "dtype": read_json(registered.folder / "config.json").get("dtype") or "auto",
     }
-    pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     # On a CPU vLLM 0.32 crashes if requests have seeds and a prompt may be split over several steps.
+    if eager:  # in memory that it shares with others, of which it would take nearly all
+        free, total = free_bytes(_CPU) or 0, total_bytes(_CPU) or 1
+        options["gpu-memory-utilization"] = round(_CPU_SHARE * free / total, 3)
     switches = ["--disable-uvicorn-access-log", *(["--enforce-eager", "--no-enable-chunked-prefill"] if eager else [])]
+    pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
     return [python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *switches]
 
 
