@@ -76,12 +76,10 @@ def provision(layout: Layout) -> None:
     log = layout.log("provision")
     with log.open("wb") as file:
         write_deployments(_file(layout))
-        for command in (*_pool(layout), [sys.executable, "-m", "infra.services", "tell"]):
-            done = subprocess.run(
-                command, cwd=CODE, env=environment(layout, ""), stdout=file, stderr=subprocess.STDOUT, check=False
-            )
-            if done.returncode:
-                raise ServiceError("the deployments or automations were rejected", where=str(log), fix="read the log")
+        command, variables = [sys.executable, "-m", "infra.services", "tell"], environment(layout, "")
+        done = subprocess.run(command, cwd=CODE, env=variables, stdout=file, stderr=subprocess.STDOUT, check=False)
+        if done.returncode:
+            raise ServiceError("the deployments or automations were rejected", where=str(log), fix="read the log")
     if lacking := missing(layout):
         raise ServiceError(
             f"after configuration, the server has {', '.join(lacking)}", where=str(log), fix="read the log"
@@ -90,16 +88,18 @@ def provision(layout: Layout) -> None:
 
 
 def configure_servers() -> None:
-    """Configure all but the work pool on the server that ``PREFECT_API_URL`` names.
+    """Configure the server that ``PREFECT_API_URL`` names. An existing work pool stays as it is.
 
     Raises:
-        ServiceError: it rejects a deployment.
+        ServiceError: it rejects the pool or a deployment.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "deployments.yaml"
         write_deployments(file)
-        if subprocess.run(_prefect("deploy", "--all", "--prefect-file", str(file)), cwd=CODE, check=False).returncode:
-            raise ServiceError("the deployments were rejected", fix="read what Prefect says above")
+        prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+        for command in (*_pool(), ["deploy", "--all", "--prefect-file", str(file)]):
+            if subprocess.run([*prefect, *command], cwd=CODE, check=False).returncode:
+                raise ServiceError(f"prefect {command[0]} failed", fix="read what Prefect says above")
         asyncio.run(_tell(names_of(file)))
 
 
@@ -144,10 +144,14 @@ def _digest() -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _prefect(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+def _pool() -> list[list[str]]:
+    """Return the command that creates the work pool, if there is none."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
 
-
-def _pool(layout: Layout) -> list[list[str]]:
-    is_there = ask(layout, "prefect", f"api/work_pools/{POOL}") is not None
-    return [] if is_there else [_prefect("work-pool", "create", POOL, "--type", "process")]
+    with get_client(sync_client=True) as client:
+        try:
+            client.read_work_pool(POOL)
+        except ObjectNotFound:
+            return [["work-pool", "create", POOL, "--type", "process"]]
+    return []

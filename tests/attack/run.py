@@ -217,11 +217,6 @@ ROWS = (
         ),
     ),
     Row(
-        attacks="secrets that a Job of Kubernetes could show",
-        hostile=("tests/infra/test_rendered_jobs.py::test_no_value_of_a_secret_stands_in_a_job",),
-        sound=("tests/infra/test_rendered_jobs.py::test_what_is_no_secret_still_reaches_a_job",),
-    ),
-    Row(
         attacks="requests of a foreign page to real servers",
         hostile=("tests/integration/test_interfaces.py::test_a_page_in_a_browser_is_refused",),
     ),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +24,12 @@ def read(path: str) -> Any:
     return yaml.safe_load((INFRA / path).read_text(encoding="utf-8"))
 
 
-def read_all(path: str) -> list[Any]:
-    """A YAML file of several documents."""
-    return list(yaml.safe_load_all((INFRA / path).read_text(encoding="utf-8")))
-
-
 def tool(name: str) -> str:
     """The path of a program, looked for beside the interpreter too; the test is skipped without it."""
     found = shutil.which(name, path=os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))))
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
-
-
-def kustomized(overlay: str) -> list[dict[str, Any]]:
-    """The objects of an overlay, as ``kubectl kustomize`` makes them."""
-    return copy.deepcopy(_kustomized(overlay))
-
-
-@cache
-def _kustomized(overlay: str) -> list[dict[str, Any]]:
-    command = [tool("kubectl"), "kustomize", str(INFRA / "kubernetes" / "overlays" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.safe_load_all(done.stdout) if each]
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -66,5 +45,5 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def has_digest(image: str) -> bool:
-    """True if an image is named by its digest; ours have none before they are pushed, and a placeholder until then."""
-    return re.search(r"^(?:\S+@sha256:[0-9a-f]{64}|rlcore-\w+@sha256:DIGEST-OF-YOUR-PUSH)$", image) is not None
+    """True if an image is named by its digest."""
+    return re.search(r"^\S+@sha256:[0-9a-f]{64}$", image) is not None

@@ -203,7 +203,7 @@ def test_the_proxy_admits_who_has_a_token_and_the_server_who_has_the_password(
 def test_deployments_worker_and_doctor_work_through_the_proxy(
     services: Services, proxied: dict[str, str], run_there: Callable[..., str]
 ) -> None:
-    run_there("infra/register.py")
+    run_there("-m", "infra.services", "tell")
     run_there("-m", "prefect", "--no-prompt", "work-pool", "create", "far", "--type", "process")
     file = str(INFRA / "prefect.yaml")
     run_there("-m", "prefect", "--no-prompt", "deploy", "-n", "gc", "--pool", "far", "--prefect-file", file)
