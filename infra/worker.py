@@ -2,7 +2,7 @@
 
 It takes the options of ``prefect worker start``. A thread (``watch``) finds dead runs and queues them again. It handles
 the runs of a worker with its ``--name``, so each machine needs its own constant name (default: the host name). The runs
-that it starts outlive it (``worker_output``). Another thread serves the health of the installation to Prometheus.
+that it starts outlive it (``worker_output``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or Ctrl-C."""
     from prefect.cli import app
 
-    from rlcore.tasks.operations.health_page import serve_health
     from rlcore.tasks.pipeline.reconciliation import watch
     from rlcore.tasks.store.settings import find_home
 
@@ -31,7 +30,6 @@ def main(arguments: Sequence[str]) -> None:
     known, others = parser.parse_known_args(arguments)
     options = {"pool": known.pool, "worker": known.name}
     threading.Thread(target=watch, args=(find_home(),), kwargs=options, name="reconciliation", daemon=True).start()
-    threading.Thread(target=serve_health, args=(find_home(),), name="health", daemon=True).start()
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS"] = "rlcore.tasks.pipeline.worker_output.WorkerOutput"
     sys.argv[1:] = ["worker", "start", "--pool", known.pool, "--name", known.name, "--install-policy", "never", *others]
     app()

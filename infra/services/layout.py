@@ -162,7 +162,6 @@ def _prefect(layout: Layout) -> dict[str, str]:
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": database(layout, "prefect", "postgresql+asyncpg"),
         "PREFECT_SERVER_DATABASE_TIMEOUT": "60",  # seconds; after its default of 10 a busy machine's pages show errors
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
-        "PREFECT_SERVER_METRICS_ENABLED": "true",  # /api/metrics, for Prometheus
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",  # flow runs go after 90 days, events after 30
         "PREFECT_SERVER_SERVICES_DB_VACUUM_RETENTION_PERIOD": "7776000",
         "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "P30D",

@@ -26,7 +26,6 @@ from rlcore.tasks.pipeline.curves import open_curves
 from rlcore.tasks.pipeline.earlier_results import damage, find_result, other_stop
 from rlcore.tasks.pipeline.earlier_work import checkpoint_key, close_work, continued, find_start, prepare_work
 from rlcore.tasks.pipeline.events import emit_findings, emit_snapshot
-from rlcore.tasks.pipeline.exporter import exported
 from rlcore.tasks.pipeline.interrupts import track_stage
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.pipeline.machine import known_machine
@@ -110,13 +109,11 @@ def _compute(
     """Run the step in its folders and MLflow run, and move its output into the store."""
     key, started = key_of(ingredients), time.perf_counter()
     with (
-        exported(config, stage.name) as show,
         _folders(run.home, key) as (folder, work),
         track_stage(stage.name, work),
         open_stage_run(stage.name, key, work, run) as tracker,
         open_curves(config, run.home, stage.name, tracker),
     ):
-        tracker.show = show
         context = StageContext(
             stage=stage.name,
             folder=folder,

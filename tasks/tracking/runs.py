@@ -166,7 +166,6 @@ class RunTracker:
         self._writer = BackgroundWriter()
         self._waiting: list[Metric] = []
         self._sent = time.monotonic()
-        self.show: Callable[[Mapping[str, float], int], None] | None = None  # also called with each step
         self.also: Tools | None = None  # other tools that record each step
         self._tables: list[dict[str, str]] | None = None  # those that the interface shows; None: not read yet
         self._told_tables = True  # whether MLflow has recorded all of them
@@ -210,8 +209,6 @@ class RunTracker:
         from mlflow.entities import Metric
 
         at = step or 0
-        if self.show is not None:
-            self.show(metrics, at)
         if self.also is not None:
             self.also.write(metrics, step)
         now = int(time.time() * 1000)

@@ -1,12 +1,9 @@
-"""Receivers outside of the services: a webhook's, a mail server, and a Prometheus that reads one page."""
+"""Receivers outside of the services: a webhook's and a mail server."""
 
 from __future__ import annotations
 
 import json
 import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email import message_from_bytes, policy
@@ -14,10 +11,6 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
-
-from prometheus_client.parser import text_string_to_metric_families
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @contextmanager
@@ -68,35 +61,3 @@ def mailbox(port: int) -> Iterator[list[Message]]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-@contextmanager
-def scraped(port: int) -> Iterator[dict[str, set[str]]]:
-    """The names of the samples that a page of metrics shows at one time or another, with their values of `recipe`."""
-    seen: dict[str, set[str]] = {}
-    done = threading.Event()
-
-    def scrape() -> None:
-        while not done.is_set():
-            try:
-                page = read_page(f"http://127.0.0.1:{port}/metrics")
-            except (urllib.error.URLError, OSError):  # between two runs nobody serves it
-                page = []
-            for name, labels in page:
-                seen.setdefault(name, set()).add(labels.get("recipe", ""))
-            time.sleep(0.1)
-
-    reader = threading.Thread(target=scrape)
-    reader.start()
-    try:
-        yield seen
-    finally:
-        done.set()
-        reader.join()
-
-
-def read_page(url: str, **headers: str) -> list[tuple[str, dict[str, str]]]:
-    """The names and labels of the samples of a page, as Prometheus's own parser reads it."""
-    with _OPENER.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
-        families = list(text_string_to_metric_families(answer.read().decode()))
-    return [(sample.name, sample.labels) for family in families for sample in family.samples]

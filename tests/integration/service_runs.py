@@ -60,14 +60,13 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Services:
-    """Services that run from ``home``; ``ports`` by name, those where people are told, and that of the runs' page."""
+    """Services that run from ``home``; ``ports`` by name, and those where people are told."""
 
     home: Path
     ports: Mapping[str, int]
     webhook: int
     slack: int
     mail: int
-    page: int
     more: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -85,7 +84,6 @@ class Services:
             "RLCORE_WEBHOOK_URL": f"http://{local}:{self.webhook}",
             "RLCORE_SLACK_URL": f"http://{local}:{self.slack}/services/T0/B0/x",
             "RLCORE_MAIL_URL": f"mailto://{local}:{self.mail}?from=rlcore@example.org&to=team@example.org",
-            "RLCORE_METRICS_ADDRESS": f"{local}:{self.page}",
         }
         quick = {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # else a worker looks for runs every 10 s
         return kept | ports | own | told | quick | dict(self.more)
@@ -252,7 +250,7 @@ def running_services(**more: str) -> Iterator[Services]:
     folder = Path(tempfile.mkdtemp(prefix="rlcore-services-"))
     folder.chmod(0o755)
     ports = free_ports(("postgres", "prefect", "mlflow"))
-    others = free_ports(("webhook", "slack", "mail", "page"))
+    others = free_ports(("webhook", "slack", "mail"))
     made = Services(home=folder / "home", ports=ports, more=more, **others)
     up = made.make("services")
     assert up.returncode == 0, up.stdout + up.stderr
