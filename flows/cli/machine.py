@@ -60,35 +60,24 @@ def doctor(
     """Check this machine: device, precision, engines, sandbox, servers, disk, memory, versions.
 
     A line that begins with MISSING names a requirement of the demo, and the exit code is 1. A line that begins with -
-    names a requirement of some recipes only. With `--services` the lines are about servers, worker, schedules, queue,
-    retraining, automations, backup, disk and audit log; the exit code is 1 if one begins with FAIL.
+    names a requirement of some recipes only. With `--services` the lines are about servers, worker, scheduler,
+    deployments, backup and disk.
 
     ```
     rlcore doctor
     rlcore doctor --services
     ```
     """
-    if services:
-        return _check_services()
+    from rlcore.tasks.operations.service_checks import check_services
     from rlcore.tasks.store.doctor import lines, run_checks
     from rlcore.tasks.store.settings import find_home
 
     errors = 0
-    for finding in run_checks(find_home()):
+    for finding in (check_services if services else run_checks)(find_home()):
         errors += finding.state == "missing"
         sys.stdout.write(lines(finding) + "\n")
         sys.stdout.flush()
-    sys.stdout.write(f"{errors} of these keep the demo from running\n" if errors else "the demo can run: rlcore run\n")
+    if not services:
+        ending = f"{errors} of these keep the demo from running" if errors else "the demo can run: rlcore run"
+        sys.stdout.write(ending + "\n")
     return 1 if errors else 0
-
-
-def _check_services() -> int:
-    from rlcore.tasks.operations.service_checks import check_services, lines
-    from rlcore.tasks.store.settings import find_home
-
-    failed = 0
-    for check in check_services(find_home()):
-        failed += check.state == "fail"
-        sys.stdout.write(lines(check) + "\n")
-        sys.stdout.flush()
-    return 1 if failed else 0

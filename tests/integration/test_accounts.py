@@ -123,7 +123,7 @@ def test_rights_are_taken_away_and_the_doctor_says_who_one_is(services: Services
         return next(line for line in lines if "MLflow server" in line)
 
     first, second = login(services, "cleo", "run"), login(services, "cleo", "read")
-    assert "ok    MLflow server  " in doctor(second) and doctor(second).endswith("answers 200 to the user cleo")
+    assert "ok       MLflow server  " in doctor(second) and doctor(second).endswith("answers 200 to the user cleo")
     assert "does not let the user cleo in (401)" in doctor(first)  # her old password
     (tmp_path / "cleo").mkdir()
     assert "refused" in work(alone(services, second), tmp_path / "cleo", "theirs")
@@ -217,7 +217,7 @@ def test_deployments_worker_and_doctor_work_through_the_proxy(
         said = run_there("-m", "prefect", "deployment", "run", "gc/gc", "--watch")
         assert "finished successfully" in said
         lines = run_there("-m", "rlcore.flows", "doctor", "--services").splitlines()
-        assert [line for line in lines if line.startswith("FAIL")] == [], lines
+        assert [line for line in lines if line.startswith("MISSING")] == [], lines
         assert f"{proxied['PREFECT_API_URL']} answers 200 to the user rlcore" in "\n".join(lines)
     finally:
         worker.terminate()

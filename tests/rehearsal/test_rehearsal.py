@@ -270,4 +270,4 @@ def test_every_event_was_received_and_the_audit_log_is_whole(team: Team) -> None
     for action in ("await", "approve", "promote", "refuse", "rollback", "backup", "restore", "erase", "gc"):
         assert action in shown, shown
     health = team.run("doctor", "--services")
-    assert "FAIL" not in health.stdout, health.stdout
+    assert health.returncode == 0, health.stdout
