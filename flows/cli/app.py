@@ -79,7 +79,7 @@ for _group, _commands in (
     (_INSPECT, (agents.agent_check,)),
     (_OPERATE, (approval.approve, approval.reject, approval.audit)),
     (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade_check, machine.upgrade)),
-    (_OPERATE, (records.rows, records.erase, records.documentation)),
+    (_OPERATE, (records.rows, records.erase)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

@@ -1,4 +1,4 @@
-"""Commands about rows and documents: where rows are, their erasure, and the documentation of a model."""
+"""Commands about rows: where they are, and their erasure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rlcore.flows.cli.parameters import Model, open_home
+from rlcore.flows.cli.parameters import open_home
 
 _ROWS = 'Rows as a dataset has them, or {"prompt": "…"} or {"id": "…"} a line: .jsonl, .json, .parquet or .csv.'
 RowFile = Annotated[Path, Parameter(help=_ROWS)]
@@ -67,33 +67,4 @@ def erase(
         return 0
     certificate = erase_rows(home, file, reason=reason, key=key)
     sys.stdout.write(certificate.with_suffix(".md").read_text(encoding="utf-8") + f"\ncertificate: {certificate}\n")
-    return 0
-
-
-def documentation(
-    model: Model,
-    /,
-    *,
-    out: Annotated[Path | None, Parameter(help="File to write, instead of the terminal.", show_default=False)] = None,
-    watts: Annotated[
-        float | None, Parameter(help="Mean power of the machine, for an estimate of the energy.", show_default=False)
-    ] = None,
-) -> int:
-    """Show the documentation of a registered model as Markdown: the EU's Model Documentation Form, and data sheets.
-
-    Fields that no record has are "not stated".
-
-    ```
-    rlcore documentation tiny-grpo/3 --out model.md --watts 350
-    ```
-    """
-    home = open_home(reads=True)
-    from rlcore.tasks.operations.documentation import document_model
-
-    page = document_model(home, model, watts=watts)
-    if out is None:
-        sys.stdout.write(page)
-    else:
-        out.write_text(page, encoding="utf-8")
-        sys.stdout.write(f"documentation: {out}\n")
     return 0

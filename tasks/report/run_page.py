@@ -14,7 +14,6 @@ from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.kinds.compare.page import accuracy_table
 from rlcore.tasks.kinds.compare.step import evaluations_in
-from rlcore.tasks.pipeline.accepted import per_accepted, tries_of
 from rlcore.tasks.pipeline.cache_keys import level_of
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
@@ -114,7 +113,7 @@ def _describe_run(run: PipelineRun, config: RunConfig, folders: Mapping[str, Pat
     metrics = {
         f"{label}/{name}": row[key] for name, row in summaries.items() for label, key in figures.items() if key in row
     }
-    run.parent.log_metrics({**metrics, **per_accepted(tries_of(run.home, config.name))})
+    run.parent.log_metrics(metrics)
     save_results_view(run.parent, [*(name for name in metrics if name.startswith("accuracy/")), *_COLUMNS])
     parts = [
         _headline(config, folders),

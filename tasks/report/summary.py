@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 
 from rlcore.checks.audit.unchanged import is_unchanged
-from rlcore.tasks.pipeline.accepted import accepted_lines
 from rlcore.tasks.pipeline.earlier_results import own_work
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.pipeline.plan import PlanRow
@@ -52,7 +51,7 @@ def show_preset(
     ``rows``: the plan, with the reason of each. ``models``: names of its registered models.
     """
     lines = [*_stage_lines(home, refs), *_comparison(home, preset, refs), *_reports(home, preset)]
-    lines += [*_versions(home, models, {ref.sha256 for ref in refs.values()}), *accepted_lines(home, preset)]
+    lines += _versions(home, models, {ref.sha256 for ref in refs.values()})
     missing = [row for row in rows if row.stage not in refs]
     others = [row for row in missing if row.state == "run" and _has_results(row.stage, preset, home)]
     if not refs:

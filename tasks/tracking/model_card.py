@@ -48,11 +48,11 @@ def write_cards(
     ``version``: None before the registration. ``repo``: the hub's repository that the card is for.
     """
     root = ancestry(home, tuple(records), record)
-    base = base_of(home, records, root)
-    data = data_sets_of(home, records, root)
+    base = _base_of(home, records, root)
+    data = _data_sets_of(home, records, root)
     license_id = str(base.get("licence", ""))
     evaluated = _evaluation(records, record)
-    read = data_sets_of(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
+    read = _data_sets_of(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
     used = evaluated.ingredients["inputs"] if evaluated else ()
     index = model_index(name, evaluated, [each for each in read if each["stage"] in used])
     fields = header_fields(record, base, data=data, index=index)
@@ -203,7 +203,7 @@ def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
+def _base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
     """Return the card of the imported base, empty if it has none."""
     for node in nodes(root):
         found = _read(home, records, node, _BASE_CARD)
@@ -212,7 +212,7 @@ def base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[st
     return {}
 
 
-def data_sets_of(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
+def _data_sets_of(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
     """Return the reports of all datasets above the model, each with the name of its ``stage``."""
     found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]

@@ -34,7 +34,6 @@ COMMANDS = (
     ("rows", "request.jsonl"),
     ("erase", "request.jsonl", "--reason", "request 17"),
     ("erase", "request.jsonl", "--reason", "request 17", "--delete"),
-    ("documentation", "tiny-grpo/1"),
     *((command, "tiny", "--set", "seed=-1") for command in ("run", "promote", "retrain")),
     ("retrain", "tiny"),
 )

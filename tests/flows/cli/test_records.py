@@ -163,9 +163,6 @@ def test_the_versions_name_the_erasure_and_can_still_be_loaded_and_compared(
     other = tmp_path / "other.jsonl"
     other.write_text('{"prompt": "21+1"}\n')
     assert f"{NAME}/1" in command(home, "rows", str(other))  # also without the tables that had this row
-    shown = command(home, "documentation", f"{NAME}/1")
-    (certificate,) = home.glob("erasures/*/certificate.json")
-    assert json.loads(certificate.read_text())["erasure"] in shown
     command(home, "export", f"{NAME}/1", str(tmp_path / "exported"))
 
 
@@ -221,26 +218,3 @@ def test_a_key_signs_the_certificate(home: Path, request_file: Path, tmp_path: P
         subprocess.run(check, stdin=content, check=True, capture_output=True)
     with certificate.with_suffix(".md").open("rb") as other:
         assert subprocess.run(check, stdin=other, check=False, capture_output=True).returncode != 0
-
-
-def test_the_documentation_has_every_section_figures_from_records_and_claims_nothing(
-    home: Path, tmp_path: Path
-) -> None:
-    page = command(home, "documentation", f"{NAME}/1", "--watts", "100")
-    titles = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
-    assert titles[:8] == [
-        "General information",
-        "Model properties",
-        "Distribution and licences",
-        "Use",
-        "Training process",
-        "Data for training, testing and validation",
-        "Computational resources of training",
-        "Energy",
-    ]
-    assert {*titles[8:]} == {f"Data sheet: `prepare_{name}`" for name in _COLUMNS}
-    assert "| Legal name of the provider | not stated |" in page
-    assert "| Rows | 26 read, 26 accepted, 13 for training, 13 held out |" in page
-    assert "kWh (estimate)" in page
-    assert "kWh" not in command(home, "documentation", f"{NAME}/1", "--out", str(tmp_path / "page.md"))
-    assert "compliant" not in page
