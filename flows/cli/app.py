@@ -72,7 +72,7 @@ app = App(
 )
 _TRAIN, _MODELS, _INSPECT, _OPERATE = map(Group.create_ordered, ("Train", "Models", "Inspect", "Operate"))
 for _group, _commands in (
-    (_TRAIN, (runs.run, runs.plan, runs.estimate, runs.retrain, validate.validate)),
+    (_TRAIN, (runs.run, runs.plan, runs.retrain, validate.validate)),
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
     (_MODELS, (models.lineage, models.remember, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),

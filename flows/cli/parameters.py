@@ -50,8 +50,6 @@ Overrides = Annotated[
         help="Override a key of the preset; repeatable: stages.grpo.learning_rate=2e-6. The keys: rlcore config.",
     ),
 ]
-Gpus = Annotated[int, Parameter(show_default=False, help="GPUs to divide between learner and engines.")]
-GpuType = Annotated[str, Parameter(help="Type of the GPUs: a100, h100, h200 or l40s.")]
 Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@champion or tiny-grpo/3.")]
 
 

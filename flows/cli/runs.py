@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.flows.cli.parameters import Gpus, GpuType, Overrides, Preset, announce, open_home
+from rlcore.flows.cli.parameters import Overrides, Preset, announce, open_home
 from rlcore.tasks.store.settings import engine_name, use_inline_engine
 
 if TYPE_CHECKING:
@@ -80,38 +80,6 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     from rlcore.tasks.pipeline.plan import format_plan
 
     sys.stdout.write("\n".join((format_plan(planned.rows), *planned.lines)) + "\n")
-    return 0
-
-
-def estimate(preset: Preset = "tiny", *, overrides: Overrides = (), gpus: Gpus = 0, gpu_type: GpuType = "h100") -> int:
-    """Estimate the memory of each stage, whether it fits here, and the disk space of a run.
-
-    The sizes follow from the model's configuration. If the model has not been fetched yet, they are known after `rlcore
-    run` has imported it. With `--gpus` the best division of that number of GPUs into learner and engines, and the
-    iteration time, are computed for each RL stage.
-
-    ```
-    rlcore estimate mine.toml
-    rlcore estimate mine.toml --set stages.grpo.update.lora.rank=16
-    rlcore estimate mine.toml --gpus 64 --gpu-type h200
-    ```
-    """
-    home = open_home(reads=True)
-    from rlcore.flows.presets import open_preset
-    from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.layouts import layout_lines
-    from rlcore.tasks.pipeline.memory_plan import memory_lines
-    from rlcore.tasks.pipeline.model_facts import model_facts
-    from rlcore.tasks.pipeline.plan import cached_refs
-    from rlcore.tasks.pipeline.sizes import disk_summary
-
-    config = open_preset(preset, overrides)
-    refs, names = cached_refs(stages(config), config, ["import_sft"], home=home), tuple(config.stages)
-    size = model_facts(config, home, refs).size
-    layouts = layout_lines(config, size, gpu_type, gpus) if gpus else []
-    memory = memory_lines(config, size, names)
-    disk = disk_summary(config, size, names, home.root)
-    sys.stdout.write("\n".join(filter(None, [*memory, disk, *layouts])) + "\n")
     return 0
 
 

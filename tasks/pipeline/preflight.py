@@ -147,7 +147,7 @@ def _sizes(
     if not is_valid or errors or not new:
         return lines, errors
     pending = [*new, *(each for each in (targets or ()) if each not in (*config.stages, *context.refs))]
-    lines += time_lines(config, context.model.size, dict.fromkeys(pending), home)
+    lines += time_lines(config, tuple(dict.fromkeys(pending)), home)
     machine = known_machine(config.hardware)
     return [*lines, *(f"precision: {each}" for each in (machine.warning, machine.hint) if each)], []
 

@@ -3,7 +3,7 @@
 Run as they stand: every Python file of a page, ``rlcore validate``, ``config`` and, over the finished micro run, what
 the first page does with the demo. Planned: every preset of every page. Run with fewer and smaller iterations, marked
 slow: ``rlcore run``; for agents in test_own_agent.py. Only parsed (tests/flows/cli/test_app.py): ``rlcore serve``,
-``ui``, ``estimate``. Nothing else of a page is tried: ``make``, ``rsync``, and a GPU.
+``ui``. Nothing else of a page is tried: ``make``, ``rsync``, and a GPU.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from rlcore.flows.cli.app import main
 
 COMMANDS = (
     ("plan", "tiny"),
-    ("estimate", "tiny"),
     ("show", "tiny"),
     ("show", "tiny-grpo/1"),
     ("lineage", "tiny-grpo@champion"),

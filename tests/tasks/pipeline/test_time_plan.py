@@ -1,4 +1,4 @@
-"""The estimated time of a run: stages that ran before are scaled by their own settings alone."""
+"""The time of a run: that of stages that ran before, scaled by their own settings alone."""
 
 from __future__ import annotations
 
@@ -45,17 +45,20 @@ def test_time_of_an_earlier_run_is_scaled_by_the_settings_of_its_stage(
 ) -> None:
     doubled = ["num_iterations=20", "prompts_per_iteration=4", "group_size=2", "sampling.max_new_tokens=1"]
     preset = open_preset("tiny", [f"stages.grpo.{each}" for each in doubled])
-    line = f"time: about {seconds} s ({stage} {seconds} s); estimated from earlier runs on this machine"
-    assert time_lines(preset, None, [stage], home_with(tmp_path, stage, config)) == [line]
+    known = f"time: about {seconds} s ({stage} {seconds} s) by earlier runs on this machine"
+    home = home_with(tmp_path, stage, config)
+    assert time_lines(preset, [stage], home) == [known]
+    assert time_lines(preset, [stage, "ppo"], home) == [f"{known}; unknown for ppo"]
 
 
 def test_a_much_smaller_run_says_nothing(tmp_path: Path) -> None:
     small = {"stage": {"num_iterations": 1, "prompts_per_iteration": 1, "group_size": 2}}
-    assert time_lines(open_preset("tiny"), None, ["grpo"], home_with(tmp_path, "grpo", small)) == []
+    (line,) = time_lines(open_preset("tiny"), ["grpo"], home_with(tmp_path, "grpo", small))
+    assert line == "time: unknown for grpo; none of them ran on this machine before"
 
 
 def test_an_estimate_above_the_budget_is_a_warning_beside_it(tmp_path: Path) -> None:
     home = home_with(tmp_path, "prepare_prompts", {})
     for hours, count in ((1.0, 1), (0.005, 2)):  # 20 s are 0.0056 h
         preset = open_preset("tiny", [f"budget.hours={hours}"])
-        assert len(time_lines(preset, None, ["prepare_prompts"], home)) == count
+        assert len(time_lines(preset, ["prepare_prompts"], home)) == count
