@@ -23,7 +23,6 @@ from rlcore.strict_config import build
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import explain_miss, key_of, read_by, whole_config
 from rlcore.tasks.pipeline.key_inputs import key_inputs
-from rlcore.tasks.presets.renamed import kinds_in, translated
 from rlcore.tasks.presets.run import RunConfig, validated
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
@@ -94,7 +93,6 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     for record in origin.chain:
         stage, known = _name(record), whole_config(record.ingredients)
         known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
-        known = translated(known, kinds_in(known))  # records of earlier versions lack it
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
         document["data"] |= known.get("data", {})
         document["stages"] |= known["stages"] if stage in document["stages"] else {}

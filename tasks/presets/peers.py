@@ -13,7 +13,6 @@ from importlib import resources
 from typing import Any
 
 from rlcore.strict_config import keys_of
-from rlcore.tasks.presets.renamed import kinds_in
 from rlcore.tasks.presets.stages import STAGE_KINDS
 
 KINDS: Mapping[str, str] = {"grpo": "rl", "ppo": "rl", "dpo": "dpo", "sft": "sft", "reward": "reward_model"}
@@ -72,7 +71,7 @@ def meant(document: Mapping[str, Any], path: str, value: object) -> str:
 
     ``value`` may be a table of such keys. The hint names the key that is right in the stage around ``path``.
     """
-    kinds = kinds_in(document)
+    kinds = dict(_kinds(document, ""))
     hints = [_hint(row, each, document, kinds) for each in _leaves(path, value) for row in _rows(each, kinds)[:1]]
     return "; ".join(hints)
 
@@ -122,6 +121,15 @@ def _common(row: PeerKey, path: str) -> int:
 def _stage_of(path: str) -> str:
     parts = path.split(".")
     return parts[1] if parts[0] == "stages" and len(parts) > 2 else ""
+
+
+def _kinds(node: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the ``kind`` of each table that has one."""
+    if isinstance(node, Mapping) and isinstance(node.get("kind"), str):
+        yield path, node["kind"]
+    if isinstance(node, Mapping | list):
+        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _kinds(value, f"{path}.{key}" if path else str(key))
 
 
 def _leaves(path: str, value: object) -> Iterator[str]:

@@ -28,7 +28,6 @@ from rlcore.tasks.presets.graph_validation import graph_errors
 from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.peers import meant
 from rlcore.tasks.presets.promotion import PromotionConfig
-from rlcore.tasks.presets.renamed import kinds_in, old_names
 from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.secret_urls import require_no_secrets
 from rlcore.tasks.presets.stages import AnyStage
@@ -157,7 +156,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     start at the current folder. A license belongs to the model next to it: a preset or override that names another
     model does not inherit it. ``requires`` lists keys that a preset leaves to those that extend it.
     Raises:
-        ConfigError: unreadable file, malformed TOML or override, old names, an address with a password.
+        ConfigError: unreadable file, malformed TOML or override, an address with a password.
     """
     written = _read_with_bases(path, library, ())
     document = copy.deepcopy(written)
@@ -166,7 +165,6 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     document = _located(document, Path(), None, document)
     if not any(override.startswith("model.license=") for override in overrides):
         _drop_old_license(written, document)
-    _require_present_names(document, kinds_in(document), where=str(path), fix="name the present keys with --set")
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
     require_no_secrets(document, where=str(path))
@@ -191,8 +189,6 @@ def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) 
     base_path = _base_of(document, path, library)
     document.pop("extends", None)
     inherited = _read_with_bases(base_path, library, (*above, path)) if base_path else {}
-    fix = f"rename them in {path}"
-    _require_present_names(document, kinds_in(inherited, document), where=str(path), fix=fix)
     if base_path is None:
         return _located(document, path.parent, library, document)
     _drop_keys(inherited, _key_list(document, "without", path), where=str(path))
@@ -239,12 +235,6 @@ def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> P
     raise ConfigError(
         f"extends = {base!r}: there is no such preset", where=str(path), fix=f"name one of {', '.join(near)}"
     )
-
-
-def _require_present_names(document: Mapping[str, Any], kinds: Mapping[str, str], *, where: str, fix: str) -> None:
-    """Raise ConfigError with all old keys and values of a document."""
-    if named := list(old_names(document, kinds)):
-        raise ConfigError("the preset has old names:\n    " + "\n    ".join(named), where=where, fix=fix)
 
 
 def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:

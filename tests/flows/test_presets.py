@@ -57,7 +57,7 @@ def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
         ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate"),
         ("stages.ppo.rewards.0.weigth=1.0", "stages.ppo.rewards.0.weigth"),
         ("model.source='ftp'", "model.source"),
-        ("promotion={challenger='grpo',approval='none'}", "promotion.approval is now in promotion.toml"),
+        ("promotion={challenger='grpo',approval='none'}", "promotion.approval"),
     ],
 )
 def test_the_command_line_refuses_a_fault_with_its_path_and_does_nothing(

@@ -368,7 +368,7 @@ def test_a_decision_is_not_taken_back(office: Office) -> None:
     "override", ["approval=none", "approval=person", "approvers=people", "approval_days=1", "four_eyes=true"]
 )
 def test_a_preset_or_override_decides_nothing_about_approvals(office: Office, override: str) -> None:
-    with pytest.raises(ConfigError, match=rf"promotion\.{override.partition('=')[0]} is now in promotion\.toml"):
+    with pytest.raises(ConfigError, match=rf"promotion\.{override.partition('=')[0]}"):
         open_preset("tiny", ["promotion.challenger=grpo", f"promotion.{override}"])
 
 
